@@ -1,0 +1,95 @@
+//! Speed and cost of the fair lock, the semaphore and the count-down latch beside Redisson's
+//! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can be chosen.
+//! A full run takes about three minutes.
+//!
+//! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
+//! unpinned unless it says otherwise.
+//!
+//! - **Too many inside**: each holder of a lock looks whether it is still alone; each holder of a
+//!   permit takes one of as many files as there are permits, most tellingly before the
+//!   measurement, when all sleep inside for a while.
+//! - **Order**: where waiters are let in one by one, each when the server has the one before in its
+//!   queue, the first grants of all must come in the same order.
+//! - **Round trips**: hold a latch against those of `two cores`. Unpinned, the system likes to put
+//!   a PING's two ends on one core, and the three of a latch it cannot.
+
+// What goes wrong in a bench ends it.
+#![allow(clippy::unwrap_used)]
+
+use std::process::ExitCode;
+
+// Of some parts only a part is wanted here.
+#[allow(dead_code)]
+#[path = "../table/calls.rs"]
+mod calls;
+#[allow(dead_code)]
+#[path = "../table/cell.rs"]
+mod cell;
+#[allow(dead_code)]
+#[path = "../table/clock.rs"]
+mod clock;
+#[path = "../table/contest.rs"]
+mod contest;
+#[path = "../table/cores.rs"]
+mod cores;
+#[allow(dead_code)]
+#[path = "../table/lab.rs"]
+mod lab;
+#[allow(dead_code)]
+#[path = "../table/options.rs"]
+mod options;
+#[path = "../table/peers.rs"]
+mod peers;
+#[path = "../table/program.rs"]
+mod program;
+#[path = "../table/raw.rs"]
+mod raw;
+#[path = "../table/report.rs"]
+mod report;
+#[path = "../table/round_trips.rs"]
+mod round_trips;
+#[path = "../table/witness.rs"]
+mod witness;
+
+mod latches;
+mod opening;
+mod queue;
+mod rivals;
+mod waiters;
+
+use program::Program;
+
+fn main() -> ExitCode {
+    let program = Program {
+        name: "family",
+        help: HELP,
+        sections: &[
+            ("fair", rivals::fair),
+            ("queue", queue::section),
+            ("semaphore", rivals::semaphore),
+            ("opening", opening::section),
+            ("waiters", waiters::section),
+        ],
+        roles: &[
+            (cell::ROLE, cell::work),
+            (round_trips::ROLE, round_trips::work),
+            (queue::ROLE, queue::work),
+            (opening::COUNTER_ROLE, opening::count),
+            (opening::WAITER_ROLE, opening::wait),
+            (waiters::COUNTER_ROLE, waiters::count),
+            (waiters::ROLE, waiters::wait),
+        ],
+    };
+    program.run()
+}
+
+const HELP: &str = "\
+cargo bench --bench family -- [options] [section…]
+
+  --quick        everything once and short, in less than a minute: does it still run?
+  --rounds N     so many rounds of each comparison (5)
+  --seconds S    so long each measurement (1)
+  --help
+
+Sections: fair, queue, semaphore, opening, waiters. None named: all.
+";

@@ -1,0 +1,143 @@
+//! From the last count-down in one process to the waiter of another one awake.
+//!
+//! As with a lock's hand-over, both come after a silence, so the goal is held against PINGs after
+//! as long a one.
+
+use std::time::Duration;
+
+use redlatch_testkit::{Job, Worker};
+
+use crate::clock::{self, MICROSECOND, MILLISECOND};
+use crate::cores::{Cores, Place};
+use crate::lab::Lab;
+use crate::latches::Kind;
+use crate::report::{Goals, Table, digits, time};
+use crate::round_trips::{self, Figures, numbers, text};
+
+pub(crate) const COUNTER_ROLE: &str = "counter";
+pub(crate) const WAITER_ROLE: &str = "waiter";
+
+/// From one count-down to the next.
+const PACE: u64 = 4 * MILLISECOND;
+/// After a count-down: so long the latch stays open.
+const OPEN: u64 = MILLISECOND;
+/// Longer: so long a waiter that has woken does something else.
+const REST: u64 = 3 * MILLISECOND / 2;
+/// Who has waited for so long is asleep.
+const ASLEEP: u64 = 500 * MICROSECOND;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
+    println!("From the last count-down to a waiter of another process awake, against a PING after");
+    println!("as long a silence:\n");
+    let heads = ["number", "least", "median", "99th", "x PING"];
+    let mut table = Table::new(&[&["where", "what"], heads.as_slice()].concat());
+    let all = [Cores::Two, Cores::One, Cores::Any];
+    for cores in all.into_iter().filter(|cores| lab.machine.can(*cores)) {
+        compare(lab, cores, &mut table, goals);
+    }
+    println!("{table}");
+}
+
+fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
+    let mut pings = Figures::default();
+    let mut waits = Kind::ALL.map(|kind| (kind, Figures::default()));
+    lab.put_server(cores);
+    lab.rounds(|| {
+        pings.0.extend(round_trips::measure(lab, cores, PACE - OPEN));
+        for (kind, waits) in &mut waits {
+            waits.0.extend(openings(lab, cores, *kind));
+        }
+    });
+    let ping = pings.at(0.5);
+    table.row(&[&cores, &"PING", &pings.0.len(), &"", &time(ping), &time(pings.at(0.99)), &""]);
+    for (kind, mut waits) in waits {
+        let [least, median, late] = [0.0, 0.5, 0.99].map(|part| waits.at(part));
+        let ratio = digits(median / ping);
+        table.row(&[
+            &cores,
+            &kind.name(),
+            &waits.0.len(),
+            &time(least),
+            &time(median),
+            &time(late),
+            &ratio,
+        ]);
+        if kind == Kind::Ours && cores != Cores::One {
+            let work = format!("latch to a waiter of another process, {cores}");
+            goals.add(format!("{work}: median, in round trips"), ratio, "≤ 1.5");
+            goals.add(format!("{work}: 99th percentile"), time(late), "≤ 1 ms");
+        }
+    }
+}
+
+fn openings(lab: &Lab, cores: Cores, kind: Kind) -> Vec<f64> {
+    let name = format!("bench {}", lab.next());
+    let place = lab.machine.clients(cores).to_string();
+    let args = [kind.name().to_owned(), lab.url(false), name, place];
+    let mut workers = [COUNTER_ROLE, WAITER_ROLE].map(|role| {
+        let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
+        worker.expect_line("ready", PATIENCE);
+        worker
+    });
+    let end = (clock::now() + lab.options.length.as_nanos() as u64).to_string();
+    workers.iter_mut().for_each(|worker| worker.send_line(&end));
+    let [counted, waited] = workers.each_mut().map(|it| numbers(&it.expect_line("at", PATIENCE)));
+    let waits = waited.chunks_exact(2).filter_map(|times| {
+        let (asked, awake) = (times[0], times[1]);
+        let opened = *counted.iter().find(|opened| **opened > asked)?;
+        (asked + ASLEEP < opened && opened < awake).then(|| (awake - opened) as f64)
+    });
+    waits.collect()
+}
+
+/// The process that counts down.
+pub(crate) fn count(job: &Job) {
+    let (connected, end) = prepare(job);
+    let mut latch = connected.latch(job.arg(2));
+    let mut times = Vec::new();
+    loop {
+        latch.close();
+        clock::sleep_until(times.last().map_or_else(clock::now, |last| *last) + PACE);
+        let now = clock::now();
+        times.push(now);
+        latch.count_down();
+        // It stays open when the waiter looks for the last time.
+        if now >= end {
+            break;
+        }
+        clock::sleep_until(now + OPEN);
+    }
+    job.say(&format!("at {}", text(&times)));
+    drop((latch, connected));
+    job.done()
+}
+
+/// The process that waits.
+pub(crate) fn wait(job: &Job) {
+    let (connected, end) = prepare(job);
+    let mut latch = connected.latch(job.arg(2));
+    let mut times = Vec::new();
+    loop {
+        let asked = clock::now();
+        if asked >= end {
+            break;
+        }
+        latch.wait();
+        let awake = clock::now();
+        times.extend([asked, awake]);
+        clock::sleep_until(awake + REST);
+    }
+    job.say(&format!("at {}", text(&times)));
+    drop((latch, connected));
+    job.done()
+}
+
+/// Connects, and hears when it ends.
+fn prepare(job: &Job) -> (crate::latches::Connected, u64) {
+    job.arg(3).parse::<Place>().unwrap().take();
+    let connected = Kind::named(job.arg(0)).connect(job.arg(1));
+    job.say("ready");
+    let end = job.wait_line().parse().unwrap();
+    (connected, end)
+}

@@ -1,0 +1,192 @@
+//! From the release of a fair lock to the grant of the next in a queue that stays as long.
+//!
+//! The waiters are let in one by one, each when the queue has the one before, and neighbours
+//! belong to different processes. Each takes the lock, holds it for so long that the one before it
+//! stands at the end again, and gives it back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redis::Connection;
+use redlatch_testkit::{Job, Worker, wait_until};
+
+use crate::clock::{self, MICROSECOND};
+use crate::cores::{Cores, Place};
+use crate::lab::Lab;
+use crate::peers::Peer;
+use crate::raw;
+use crate::report::{Goals, Table, count, digits, time};
+use crate::round_trips::{Figures, numbers, text};
+
+pub(crate) const ROLE: &str = "queue";
+
+const WAITERS: [usize; 3] = [10, 100, 1_000];
+const PROCESSES: usize = 5;
+const HOLD: u64 = 500 * MICROSECOND;
+/// Who stood there for so long before a release was asleep.
+const ASLEEP: u64 = 500 * MICROSECOND;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
+    println!(
+        "Fair hand-over to the next of N waiters in {PROCESSES} processes, each holds {}:\n",
+        time(HOLD as f64)
+    );
+    let heads = ["waiters", "number", "least", "median", "99th", "x with 10", "out of order"];
+    let mut table = Table::new(&[&["where", "what"], heads.as_slice()].concat());
+    lab.put_server(Cores::Any);
+    for peer in [Peer::PlainFair, Peer::Fair] {
+        let mut all = WAITERS.map(|waiters| (waiters, Seen::default()));
+        lab.rounds(|| {
+            for (waiters, seen) in &mut all {
+                seen.add(line(lab, peer, *waiters));
+            }
+        });
+        let few = all[0].1.waits.at(0.5);
+        for (waiters, mut seen) in all {
+            let [least, median, late] = [0.0, 0.5, 0.99].map(|part| seen.waits.at(part));
+            let ratio = digits(median / few);
+            table.row(&[
+                &Cores::Any,
+                &peer.name(),
+                &waiters,
+                &seen.waits.0.len(),
+                &time(least),
+                &time(median),
+                &time(late),
+                &ratio,
+                &seen.misplaced,
+            ]);
+            if peer == Peer::Fair {
+                let work = format!("fair hand-over, {} waiters", count(waiters as f64));
+                if waiters == WAITERS[2] {
+                    let measured = format!("{ratio} ({})", time(median));
+                    goals.add(format!("{work} against 10"), measured, "≤ 2");
+                }
+                goals.add(format!("{work}: granted out of order"), seen.misplaced, "0");
+                goals.add(format!("{work}: times too many inside"), seen.broken, "0");
+            }
+        }
+    }
+    println!("{table}");
+}
+
+#[derive(Default)]
+struct Seen {
+    waits: Figures,
+    /// First grants at another place than that of the arrival.
+    misplaced: usize,
+    broken: usize,
+}
+
+impl Seen {
+    fn add(&mut self, other: Self) {
+        self.waits.0.extend(other.waits.0);
+        self.misplaced += other.misplaced;
+        self.broken += other.broken;
+    }
+}
+
+/// One hold.
+#[derive(Clone, Copy)]
+struct Held {
+    asked: u64,
+    granted: u64,
+    released: u64,
+    /// In the order of arrival.
+    waiter: usize,
+}
+
+fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
+    let name = format!("bench {}", lab.next());
+    let url = lab.url(false);
+    let place = lab.machine.clients(Cores::Any).to_string();
+    let args = [peer.name().to_owned(), url.clone(), name.clone(), place];
+    let mut workers = [(); PROCESSES].map(|()| {
+        let mut worker = Worker::spawn(ROLE, &args.each_ref().map(String::as_str));
+        worker.expect_line("ready", PATIENCE);
+        worker
+    });
+    let mut server = raw::connect(&url);
+    let connected = peer.connect(&url);
+    let mut end = 0;
+    connected(&name)(&mut || {
+        for waiter in 0..waiters {
+            workers[waiter % PROCESSES].send_line("next");
+            let what = format!("{} waiters in the queue", waiter + 1);
+            wait_until(&what, PATIENCE, || length(&mut server, &name) > waiter);
+        }
+        end = clock::now() + lab.options.length.as_nanos() as u64;
+        workers.iter_mut().for_each(|worker| worker.send_line(&end.to_string()));
+    });
+    let mut holds = Vec::new();
+    for (process, worker) in workers.iter_mut().enumerate() {
+        let line = worker.expect_line("held", PATIENCE);
+        holds.extend(numbers(&line).chunks_exact(4).map(|numbers| Held {
+            asked: numbers[1],
+            granted: numbers[2],
+            released: numbers[3],
+            waiter: numbers[0] as usize * PROCESSES + process,
+        }));
+    }
+    holds.sort_by_key(|held| held.granted);
+    let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
+    // After the end nobody comes back, and the queue gets shorter.
+    let waited = pairs().filter(|(before, next)| {
+        before.waiter % PROCESSES != next.waiter % PROCESSES
+            && next.asked + ASLEEP < before.released
+            && next.granted < end
+    });
+    let waits = waited.map(|(before, next)| next.granted.saturating_sub(before.released) as f64);
+    let mut first = vec![true; waiters];
+    let firsts = holds.iter().filter(|held| std::mem::replace(&mut first[held.waiter], false));
+    Seen {
+        waits: Figures(waits.collect()),
+        misplaced: firsts.enumerate().filter(|(at, held)| *at != held.waiter).count(),
+        broken: pairs().filter(|(before, next)| next.granted < before.released).count(),
+    }
+}
+
+/// How many stand in the lock's queue.
+fn length(server: &mut Connection, name: &str) -> usize {
+    let queue = format!("redisson_lock_queue:{{{name}}}");
+    redis::cmd("LLEN").arg(queue).query(server).unwrap()
+}
+
+/// A process with some of the waiters.
+pub(crate) fn work(job: &Job) {
+    job.arg(3).parse::<Place>().unwrap().take();
+    let connected = Peer::named(job.arg(0)).connect(job.arg(1));
+    job.say("ready");
+    let end = Arc::new(AtomicU64::new(u64::MAX));
+    let mut threads = Vec::new();
+    let told = loop {
+        let line = job.wait_line();
+        if line != "next" {
+            break line;
+        }
+        let (number, end) = (threads.len() as u64, Arc::clone(&end));
+        let mut turn = connected(job.arg(2));
+        threads.push(thread::spawn(move || {
+            let mut times = Vec::new();
+            loop {
+                let asked = clock::now();
+                if asked >= end.load(Ordering::Relaxed) {
+                    break times;
+                }
+                turn(&mut || {
+                    let granted = clock::now();
+                    clock::sleep_until(granted + HOLD);
+                    times.extend([number, asked, granted, clock::now()]);
+                });
+            }
+        }));
+    };
+    end.store(told.parse().unwrap(), Ordering::Relaxed);
+    let times: Vec<u64> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    job.say(&format!("held {}", text(&times)));
+    drop(connected);
+    job.done()
+}

@@ -1,0 +1,58 @@
+//! What a server has had to do, as it counts it itself.
+
+use redis::Connection;
+
+use crate::clock::SECOND;
+
+/// So far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Calls {
+    /// EVALSHA and EVAL.
+    pub(crate) scripts: u64,
+    /// All commands, those inside scripts included.
+    pub(crate) commands: u64,
+    /// HEXISTS: a script that renews does one for each name.
+    pub(crate) hexists: u64,
+}
+
+impl Calls {
+    pub(crate) fn of(server: &mut Connection) -> Self {
+        let mut all = Self::default();
+        for line in info(server, "commandstats").lines() {
+            let counted = line.strip_prefix("cmdstat_").and_then(|line| line.split_once(":calls="));
+            let Some((command, rest)) = counted else { continue };
+            let calls = rest.split(',').next().and_then(|calls| calls.parse().ok()).unwrap_or(0);
+            all.commands += calls;
+            match command {
+                "evalsha" | "eval" => all.scripts += calls,
+                "hexists" => all.hexists += calls,
+                _ => {}
+            }
+        }
+        all
+    }
+}
+
+/// How long a processor has worked for the server so far, in nanoseconds.
+pub(crate) fn processor(server: &mut Connection) -> u64 {
+    let info = info(server, "cpu");
+    let seconds = |field: &str| {
+        let value = info.lines().find_map(|line| line.strip_prefix(field));
+        value.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    ((seconds("used_cpu_user:") + seconds("used_cpu_sys:")) * SECOND as f64) as u64
+}
+
+/// The server's name and version.
+pub(crate) fn version(server: &mut Connection) -> String {
+    let info = info(server, "server");
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+    match field("valkey_version:") {
+        Some(version) => format!("Valkey {version}"),
+        None => format!("Redis {}", field("redis_version:").unwrap_or("of an unknown version")),
+    }
+}
+
+fn info(server: &mut Connection, section: &str) -> String {
+    redis::cmd("INFO").arg(section).query(server).unwrap()
+}

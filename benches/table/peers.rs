@@ -1,0 +1,167 @@
+//! What is compared.
+
+use redlatch::Client;
+use redlatch_testkit::PlainClient;
+
+use crate::raw::RawPair;
+
+/// A way to take something and give it back. A new one needs a name and an arm in `connect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Two scripts on a connection a thread.
+    Raw,
+    /// Redisson's algorithm, done plainly.
+    Plain,
+    /// `lock()` and `unlock()`.
+    Unlock,
+    /// `lock()` and `drop`.
+    Drop,
+    /// Redisson's fair lock, done plainly.
+    PlainFair,
+    /// The fair lock.
+    Fair,
+    /// Redisson's semaphore, done plainly.
+    PlainSemaphore,
+    /// The semaphore.
+    Semaphore,
+}
+
+/// One thread's side: takes, calls what is to be done inside, gives back.
+pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
+
+/// One process's side: a thread's side for the name given.
+pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
+
+impl Peer {
+    const ALL: [Self; 8] = [
+        Self::Raw,
+        Self::Plain,
+        Self::Unlock,
+        Self::Drop,
+        Self::PlainFair,
+        Self::Fair,
+        Self::PlainSemaphore,
+        Self::Semaphore,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw pair",
+            Self::Plain => "plain",
+            Self::Unlock => "lock + unlock",
+            Self::Drop => "lock + drop",
+            Self::PlainFair => "plain fair lock",
+            Self::Fair => "fair lock",
+            Self::PlainSemaphore => "plain semaphore",
+            Self::Semaphore => "semaphore",
+        }
+    }
+
+    /// How many may be inside at once.
+    pub(crate) fn places(self) -> usize {
+        match self {
+            Self::PlainSemaphore | Self::Semaphore => 3,
+            _ => 1,
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Self {
+        Self::ALL.into_iter().find(|peer| peer.name() == name).unwrap()
+    }
+
+    /// Connects this process.
+    pub(crate) fn connect(self, url: &str) -> Connected {
+        match self {
+            Self::Raw => {
+                let url = url.to_owned();
+                Box::new(move |name| {
+                    let mut pair = RawPair::connect(&url, name);
+                    Box::new(move |inside| {
+                        pair.acquire();
+                        inside();
+                        pair.release();
+                    })
+                })
+            }
+            Self::Plain => {
+                let client = PlainClient::connect(url).unwrap();
+                Box::new(move |name| {
+                    let mut lock = client.lock(name).handle().unwrap();
+                    Box::new(move |inside| {
+                        lock.lock().unwrap();
+                        inside();
+                        assert!(lock.unlock().unwrap(), "held until now");
+                    })
+                })
+            }
+            Self::Unlock => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let lock = client.reentrant_lock(name);
+                    Box::new(move |inside| {
+                        let guard = lock.lock().unwrap();
+                        inside();
+                        guard.unlock().unwrap();
+                    })
+                })
+            }
+            Self::Drop => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let lock = client.reentrant_lock(name);
+                    Box::new(move |inside| {
+                        let guard = lock.lock().unwrap();
+                        inside();
+                        drop(guard);
+                    })
+                })
+            }
+            Self::PlainFair => {
+                let client = PlainClient::connect(url).unwrap();
+                Box::new(move |name| {
+                    let mut lock = client.fair_lock(name).handle().unwrap();
+                    Box::new(move |inside| {
+                        lock.lock().unwrap();
+                        inside();
+                        assert!(lock.unlock().unwrap(), "held until now");
+                    })
+                })
+            }
+            Self::Fair => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let lock = client.fair_lock(name);
+                    Box::new(move |inside| {
+                        let guard = lock.lock().unwrap();
+                        inside();
+                        guard.unlock().unwrap();
+                    })
+                })
+            }
+            Self::PlainSemaphore => {
+                let client = PlainClient::connect(url).unwrap();
+                Box::new(move |name| {
+                    let mut semaphore = client.semaphore(name).handle().unwrap();
+                    semaphore.try_set_permits(self.places()).unwrap();
+                    Box::new(move |inside| {
+                        semaphore.acquire().unwrap();
+                        inside();
+                        semaphore.release().unwrap();
+                    })
+                })
+            }
+            Self::Semaphore => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let semaphore = client.semaphore(name);
+                    semaphore.try_set_permits(self.places() as u32).unwrap();
+                    Box::new(move |inside| {
+                        let permit = semaphore.acquire().unwrap();
+                        inside();
+                        permit.release().unwrap();
+                    })
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The least that a lock costs: its two scripts on a connection of one's own, encoded ahead.
+
+use redis::io::tcp::TcpSettings;
+use redis::{Cmd, Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
+
+/// In the shape of a client's, so that the commands are as long.
+const OWNER: &str = "0b5a9d2e-1111-8111-8111-111111111111:12345";
+
+/// A lock's acquire and release, and nothing around them.
+pub(crate) struct RawPair {
+    connection: Connection,
+    acquire: Vec<u8>,
+    release: Vec<u8>,
+}
+
+impl RawPair {
+    pub(crate) fn connect(url: &str, name: &str) -> Self {
+        let mut connection = connect(url);
+        let mut call = |code: &str, args: &[&str]| {
+            let script = Script::new(code);
+            script.prepare_invoke().load(&mut connection).unwrap();
+            let mut call = Cmd::new();
+            call.arg("EVALSHA").arg(script.get_hash()).arg(1).arg(name).arg(args);
+            call.get_packed_command()
+        };
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        let acquire = call(include_str!("../../lua/lock/acquire.lua"), &["30000", OWNER]);
+        let release = call(include_str!("../../lua/lock/release.lua"), &[OWNER, &channel, "0"]);
+        Self { connection, acquire, release }
+    }
+
+    pub(crate) fn acquire(&mut self) {
+        let reply = self.connection.req_packed_command(&self.acquire).unwrap();
+        assert_eq!(reply, Value::Nil, "the raw pair's name is its own");
+    }
+
+    pub(crate) fn release(&mut self) {
+        let reply = self.connection.req_packed_command(&self.release).unwrap();
+        assert_ne!(reply, Value::Nil, "the raw pair's name is its own");
+    }
+}
+
+/// With TCP_NODELAY, as redlatch has it.
+pub(crate) fn connect(url: &str) -> Connection {
+    let info = url.into_connection_info().unwrap();
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    redis::Client::open(info).unwrap().get_connection().unwrap()
+}

@@ -1,0 +1,77 @@
+//! Names of one's own: what a lock costs when nobody else wants it.
+
+use crate::cell::Round;
+use crate::cores::Cores;
+use crate::lab::{Lab, Outcome, Setting};
+use crate::peers::Peer;
+use crate::report::{Goals, Table, count, digits};
+
+const ALONE: Setting =
+    Setting { cores: Cores::Any, delayed: false, processes: 1, threads: 1, contended: false };
+
+/// One thread.
+pub(crate) fn single(lab: &Lab, goals: &mut Goals) {
+    println!("One thread, lock and give back, against the two scripts on a raw connection:\n");
+    let mut table = heads();
+    let mut compare = |setting, unlock_goal: &str, drop_goal| {
+        let [raw, unlock, drop] = lab.compare(setting, [Peer::Raw, Peer::Unlock, Peer::Drop]);
+        row(&mut table, &setting, &raw, &raw);
+        for (ours, goal) in [(unlock, unlock_goal), (drop, drop_goal)] {
+            row(&mut table, &setting, &ours, &raw);
+            if !goal.is_empty() {
+                let work = format!("{}, 1 thread, {}", ours.peer.name(), setting.place());
+                let ratio = ours.ratio(&raw, Round::rate);
+                goals.add(work, format!("{ratio} x raw pair"), goal);
+            }
+        }
+    };
+    for cores in [Cores::One, Cores::Two].into_iter().filter(|cores| lab.machine.can(*cores)) {
+        compare(Setting { cores, ..ALONE }, "≥ 0.93", "≥ 1.4");
+    }
+    compare(ALONE, "", "");
+    compare(Setting { delayed: true, ..ALONE }, "", "≥ 1.8");
+    println!("{table}");
+}
+
+/// 32 threads, a name each.
+pub(crate) fn own(lab: &Lab, goals: &mut Goals) {
+    println!("32 threads of one process, a name each, against a raw connection a thread:\n");
+    let mut table = heads();
+    let mut compare = |setting, goal: &str| {
+        let [raw, ours] = lab.compare(setting, [Peer::Raw, Peer::Unlock]);
+        row(&mut table, &setting, &raw, &raw);
+        row(&mut table, &setting, &ours, &raw);
+        if !goal.is_empty() {
+            let work = format!("32 threads, own names, {}", setting.place());
+            goals.add(work, format!("{} x raw pair", ours.ratio(&raw, Round::rate)), goal);
+        }
+    };
+    let many = Setting { threads: 32, ..ALONE };
+    for (cores, goal) in [(Cores::One, "≥ 1.8"), (Cores::Two, "≥ 1.3")] {
+        if lab.machine.can(cores) {
+            compare(Setting { cores, ..many }, goal);
+        }
+    }
+    compare(many, "");
+    compare(Setting { delayed: true, ..many }, "≥ 1.0");
+    println!("{table}");
+}
+
+fn heads() -> Table {
+    Table::new(&["where", "what", "locks/s", "x raw pair", "scripts", "commands"])
+}
+
+fn row(table: &mut Table, setting: &Setting, ours: &Outcome, raw: &Outcome) {
+    let ratio = match ours.peer {
+        Peer::Raw => String::new(),
+        _ => ours.ratio(raw, Round::rate).to_string(),
+    };
+    table.row(&[
+        &setting.place(),
+        &ours.peer.name(),
+        &count(ours.median(Round::rate)),
+        &ratio,
+        &digits(ours.median(Round::scripts)),
+        &digits(ours.median(Round::commands)),
+    ]);
+}

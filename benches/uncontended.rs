@@ -1,0 +1,102 @@
+//! What the calls of a lock cost that nobody else wants, by criterion:
+//! `cargo bench --bench uncontended`.
+//!
+//! `one core` has client and server on one core, `two cores` on one each: see `table/cores.rs`.
+//! For what happens when others want it, too, there is `cargo bench --bench table`.
+
+// What goes wrong in a bench ends it.
+#![allow(clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use redlatch::Client;
+use redlatch_testkit::{PlainClient, Server};
+
+#[path = "table/cores.rs"]
+mod cores;
+#[path = "table/raw.rs"]
+mod raw;
+
+use cores::{Cores, Machine};
+use raw::RawPair;
+
+criterion_main!(benches);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_secs(1));
+    targets = round_trips, no_round_trips
+}
+
+/// What asks the server.
+fn round_trips(criterion: &mut Criterion) {
+    let server = Server::start().unwrap();
+    let machine = Machine::here();
+    println!("{machine}");
+    for cores in [Cores::One, Cores::Two] {
+        if !machine.can(cores) {
+            continue;
+        }
+        machine.server(cores).take_process(server.pid());
+        // The client's threads are started by this one, and stay where it is.
+        machine.clients(cores).take();
+        let mut raw = RawPair::connect(&server.url(), "raw");
+        let plain = PlainClient::connect(&server.url()).unwrap();
+        let mut plain = plain.lock("plain").handle().unwrap();
+        let client = Client::connect(&server.url()).unwrap();
+        let lock = client.reentrant_lock("ours");
+        let fixed = lock.with_lease(Duration::from_secs(10));
+
+        let mut group = criterion.benchmark_group(cores.to_string());
+        group.bench_function("raw pair", |bencher| {
+            bencher.iter(|| {
+                raw.acquire();
+                raw.release();
+            });
+        });
+        group.bench_function("plain lock + unlock", |bencher| {
+            bencher.iter(|| {
+                plain.lock().unwrap();
+                plain.unlock().unwrap()
+            });
+        });
+        group.bench_function("lock + unlock", |bencher| {
+            bencher.iter(|| lock.lock().unwrap().unlock().unwrap());
+        });
+        group.bench_function("lock + drop", |bencher| {
+            bencher.iter(|| drop(lock.lock().unwrap()));
+        });
+        group.bench_function("try_lock + drop", |bencher| {
+            bencher.iter(|| drop(lock.try_lock().unwrap().unwrap()));
+        });
+        group.bench_function("lock + drop, fixed lease", |bencher| {
+            bencher.iter(|| drop(fixed.lock().unwrap()));
+        });
+        group.finish();
+    }
+    machine.clients(Cores::Any).take();
+}
+
+/// What does not.
+fn no_round_trips(criterion: &mut Criterion) {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.reentrant_lock("held");
+    let guard = lock.lock().unwrap();
+
+    let mut group = criterion.benchmark_group("held");
+    group.bench_function("re-entry: lock + unlock", |bencher| {
+        bencher.iter(|| lock.lock().unwrap().unlock().unwrap());
+    });
+    group.bench_function("re-entry: lock + drop", |bencher| {
+        bencher.iter(|| drop(lock.lock().unwrap()));
+    });
+    group.bench_function("check", |bencher| {
+        bencher.iter(|| black_box(&guard).check(Duration::from_secs(1)).unwrap());
+    });
+    group.bench_function("a lock's handle", |bencher| {
+        bencher.iter(|| client.reentrant_lock(black_box("held")));
+    });
+    group.finish();
+}

@@ -1,0 +1,291 @@
+//! Prints what becomes of a shop's stock when several processes sell it at once: without a lock,
+//! with one, with a fair one, and with one whose holders are killed in mid-sale.
+//!
+//! ```sh
+//! cargo run --release --example inventory
+//! cargo run --release --example inventory -- --help
+//! ```
+//!
+//! How to use the library stands in this file: `sell_out` is what each thread does, `keep_shop`
+//! what each process does. The rest is the show around them: `stock` is what the shop has in
+//! Redis, `run` starts and kills the processes, `screen` and `table` print, `options` reads the
+//! command line.
+
+mod options;
+mod run;
+mod screen;
+mod stock;
+mod table;
+
+use std::env;
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Lock};
+use redlatch_testkit::{Job, Server};
+
+use options::{Asked, Options};
+use run::{Duty, Outcome, Shop};
+use screen::Screen;
+use stock::{Keys, Stock};
+
+type Trouble = Box<dyn Error + Send + Sync>;
+
+/// How long a sale takes between its look at the stock and its change of it.
+const WORK: Duration = Duration::from_micros(500);
+/// Time enough for the change: a lock that may end sooner is not relied on.
+const SLACK: Duration = Duration::from_millis(200);
+
+/// Sells until nothing is left: what each thread of each process does.
+fn sell_out(
+    stock: &mut Stock,
+    lock: Option<&dyn Lock>,
+    work: impl Fn(&mut Stock, i64) -> Result<(), Trouble>,
+) -> Result<Receipts, Trouble> {
+    let mut receipts = Receipts::default();
+    loop {
+        let asked = Instant::now();
+        let guard = lock.map(|lock| lock.lock()).transpose()?;
+        receipts.longest_wait = receipts.longest_wait.max(asked.elapsed());
+
+        // The check. Another thread may see the same number, unless the lock keeps it out.
+        let left = stock.left()?;
+        if left <= 0 {
+            return Ok(receipts);
+        }
+        work(stock, left)?;
+        // A lock with a lease can be lost, say while a laptop sleeps: the guard knows.
+        if guard.as_ref().is_some_and(|guard| guard.check(SLACK).is_err()) {
+            continue;
+        }
+        // The later write.
+        stock.sell_one(left)?;
+        receipts.sold += 1;
+        // Here the guard is dropped, which releases the lock.
+    }
+}
+
+/// What a thread or process says of itself at its end.
+#[derive(Clone, Copy, Default)]
+struct Receipts {
+    sold: u64,
+    longest_wait: Duration,
+}
+
+/// Opens the shop's door when told to, with a few threads behind the counter: what each process
+/// does.
+fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
+    let keys = Keys::new(&duty.prefix);
+    // One client a process. Its watchdog renews what the threads hold, for as long as they hold it
+    // and the process lives; then the lock is free at the end of this time.
+    let client = Client::builder(&duty.url).watchdog_timeout(duty.lease).connect()?;
+    let lock = duty.guard.lock(&client, &keys.lock);
+
+    let work = |stock: &mut Stock, left| {
+        thread::sleep(WORK);
+        if duty.deadly.contains(&left) && stock.dies_first(left)? {
+            // With the lock held, the stock looked at, and nothing sold yet.
+            job.say("in mid-sale");
+            loop {
+                thread::park();
+            }
+        }
+        Ok(())
+    };
+    let mut stocks = Vec::new();
+    for _ in 0..duty.threads {
+        stocks.push(Stock::open(&duty.url, keys.clone(), duty.number)?);
+    }
+    job.say("ready");
+    let _open = job.wait_line();
+
+    thread::scope(|scope| {
+        let sellers: Vec<_> = stocks
+            .iter_mut()
+            .map(|stock| scope.spawn(|| sell_out(stock, lock.as_deref(), work)))
+            .collect();
+        let mut all = Receipts::default();
+        for seller in sellers {
+            let receipts = seller.join().map_err(|_| "a thread panicked")??;
+            all.sold += receipts.sold;
+            all.longest_wait = all.longest_wait.max(receipts.longest_wait);
+        }
+        Ok(all)
+    })
+}
+
+/// What keeps the threads apart. One more lock is one more variant, and an entry in `scenarios`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    Nothing,
+    ReentrantLock,
+    FairLock,
+}
+
+impl Guard {
+    const ALL: [Self; 3] = [Self::Nothing, Self::ReentrantLock, Self::FairLock];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "no lock",
+            Self::ReentrantLock => "ReentrantLock",
+            Self::FairLock => "FairLock",
+        }
+    }
+
+    fn lock(self, client: &Client, name: &str) -> Option<Box<dyn Lock>> {
+        match self {
+            Self::Nothing => None,
+            Self::ReentrantLock => Some(Box::new(client.reentrant_lock(name))),
+            Self::FairLock => Some(Box::new(client.fair_lock(name))),
+        }
+    }
+}
+
+/// One line of the table.
+struct Scenario {
+    guard: Guard,
+    /// The client's `watchdog_timeout`: how long the lock of a killed process stays.
+    lease: Duration,
+    /// How many processes are killed while they hold the lock.
+    kills: usize,
+    /// What the reader should look at.
+    story: String,
+}
+
+impl Scenario {
+    fn is_guarded(&self) -> bool {
+        self.guard != Guard::Nothing
+    }
+}
+
+fn scenarios(options: &Options) -> Vec<Scenario> {
+    let lease = Duration::from_secs(30);
+    let short = Duration::from_secs(2);
+    let mut scenarios = vec![
+        Scenario {
+            guard: Guard::Nothing,
+            lease,
+            kills: 0,
+            story: "No lock. Threads that look at the same moment all see the last item, and all\n\
+                    sell it. Watch the stock fall below zero."
+                .to_owned(),
+        },
+        Scenario {
+            guard: Guard::ReentrantLock,
+            lease,
+            kills: 0,
+            story: "The same under a ReentrantLock. One sale at a time is slower, but each sees\n\
+                    what the one before has left: the stock ends at zero."
+                .to_owned(),
+        },
+        Scenario {
+            guard: Guard::FairLock,
+            lease,
+            kills: 0,
+            story: "The same under a FairLock: all threads stand in one queue, and whoever came\n\
+                    first is served first, of whichever process it is."
+                .to_owned(),
+        },
+    ];
+    if options.kills > 0 {
+        scenarios.push(Scenario {
+            guard: Guard::ReentrantLock,
+            lease: short,
+            kills: options.kills,
+            story: format!(
+                "The ReentrantLock again, and processes are killed (SIGKILL) in mid-sale, while\n\
+                 they hold it. Nobody releases it then. Its lease of {} s ends, and the others go on.",
+                short.as_secs()
+            ),
+        });
+    }
+    scenarios
+}
+
+fn main() -> ExitCode {
+    if let Some(job) = Job::from_env() {
+        let told = Duty::of(&job).and_then(|duty| keep_shop(&job, &duty));
+        match told {
+            Ok(Receipts { sold, longest_wait }) => {
+                job.say(&format!("closed {sold} {}", longest_wait.as_micros()));
+            }
+            Err(trouble) => job.say(&format!("failed {}", trouble.to_string().replace('\n', " "))),
+        }
+        job.done();
+    }
+    let options = match options::read(env::args_os().skip(1)) {
+        Ok(Asked::Run(options)) => options,
+        Ok(Asked::Help) => {
+            print!("{}", options::HELP);
+            return ExitCode::SUCCESS;
+        }
+        Err(wrong) => {
+            eprintln!("inventory: {wrong}; --help lists what there is");
+            return ExitCode::from(2);
+        }
+    };
+    match show(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(trouble) if trouble.is::<run::Interrupted>() => {
+            eprintln!("inventory: {trouble}: the processes are ended and the keys deleted");
+            ExitCode::from(130)
+        }
+        // Who reads has read enough, as with `| head`.
+        Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
+        Err(trouble) => {
+            eprintln!("inventory: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs every scenario and prints the table. `false`: a guarded run went wrong.
+fn show(options: &Options) -> Result<bool, Trouble> {
+    let server = Server::find_or_start(options.url.as_deref())?;
+    // Trouble with the server is told before the show begins.
+    drop(Client::connect(server.url())?);
+    let stop = Arc::new(AtomicBool::new(false));
+    // From here on Ctrl-C is an error like others: each value's drop clears up after it.
+    ctrlc::set_handler({
+        let stop = Arc::clone(&stop);
+        move || stop.store(true, Ordering::Relaxed)
+    })?;
+    let mut screen = Screen::new();
+    let Options { processes, threads, stock, .. } = *options;
+    let place = match server.server() {
+        Some(server) => format!("a private Redis server on port {}", server.port()),
+        None => "the Redis server that you named".to_owned(),
+    };
+    screen.say(&format!(
+        "A shop has {} items, and {processes} processes of {threads} threads each sell them.\n\
+         The stock is in {place}.\n\
+         A sale looks at the stock, works for {} us, and then takes one item away.",
+        table::thousands(stock),
+        WORK.as_micros(),
+    ))?;
+
+    let mut outcomes: Vec<(Scenario, Outcome)> = Vec::new();
+    for scenario in scenarios(options) {
+        screen.say(&format!("\n{}. {}", outcomes.len() + 1, scenario.story))?;
+        let prefix = format!("redlatch:inventory:{:08x}", rand::random::<u32>());
+        let shop = Shop { url: server.url(), prefix: &prefix, processes, threads, stock };
+        let outcome = run::run(&shop, &scenario, &mut screen, &stop)?;
+        outcomes.push((scenario, outcome));
+    }
+    screen.say(&table::draw(&outcomes))?;
+    Ok(outcomes
+        .iter()
+        .all(|(scenario, outcome)| !scenario.is_guarded() || outcome.faults().is_empty()))
+}
+
+fn is_broken_pipe(trouble: &Trouble) -> bool {
+    let error = trouble.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,119 @@
+//! What the shop has in Redis: a number of items, and a ledger with a line for each sale.
+
+use std::time::Duration;
+
+use redis::{Commands, Connection, RedisResult};
+
+/// The names that one run uses, under a prefix of its own.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    pub(crate) lock: String,
+    items: String,
+    ledger: String,
+    deaths: String,
+}
+
+impl Keys {
+    pub(crate) fn new(prefix: &str) -> Self {
+        let key = |name: &str| format!("{prefix}:{name}");
+        Self {
+            lock: key("lock"),
+            items: key("items"),
+            ledger: key("ledger"),
+            deaths: key("deaths"),
+        }
+    }
+}
+
+/// The server's patience with us, and ours with it.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The keys end after so many seconds if the demo is killed and nobody is left to delete them.
+const KEPT: i64 = 60;
+
+/// The stock, seen over a plain connection.
+pub(crate) struct Stock {
+    connection: Connection,
+    keys: Keys,
+    process: usize,
+}
+
+impl Stock {
+    pub(crate) fn open(url: &str, keys: Keys, process: usize) -> RedisResult<Self> {
+        let connection = redis::Client::open(url)?.get_connection_with_timeout(TIMEOUT)?;
+        connection.set_read_timeout(Some(TIMEOUT))?;
+        connection.set_write_timeout(Some(TIMEOUT))?;
+        Ok(Self { connection, keys, process })
+    }
+
+    pub(crate) fn fill(&mut self, items: u64) -> RedisResult<()> {
+        self.connection.set_ex(&self.keys.items, items, KEPT.unsigned_abs())
+    }
+
+    /// How many items are left; below zero if more were sold than there were.
+    pub(crate) fn left(&mut self) -> RedisResult<i64> {
+        let left: Option<i64> = self.connection.get(&self.keys.items)?;
+        left.ok_or_else(|| (redis::ErrorKind::Client, "the stock was deleted meanwhile").into())
+    }
+
+    /// Takes one item and writes the sale into the ledger, with the number that was `seen` before.
+    ///
+    /// Both or neither, as one transaction: a process that is killed leaves no half of a sale.
+    pub(crate) fn sell_one(&mut self, seen: i64) -> RedisResult<()> {
+        redis::pipe()
+            .atomic()
+            .decr(&self.keys.items, 1)
+            .rpush(&self.keys.ledger, format!("{} {seen}", self.process))
+            .exec(&mut self.connection)
+    }
+
+    /// Whether no process has died yet with so many items left: the next one must live.
+    pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
+        self.connection.sadd(&self.keys.deaths, left)
+    }
+
+    /// As [`left`](Self::left), and the keys are kept for longer.
+    pub(crate) fn keep(&mut self) -> RedisResult<i64> {
+        redis::pipe()
+            .expire(&self.keys.items, KEPT)
+            .ignore()
+            .expire(&self.keys.ledger, KEPT)
+            .ignore()
+            .expire(&self.keys.deaths, KEPT)
+            .ignore()
+            .exec(&mut self.connection)?;
+        self.left()
+    }
+
+    /// Every sale in the order it was made.
+    pub(crate) fn ledger(&mut self) -> RedisResult<Vec<Sale>> {
+        let lines: Vec<String> = self.connection.lrange(&self.keys.ledger, 0, -1)?;
+        let sale = |line: &String| {
+            let (process, seen) = line.split_once(' ')?;
+            Some(Sale { process: process.parse().ok()?, seen: seen.parse().ok()? })
+        };
+        let sales: Option<Vec<_>> = lines.iter().map(sale).collect();
+        sales
+            .ok_or_else(|| (redis::ErrorKind::Client, "somebody else wrote into the ledger").into())
+    }
+
+    /// Deletes everything, once all processes are gone.
+    pub(crate) fn delete(&mut self) {
+        let Keys { lock, items, ledger, deaths } = &self.keys;
+        // Where a fair lock has its queue.
+        let queue = format!("redisson_lock_queue:{{{lock}}}");
+        let timeouts = format!("redisson_lock_timeout:{{{lock}}}");
+        let all = [lock, items, ledger, deaths, &queue, &timeouts];
+        // What a killed process had sent before may arrive after the first time.
+        while self.connection.del::<_, u64>(&all).is_ok_and(|gone| gone > 0) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A line of the ledger.
+pub(crate) struct Sale {
+    /// The number of the process that made it.
+    pub(crate) process: usize,
+    /// How many items it saw in stock before it took one.
+    pub(crate) seen: i64,
+}

@@ -1,0 +1,105 @@
+//! Shows two latches: threads of several processes report ready, and are started all at once:
+//! `cargo run --release --example latch`
+
+mod stage;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redlatch::{Client, CountDownLatch};
+use redlatch_testkit::{Job, Worker};
+
+use stage::{Stage, Trouble};
+
+const PROCESSES: u64 = 4;
+/// In each process.
+const RUNNERS: u64 = 5;
+
+fn main() -> ExitCode {
+    stage::play("latch", show, process)
+}
+
+/// What each thread does. Returns when it started.
+fn run(number: u64, ready: &CountDownLatch, go: &CountDownLatch) -> Result<Duration, Trouble> {
+    // Each ties its shoes for as long as that takes.
+    thread::sleep(Duration::from_millis(37 * (number * 7 % 20)));
+    ready.count_down()?;
+    go.wait()?;
+    now()
+}
+
+/// What each process does.
+fn process(job: &Job) -> Result<(), Trouble> {
+    let client = Client::connect(job.arg(0))?;
+    let [ready, go] = latches(&client, job.arg(1));
+    let first: u64 = job.arg(2).parse()?;
+    thread::scope(|scope| {
+        let start = |number| {
+            let (ready, go) = (&ready, &go);
+            scope.spawn(move || run(number, ready, go))
+        };
+        let runners: Vec<_> = (first..first + RUNNERS).map(start).collect();
+        for runner in runners {
+            let started = runner.join().map_err(|_| "a thread panicked")??;
+            job.say(&started.as_micros().to_string());
+        }
+        Ok(())
+    })
+}
+
+fn show(stage: &Stage) -> Result<bool, Trouble> {
+    let client = Client::connect(stage.url())?;
+    let [ready, go] = latches(&client, &stage.name);
+    // Before anybody counts down or waits: a latch without a count is open.
+    ready.try_set_count(PROCESSES * RUNNERS)?;
+    go.try_set_count(1)?;
+
+    let start = |place: u64| {
+        let first = (place * RUNNERS).to_string();
+        Worker::spawn("process", &[stage.url(), &stage.name, &first])
+    };
+    let mut processes: Vec<Worker> = (0..PROCESSES).map(start).collect();
+    stage.say(&format!("{PROCESSES} processes of {RUNNERS} runners each come to the start."))?;
+    // `ready.wait()` would do, without a word about how far they are.
+    stage.wait_until("all are ready", || {
+        let all = ready.wait_for(Duration::from_millis(150))?;
+        stage.say(&format!("{:>4} are not ready yet", ready.count()?))?;
+        Ok(all)
+    })?;
+    stage.say("All are ready, and none has started.")?;
+    thread::sleep(Duration::from_millis(250));
+
+    let told = now()?;
+    go.count_down()?;
+    let mut starts = Vec::new();
+    for process in &mut processes {
+        for _ in 0..RUNNERS {
+            starts.push(Duration::from_micros(stage.hear(process)?.parse()?));
+        }
+    }
+    starts.sort();
+    let (first, last) = (starts[0], starts[starts.len() - 1]);
+    if first < told {
+        stage.say("ONE STARTED TOO EARLY.")?;
+        return Ok(false);
+    }
+    stage.say(&format!(
+        "Go! From the last count-down to the first start: {:.2} ms, to the last: {:.2} ms.",
+        1e3 * (first - told).as_secs_f64(),
+        1e3 * (last - told).as_secs_f64(),
+    ))?;
+    Ok(true)
+}
+
+/// The runners count the first one down, and the coordinator the second one.
+fn latches(client: &Client, name: &str) -> [CountDownLatch; 2] {
+    ["ready", "go"].map(|latch| client.count_down_latch(&format!("{name}:{latch}")))
+}
+
+/// All processes are on one machine, and have one clock.
+fn now() -> Result<Duration, Trouble> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    // As precise as it is told.
+    Ok(Duration::from_micros(now.as_micros() as u64))
+}

@@ -1,0 +1,167 @@
+//! What the examples of one page stand on: a server, a name of their own, Ctrl-C, and nothing left
+//! behind. None of it is needed to use the library.
+
+use std::env;
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::{ExitCode, exit};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Commands;
+use redlatch::CancelToken;
+use redlatch_testkit::{Job, Provided, Server, Worker};
+
+pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+const TICK: Duration = Duration::from_millis(5);
+
+/// Where an example plays.
+pub(crate) struct Stage {
+    server: Provided,
+    /// All keys of the example contain it.
+    pub(crate) name: String,
+    /// Cancelled by Ctrl-C.
+    pub(crate) token: CancelToken,
+}
+
+/// The `main` of an example: plays `show`, or in a process that this has started, `part`. The exit
+/// status is 1 if the show returns `false`.
+pub(crate) fn play(
+    example: &str,
+    show: fn(&Stage) -> Result<bool, Trouble>,
+    part: fn(&Job) -> Result<(), Trouble>,
+) -> ExitCode {
+    if let Some(job) = Job::from_env() {
+        if let Err(trouble) = part(&job) {
+            job.say(&format!("failed {}", trouble.to_string().replace('\n', " ")));
+        }
+        job.done();
+    }
+    let args: Vec<_> = env::args().skip(1).collect();
+    let url = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => None,
+        ["--url", url] => Some(url),
+        _ => {
+            eprintln!(
+                "Usage: cargo run --release --example {example} [-- --url redis://…]\n\
+                 The server is the one of --url, else of REDIS_URL, else a private one."
+            );
+            return ExitCode::from(2);
+        }
+    };
+    let stage = match Stage::set(example, url) {
+        Ok(stage) => stage,
+        Err(trouble) => {
+            eprintln!("{example}: {trouble}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match show(&stage) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(_) if stage.token.is_cancelled() => {
+            eprintln!("{example}: interrupted");
+            ExitCode::from(130)
+        }
+        // Who reads has read enough, as with `| head`.
+        Err(trouble) if is_broken_pipe(&trouble) => ExitCode::FAILURE,
+        Err(trouble) => {
+            eprintln!("{example}: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Stage {
+    fn set(example: &str, url: Option<&str>) -> Result<Self, Trouble> {
+        let server = Server::find_or_start(url)?;
+        // Trouble with the server is told before the show begins.
+        drop(redlatch::Client::connect(server.url())?);
+        let token = CancelToken::new();
+        // Ctrl-C is an error of the show like others: each value's drop clears up after it.
+        let cancelled = token.clone();
+        ctrlc::set_handler(move || {
+            cancelled.cancel();
+            // Unless the server does not answer.
+            thread::sleep(Duration::from_secs(5));
+            exit(130);
+        })?;
+        let name = format!("redlatch:{example}:{:08x}", rand::random::<u32>());
+        Ok(Self { server, name, token })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        self.server.url()
+    }
+
+    /// Prints lines.
+    pub(crate) fn say(&self, lines: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{lines}")?;
+        out.flush()
+    }
+
+    /// What a process says next.
+    pub(crate) fn hear(&self, process: &mut Worker) -> Result<String, Trouble> {
+        let mut said = None;
+        self.wait_until("a process says something", || {
+            said = process.try_line(TICK);
+            Ok(said.is_some())
+        })?;
+        let line = said.unwrap_or_default();
+        match line.strip_prefix("failed ") {
+            Some(why) => Err(format!("process {} failed: {why}", process.pid()).into()),
+            None => Ok(line),
+        }
+    }
+
+    /// Waits for what has no event.
+    pub(crate) fn wait_until(
+        &self,
+        what: &str,
+        mut come: impl FnMut() -> Result<bool, Trouble>,
+    ) -> Result<(), Trouble> {
+        let until = Instant::now() + PATIENCE;
+        while !self.token.is_cancelled() {
+            if come()? {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(format!("waited {} s in vain until {what}", PATIENCE.as_secs()).into());
+            }
+            thread::sleep(TICK);
+        }
+        Err("interrupted".into())
+    }
+
+    fn delete_keys(&self) -> redis::RedisResult<()> {
+        let mut redis = redis::Client::open(self.url())?.get_connection()?;
+        loop {
+            let pattern = format!("*{}*", self.name);
+            let keys: Vec<String> = redis.scan_match(pattern)?.collect::<Result<_, _>>()?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            redis.del::<_, ()>(keys)?;
+            // What a killed process had sent before may arrive after this.
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The processes and clients of the show are gone by now.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Err(error) = self.delete_keys() {
+            eprintln!("the keys {}* are left: {error}", self.name);
+        }
+    }
+}
+
+fn is_broken_pipe(trouble: &Trouble) -> bool {
+    let error = trouble.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

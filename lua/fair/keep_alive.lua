@@ -1,0 +1,117 @@
+-- Says that these waiters of one fair lock live, and finds out what nobody was told.
+--
+-- KEYS 1 the lock, 2 the queue, 3 the timeouts
+-- ARGV 1 fair wait in ms, 2 Redisson's wait in ms, 3 prefix of the waiters' channels, 4.. owners
+-- reply: {again, owner...}: again = ms after which this is worth sending once more, if that is
+--        before the next period (-1: no); these owners ask for the lock now: the first in line of a
+--        free lock, and those that are not in the queue (any more)
+--
+-- Each process sends it every third of the fair wait, for all its waiters of a name at once.
+-- The scores (README.md), with base = now + Redisson's wait for each of its waiters ahead:
+--   a live one of ours   base + fair wait: set, be that up or down
+--   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
+--   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
+--                        not pass while it waits for us. Behind none of ours it is not touched.
+-- If the lock is free, a dead head is dropped and the next one told; so is a head of Redisson's: it
+-- may have missed its message or sleep through a lapse. While the lock is held nobody is dropped.
+local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
+local fair_wait, redisson_wait, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+
+local clock = redis.call('time')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function ours(id)
+    return string.sub(id, 15, 15) == '8'
+end
+
+local alive = {}
+for i = 4, #ARGV do
+    alive[ARGV[i]] = true
+end
+
+local line = redis.call('lrange', queue, 0, -1)
+local in_line = {}
+-- Whether the set has as many members as the list: a last one, and none after it.
+local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
+local mixed = #last ~= math.min(#line, 1)
+for _, id in ipairs(line) do
+    in_line[id] = true
+    mixed = mixed or not ours(id)
+end
+
+-- Without memory ZADD is refused even for a member that is there, unless the script has written.
+redis.call('zrem', timeouts, '')
+
+-- Where all are ours, only the head's score is of interest.
+local scores = {}
+if mixed then
+    local all = redis.call('zrange', timeouts, 0, -1, 'withscores')
+    for i = 1, #all, 2 do
+        scores[all[i]] = tonumber(all[i + 1])
+        -- What is in the set and not in the list can never be served.
+        if not in_line[all[i]] then
+            redis.call('zrem', timeouts, all[i])
+        end
+    end
+elseif line[1] then
+    scores[line[1]] = tonumber(redis.call('zscore', timeouts, line[1]) or nil)
+end
+
+local left = redis.call('pttl', lock)
+local free = left == -2
+local first, dropped = 1, false
+while free and line[first] and not alive[line[first]] do
+    local id = line[first]
+    scores[id] = scores[id] or tonumber(redis.call('zscore', timeouts, id) or nil)
+    if (scores[id] or 0) > now then
+        break
+    end
+    redis.call('zrem', timeouts, id)
+    redis.call('lpop', queue)
+    in_line[id] = nil
+    first, dropped = first + 1, true
+end
+local head = line[first]
+
+local moved = {}
+local redissons, shift = 0, 0
+for i = first, #line do
+    local id, score = line[i], scores[line[i]]
+    local new = score
+    if not ours(id) then
+        redissons = redissons + 1
+        new = score and score + shift
+    else
+        local base = now + redisson_wait * redissons
+        if alive[id] then
+            new = base + fair_wait
+        elseif score then
+            new = math.min(math.max(score, base), base + fair_wait)
+        end
+        shift = score and new - score or 0
+    end
+    if new ~= score then
+        moved[#moved + 1] = string.format('%.0f', new)
+        moved[#moved + 1] = id
+    end
+end
+for i = 1, #moved, 1000 do
+    redis.call('zadd', timeouts, unpack(moved, i, math.min(i + 999, #moved)))
+end
+
+local reply = {-1}
+for i = 4, #ARGV do
+    local id = ARGV[i]
+    if not in_line[id] or free and id == head then
+        reply[#reply + 1] = id
+    end
+end
+if head and free and not alive[head] then
+    if dropped or not ours(head) then
+        redis.pcall('publish', channel .. head, '0')
+    end
+    reply[1] = math.max(50, scores[head] - now)
+elseif head and alive[head] and left >= 0 then
+    reply[1] = math.max(1, left)
+end
+return reply

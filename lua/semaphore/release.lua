@@ -1,0 +1,18 @@
+-- Gives permits back and wakes who waits for them.
+--
+-- KEYS 1 the semaphore, 2 requests
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case (0)
+-- reply: 1 + how many subscribers heard of it, 0 = there is no such semaphore
+--
+-- The message is the new value. Redisson's clients fail on a negative one, and none is woken by 0.
+return once(function()
+    if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
+        return false
+    end
+    local free = redis.call('incrby', KEYS[1], ARGV[5])
+    local heard = 0
+    if free > 0 then
+        heard = redis.pcall('publish', ARGV[6], free)
+    end
+    return 1 + (type(heard) == 'number' and heard or 0)
+end)

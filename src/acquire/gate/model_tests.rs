@@ -1,0 +1,584 @@
+//! The gate, in many orders of what its threads do: come, wait, give up, lead, fail, hold, nest,
+//! pass, release and lose.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+
+use super::{Admitted, Before, Entered, Gate, GateSignal, GateWaiter, Left, Signal, Turn};
+use crate::acquire::Wait;
+use crate::cancel::CancelToken;
+use crate::client::Core;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, LostReason, Tenancy, Terms, clock};
+use crate::sync::{Mutex, Thread, explore};
+
+const NAME: &str = "name";
+const SECOND: u64 = 1_000_000_000;
+const LEASE: Duration = Duration::from_secs(30);
+
+/// How likely each kind of trouble is.
+#[derive(Clone, Copy, Default)]
+struct Odds {
+    /// A thread does not wait for ever.
+    impatient: f64,
+    /// A thread wants a fixed lease and not the watchdog.
+    other_terms: f64,
+    /// A holder stays for so long that the turn is over.
+    slow: f64,
+    /// A holder takes the lock once more.
+    nests: f64,
+    /// The server answers a leader with an error.
+    error: f64,
+    /// A lease runs out.
+    expires: f64,
+    /// How often somebody looks for a hold to lose.
+    losses: usize,
+    /// The turn's grants that are left, if they are few.
+    grants_left: Option<u32>,
+}
+
+/// What happened over all schedules: a test that never came to the point proves nothing.
+#[derive(Default)]
+struct Seen {
+    passed: AtomicUsize,
+    released: AtomicUsize,
+    given_up: AtomicUsize,
+    won_against_giving_up: AtomicUsize,
+    failed: AtomicUsize,
+    vacated: AtomicUsize,
+    undone: AtomicUsize,
+    yielded: AtomicUsize,
+}
+
+/// One name, in a process of its own.
+struct Name {
+    gate: Gate,
+    odds: Odds,
+    seen: Arc<Seen>,
+    core: Arc<Core>,
+    /// How many queued.
+    tickets: Mutex<u64>,
+    /// The hold that the server knows.
+    server: Mutex<Option<Arc<Hold>>>,
+    /// The last that came in, until it leaves.
+    inside: Mutex<Option<Arc<Tenancy>>>,
+    leaders: AtomicUsize,
+    /// How often the present hold was passed on, and whether there was one before it.
+    passed: AtomicU32,
+    released: AtomicBool,
+    /// The tickets of those who got the lock, in that order.
+    served: Mutex<Vec<u64>>,
+    /// The last ticket that a leader's error may have reached.
+    failed_up_to: AtomicU64,
+}
+
+/// Who has the baton. There is one at a time.
+struct Lead<'a>(&'a Name);
+
+impl<'a> Lead<'a> {
+    fn new(name: &'a Name) -> Self {
+        assert_eq!(name.leaders.fetch_add(1, Ordering::SeqCst), 0, "two have the baton");
+        Self(name)
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        self.0.leaders.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// How a thread's wait ends, if it does not wait for ever.
+struct Patience {
+    token: CancelToken,
+    deadline: Option<Instant>,
+    canceller: Option<thread::JoinHandle<()>>,
+}
+
+impl Patience {
+    fn new(odds: f64) -> Self {
+        let token = CancelToken::new();
+        // Half of them do not wait at all, the others until somebody says so.
+        let (deadline, canceller) = match (chance(odds), chance(0.5)) {
+            (false, _) => (None, None),
+            (true, true) => (Some(Instant::now()), None),
+            (true, false) => {
+                let token = token.clone();
+                (None, Some(thread::spawn(move || token.cancel())))
+            }
+        };
+        Self { token, deadline, canceller }
+    }
+
+    fn wait(&self) -> Wait<'_> {
+        self.deadline.map_or_else(|| Wait::cancellable(&self.token), Wait::until)
+    }
+}
+
+impl Drop for Patience {
+    fn drop(&mut self) {
+        if let Some(canceller) = self.canceller.take() {
+            canceller.join().unwrap();
+        }
+    }
+}
+
+impl Name {
+    fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
+        let name = Self {
+            gate: Gate::new(),
+            odds,
+            seen: Arc::clone(seen),
+            core: Core::model(),
+            tickets: Mutex::new(0),
+            server: Mutex::new(None),
+            inside: Mutex::new(None),
+            leaders: AtomicUsize::new(0),
+            passed: AtomicU32::new(0),
+            released: AtomicBool::new(false),
+            served: Mutex::new(Vec::new()),
+            failed_up_to: AtomicU64::new(0),
+        };
+        if let Some(left) = odds.grants_left {
+            name.use_up_turn(left);
+        }
+        name
+    }
+
+    /// Counts so many grants that only `left` are left of the turn.
+    fn use_up_turn(&self, left: u32) {
+        let now = clock::now();
+        let (mut turn, mut grants) = (Turn::new(), 0);
+        while grants == 0 || turn.may_pass(now) {
+            turn.granted(now);
+            grants += 1;
+        }
+        self.gate.with_turn(|turn| (left..grants).for_each(|_| turn.granted(now)));
+    }
+
+    /// A thread that wants the lock so many times.
+    fn visit(&self, times: usize) {
+        let thread = Thread::current();
+        for _ in 0..times {
+            let fixed = chance(self.odds.other_terms);
+            let terms = if fixed { Terms::Fixed(LEASE) } else { Terms::Watched };
+            let patience = Patience::new(self.odds.impatient);
+            if let Some(tenancy) = self.acquire(&thread, terms, patience.wait()) {
+                let turn_is_over = self.hold(&tenancy, &thread);
+                let passed = self.leave(&tenancy, terms);
+                assert!(!(turn_is_over && passed), "passed on after the turn");
+            }
+            self.check();
+        }
+    }
+
+    /// As `ReentrantLock` does it.
+    fn acquire(&self, thread: &Arc<Thread>, terms: Terms, wait: Wait<'_>) -> Option<Arc<Tenancy>> {
+        loop {
+            let (entered, ticket) = self.enter(thread, terms);
+            let lead = match entered {
+                Entered::Leads => Lead::new(self),
+                Entered::Queued(waiter) => match self.stand(&waiter, wait)? {
+                    Signal::Baton => Lead::new(self),
+                    Signal::Granted(tenancy) => {
+                        assert_eq!(tenancy.thread.id(), thread.id(), "another's tenancy");
+                        assert_eq!(tenancy.hold.terms, terms, "a hold on other terms");
+                        if tenancy.is_held() {
+                            self.served.lock().push(ticket);
+                            return Some(tenancy);
+                        }
+                        self.lose(&tenancy);
+                        continue;
+                    }
+                    Signal::Failed(_) => {
+                        let reach = self.failed_up_to.load(Ordering::SeqCst);
+                        assert!(ticket <= reach, "failed by an older error");
+                        self.seen.failed.fetch_add(1, Ordering::SeqCst);
+                        return None;
+                    }
+                },
+                Entered::Expired(tenancy) => {
+                    self.lose(&tenancy);
+                    continue;
+                }
+                other => panic!("{other:?}, of a thread that holds nothing and waits"),
+            };
+            let tenancy = self.lead(lead, thread, terms, wait)?;
+            self.served.lock().push(ticket);
+            return Some(tenancy);
+        }
+    }
+
+    /// Enters, and tells how many have queued then.
+    fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (Entered, u64) {
+        let mut tickets = self.tickets.lock();
+        let entered = self.gate.enter(thread, terms, true);
+        *tickets += u64::from(matches!(entered, Entered::Queued(_)));
+        (entered, *tickets)
+    }
+
+    /// Waits in the queue. `None`: gave up.
+    fn stand(&self, waiter: &Arc<GateWaiter>, wait: Wait<'_>) -> Option<GateSignal> {
+        let look = || {
+            if let Some((tenancy, _)) = self.gate.tenant()
+                && !tenancy.is_held()
+            {
+                self.lose(&tenancy);
+            }
+        };
+        let give_up = |waiter: &Arc<GateWaiter>| {
+            let decided = self.gate.give_up(waiter);
+            let seen = match decided {
+                Some(_) => &self.seen.won_against_giving_up,
+                None => &self.seen.given_up,
+            };
+            seen.fetch_add(1, Ordering::SeqCst);
+            decided
+        };
+        // An error is that of a cancel.
+        waiter.stand(&self.core, &NAME.into(), &wait, give_up, look).unwrap_or(None)
+    }
+
+    /// Asks the server, unless the wait is over or the server in trouble.
+    fn lead(
+        &self,
+        lead: Lead<'_>,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        wait: Wait<'_>,
+    ) -> Option<Arc<Tenancy>> {
+        if let Before::Yield(_) = self.gate.before_asking() {
+            self.seen.yielded.fetch_add(1, Ordering::SeqCst);
+            let now = clock::now();
+            self.gate.with_turn(|turn| turn.stays_away(0, now));
+        }
+        let arrivals = self.gate.arrivals();
+        let failed = chance(self.odds.error);
+        if failed {
+            thread::yield_now();
+            self.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
+            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            self.gate.fail_before(arrivals, &error);
+        }
+        if failed || wait.check(&self.core, &NAME.into()).is_err() {
+            drop(lead);
+            self.gate.hand_on();
+            return None;
+        }
+        let (owner, forced) = (self.core.id.next_owner(), self.gate.forced());
+        let hold = Arc::new(Hold::new(None, owner, terms, clock::now(), LEASE, 0, forced));
+        let before = self.server.lock().replace(Arc::clone(&hold));
+        assert!(before.is_none(), "the gate let one in while the process held the lock");
+        let tenancy = Arc::new(Tenancy::new(hold, Arc::clone(thread)));
+        drop(lead);
+        match self.gate.admit(&tenancy, terms) {
+            Admitted::Seated(stale) => {
+                assert!(stale.is_none(), "one had the seat while another led");
+                Some(tenancy)
+            }
+            Admitted::NotOurs => {
+                self.seen.undone.fetch_add(1, Ordering::SeqCst);
+                self.forget(&tenancy);
+                self.lead(Lead::new(self), thread, terms, wait)
+            }
+        }
+    }
+
+    /// What a thread does while it holds. `true`: the process's turn is over by then.
+    fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
+        {
+            // One that was lost in the meantime does not count, and may be here still.
+            let mut inside = self.inside.lock();
+            if tenancy.is_held() {
+                let before = inside.replace(Arc::clone(tenancy));
+                let both = before.is_some_and(|before| before.is_held()) && tenancy.is_held();
+                assert!(!both, "two hold at a time");
+            }
+        }
+        if chance(self.odds.nests) {
+            match self.enter(thread, Terms::Watched).0 {
+                Entered::Again(same) => {
+                    assert!(Arc::ptr_eq(&same, tenancy));
+                    match self.gate.leave(tenancy, Some(Terms::Watched)) {
+                        Left::StillHeld => {}
+                        Left::NotThere => assert!(!tenancy.is_held()),
+                        other => panic!("{other:?} after an inner level"),
+                    }
+                }
+                // Lost, and then anything may be in the seat: it comes in as if it were new.
+                Entered::Queued(waiter) => {
+                    assert!(!tenancy.is_held());
+                    self.withdraw(&waiter);
+                }
+                Entered::Leads => {
+                    assert!(!tenancy.is_held());
+                    self.gate.hand_on();
+                }
+                Entered::Expired(lost) => self.lose(&lost),
+                other => panic!("{other:?}, of a holder"),
+            }
+        }
+        let slow = chance(self.odds.slow);
+        if slow {
+            clock::model::advance(SECOND);
+        }
+        if chance(self.odds.expires) {
+            clock::model::advance(40 * SECOND);
+        }
+        thread::yield_now();
+        slow
+    }
+
+    /// Leaves the queue at once, or gives back what came first.
+    fn withdraw(&self, waiter: &Arc<GateWaiter>) {
+        match self.gate.give_up(waiter) {
+            Some(Signal::Granted(tenancy)) => {
+                self.leave(&tenancy, *waiter.need());
+            }
+            Some(Signal::Baton) => self.gate.hand_on(),
+            Some(Signal::Failed(_)) | None => {}
+        }
+    }
+
+    /// Whether the hold was passed on.
+    fn leave(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        {
+            let mut inside = self.inside.lock();
+            if inside.as_ref().is_some_and(|last| Arc::ptr_eq(last, tenancy)) {
+                *inside = None;
+            }
+        }
+        match self.gate.leave(tenancy, Some(terms)) {
+            Left::Passed(seat, wake) => {
+                self.seen.passed.fetch_add(1, Ordering::SeqCst);
+                self.passed.fetch_add(1, Ordering::SeqCst);
+                assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
+                wake.now();
+                tenancy.release();
+                true
+            }
+            Left::Release { seat, .. } => {
+                let lead = Lead::new(self);
+                self.seen.released.fetch_add(1, Ordering::SeqCst);
+                let passed = self.passed.swap(0, Ordering::SeqCst);
+                if let Some(left) = self.odds.grants_left
+                    && !self.released.swap(true, Ordering::SeqCst)
+                {
+                    assert!(passed < left, "the turn has too many grants");
+                }
+                assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
+                tenancy.release();
+                self.forget(tenancy);
+                drop(lead);
+                self.gate.hand_on();
+                false
+            }
+            Left::NotThere => {
+                assert!(!tenancy.is_held(), "a hold without a seat");
+                false
+            }
+            Left::StillHeld => panic!("a level too many"),
+        }
+    }
+
+    /// As `Site::lose`.
+    fn lose(&self, tenancy: &Arc<Tenancy>) {
+        self.forget(tenancy);
+        tenancy.hold.lose(LostReason::LeaseExpired);
+        let _ = tenancy.lose(LostReason::LeaseExpired);
+        let (seat, wake) = self.gate.vacate(&tenancy.hold);
+        wake.now();
+        if let Some(seat) = seat {
+            self.seen.vacated.fetch_add(1, Ordering::SeqCst);
+            let _ = seat.tenancy.lose(LostReason::LeaseExpired);
+        }
+    }
+
+    /// As a forced unlock does it: whoever has the lock loses it.
+    fn force(&self) {
+        *self.server.lock() = None;
+        self.gate.force();
+        if let Some((tenancy, _)) = self.gate.tenant() {
+            let server = self.server.lock().clone();
+            if server.is_none_or(|hold| !Arc::ptr_eq(&hold, &tenancy.hold)) {
+                self.lose(&tenancy);
+            }
+        }
+    }
+
+    /// The server has the hold no longer.
+    fn forget(&self, tenancy: &Tenancy) {
+        let mut server = self.server.lock();
+        if server.as_ref().is_some_and(|hold| Arc::ptr_eq(hold, &tenancy.hold)) {
+            *server = None;
+        }
+    }
+
+    /// What is true whenever the gate's mutex is free.
+    fn check(&self) {
+        let state = self.gate.state.lock();
+        let alone = state.seat.is_none() && !state.queue.is_led();
+        assert!(!alone || state.queue.first_need().is_none(), "the baton is lost");
+    }
+
+    /// All have gone.
+    fn check_free(&self) {
+        let state = self.gate.state.lock();
+        assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);
+        assert!(!state.queue.is_busy(), "a baton that nobody took");
+        assert!(self.server.lock().is_none(), "a hold that nobody released");
+        assert_eq!(self.leaders.load(Ordering::SeqCst), 0);
+    }
+}
+
+fn chance(odds: f64) -> bool {
+    odds > 0.0 && thread_rng().gen_bool(odds)
+}
+
+/// Threads that each want the lock a few times, and one that watches for lost holds.
+fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
+    let name = Arc::new(Name::new(odds, seen));
+    let mut threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let name = Arc::clone(&name);
+            thread::spawn(move || name.visit(VISITS))
+        })
+        .collect();
+    let wheel = Arc::clone(&name);
+    threads.push(thread::spawn(move || {
+        for _ in 0..odds.losses {
+            if chance(0.3) {
+                wheel.force();
+            } else if let Some((tenancy, _)) = wheel.gate.tenant() {
+                wheel.lose(&tenancy);
+            }
+            wheel.check();
+        }
+    }));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    name.check_free();
+    name
+}
+
+const THREADS: usize = 4;
+const VISITS: usize = 3;
+const SCHEDULES: usize = 700;
+
+fn model(odds: Odds, check: fn(&Name)) -> Arc<Seen> {
+    let seen = Arc::new(Seen::default());
+    let count = Arc::clone(&seen);
+    explore(SCHEDULES, move || check(&play(odds, &count)));
+    seen
+}
+
+/// Every visit was granted, in the order of arrival.
+fn first_come_first_served(name: &Name) {
+    assert!(name.served.lock().is_sorted());
+    assert_eq!(name.seen.given_up.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn each_gets_in_first_come_first_served() {
+    let seen = model(Odds::default(), first_come_first_served);
+    assert!(happened(&seen.passed) && happened(&seen.released));
+}
+
+#[test]
+fn a_turn_that_is_over_ends_in_a_release_and_the_baton_goes_round() {
+    let by_grants = Odds { grants_left: Some(2), ..Odds::default() };
+    let by_time = Odds { slow: 0.3, ..Odds::default() };
+    let by_terms = Odds { other_terms: 0.3, ..Odds::default() };
+    for odds in [by_grants, by_time, by_terms] {
+        let seen = model(odds, first_come_first_served);
+        assert!(happened(&seen.passed) && happened(&seen.released));
+    }
+}
+
+#[test]
+fn who_gives_up_leaves_nothing_behind() {
+    let odds = Odds { impatient: 0.5, slow: 0.2, ..Odds::default() };
+    let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
+    assert!(happened(&seen.given_up) && happened(&seen.won_against_giving_up));
+}
+
+#[test]
+fn a_lost_hold_opens_the_gate() {
+    let odds = Odds { losses: 6, nests: 0.3, expires: 0.1, ..Odds::default() };
+    let seen = model(odds, |_| {});
+    assert!(happened(&seen.vacated) && happened(&seen.undone));
+}
+
+/// One thread has the lock and keeps it while others do something.
+fn beside_a_holder(others: fn(&Arc<Name>)) {
+    let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
+    let patience = Patience::new(0.0);
+    let tenancy = name.acquire(&Thread::current(), Terms::Watched, patience.wait()).unwrap();
+    others(&name);
+    name.leave(&tenancy, Terms::Watched);
+    name.check_free();
+}
+
+#[test]
+fn a_cancel_ends_a_wait_that_nothing_else_ends() {
+    explore(SCHEDULES, || {
+        beside_a_holder(|name| {
+            let (name, token) = (Arc::clone(name), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = thread::spawn(move || {
+                let wait = Wait::cancellable(&token);
+                assert!(name.acquire(&Thread::current(), Terms::Watched, wait).is_none());
+            });
+            cancel.cancel();
+            waiter.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_lease_that_is_over_opens_the_gate_though_the_holder_sleeps_on() {
+    explore(SCHEDULES, || {
+        beside_a_holder(|name| {
+            clock::model::advance(40 * SECOND);
+            let threads = (0..2).map(|_| {
+                let name = Arc::clone(name);
+                thread::spawn(move || name.visit(1))
+            });
+            for thread in threads.collect::<Vec<_>>() {
+                thread.join().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_leaders_error_fails_those_who_came_before_and_no_others() {
+    let odds = Odds { error: 0.4, slow: 0.4, ..Odds::default() };
+    let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
+    assert!(happened(&seen.failed));
+}
+
+#[test]
+fn whatever_happens_together_every_thread_ends_and_the_gate_is_free() {
+    let odds = Odds {
+        impatient: 0.3,
+        other_terms: 0.2,
+        slow: 0.2,
+        nests: 0.2,
+        error: 0.2,
+        expires: 0.1,
+        losses: 4,
+        grants_left: Some(3),
+    };
+    let seen = model(odds, |_| {});
+    assert!(happened(&seen.vacated) && happened(&seen.failed) && happened(&seen.given_up));
+}
+
+fn happened(what: &AtomicUsize) -> bool {
+    what.load(Ordering::SeqCst) > 0
+}

@@ -1,0 +1,153 @@
+//! The waiting loop and the way messages come to it, in many orders of the steps of waiters,
+//! holders, the subscriber, and a network that breaks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use shuttle::thread;
+
+use super::{Contender, Try, Wait};
+use crate::cancel::CancelToken;
+use crate::client::Core;
+use crate::connection::model::Server;
+use crate::error::ErrorKind;
+use crate::sync::{Thread, explore};
+
+const KEY: &str = "key";
+const CHANNEL: &str = "channel";
+
+/// Waits until `attempt` says yes; `false` if that was cancelled.
+fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
+    let contender = Contender {
+        core,
+        name: &KEY.into(),
+        channel: &channel.into(),
+        thread: &Thread::current(),
+        wait: Wait::cancellable(cancel),
+        news: &|| false,
+    };
+    let busy = Duration::from_secs(30);
+    let attempt = |_| Ok(if attempt() { Try::Granted(()) } else { Try::Busy(Some(busy)) });
+    match contender.acquire(attempt, |_| Duration::ZERO) {
+        Ok(granted) => granted.is_some(),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            false
+        }
+    }
+}
+
+/// `waiters` threads that each take the lock and give it back, with `trouble` beside them.
+fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send + 'static) {
+    let server = Server::start(0);
+    let core = Core::model();
+    let subscriber = core.connect();
+    assert!(server.take(KEY, b"another process"));
+    let trouble = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || trouble(&server))
+    };
+    let waiters: Vec<_> = (0..waiters)
+        .map(|waiter| {
+            let (core, server, cancel) = (Arc::clone(&core), Arc::clone(&server), cancel.clone());
+            thread::spawn(move || {
+                let owner = [waiter];
+                if wait(&core, CHANNEL, &cancel, || server.take(KEY, &owner)) {
+                    thread::yield_now();
+                    assert_eq!(server.owner(KEY).as_deref(), Some(&owner[..]));
+                    server.free(KEY, CHANNEL);
+                }
+            })
+        })
+        .collect();
+    server.free(KEY, CHANNEL);
+    for waiter in waiters {
+        waiter.join().unwrap();
+    }
+    trouble.join().unwrap();
+    core.end_subscriber(subscriber);
+    assert_eq!(server.owner(KEY), None);
+}
+
+/// Threads that wait for something that happens once, each on the channel of its own given here.
+fn announce(channels: &'static [&'static str]) {
+    let server = Server::start(0);
+    let core = Core::model();
+    let subscriber = core.connect();
+    let happened = Arc::new(AtomicBool::new(false));
+    let waiters: Vec<_> = channels
+        .iter()
+        .map(|channel| {
+            let (core, happened) = (Arc::clone(&core), Arc::clone(&happened));
+            thread::spawn(move || {
+                let cancel = CancelToken::new();
+                assert!(wait(&core, channel, &cancel, || happened.load(Ordering::SeqCst)));
+            })
+        })
+        .collect();
+    happened.store(true, Ordering::SeqCst);
+    for channel in channels {
+        server.free(KEY, channel);
+    }
+    for waiter in waiters {
+        waiter.join().unwrap();
+    }
+    core.end_subscriber(subscriber);
+}
+
+#[test]
+fn no_message_is_slept_through() {
+    explore(800, || play(1, &CancelToken::new(), |_| {}));
+}
+
+#[test]
+fn each_message_lets_the_next_one_in() {
+    explore(500, || play(3, &CancelToken::new(), |_| {}));
+}
+
+#[test]
+fn one_message_wakes_all_who_wait() {
+    explore(1_000, || announce(&[CHANNEL; 3]));
+}
+
+#[test]
+fn a_channel_that_is_asked_for_at_any_moment_is_subscribed() {
+    explore(1_000, || announce(&["one", "two", "three"]));
+}
+
+#[test]
+fn what_came_while_the_subscriber_was_cut_off_is_made_up_for() {
+    explore(800, || {
+        play(2, &CancelToken::new(), |server| {
+            for _ in 0..3 {
+                server.break_subscribers();
+                thread::yield_now();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_cancel_races_with_a_message() {
+    explore(500, || {
+        let token = CancelToken::new();
+        let cancel = token.clone();
+        play(2, &token, move |_| cancel.cancel());
+    });
+}
+
+#[test]
+fn a_cancel_ends_a_wait_that_nothing_else_ends() {
+    explore(1_000, || {
+        let _server = Server::start(0);
+        let core = Core::model();
+        let subscriber = core.connect();
+        let token = CancelToken::new();
+        let cancel = token.clone();
+        let canceller = thread::spawn(move || cancel.cancel());
+        assert!(!wait(&core, CHANNEL, &token, || false));
+        canceller.join().unwrap();
+        core.end_subscriber(subscriber);
+    });
+}

@@ -1,0 +1,251 @@
+//! Turns: how long one process may keep a lock that other processes want too.
+//!
+//! A release and the next acquire in one packet always win, and a pass inside a process never even
+//! asks. So a process has a lock for a *turn*, by passes or by taking it again: so many grants, or
+//! so long. Then it really gives it back, and if others listen it stays away for a moment, deaf to
+//! its own message. Without turns the others starve.
+
+use std::time::Duration;
+
+/// A turn's grants, before it was ever extended.
+const GRANTS: u32 = 64;
+const MOST_DOUBLED: u32 = 6;
+/// How long a turn lasts at most, and how fresh the server's word must be for a pass.
+const LONGEST_TURN: u64 = 10_000_000;
+/// What one round of turns should take, before any was ever extended: the more listen, the shorter
+/// each turn, so that the last of sixteen processes need not wait for a second.
+const ROUND: u64 = 20_000_000;
+const SHORTEST_TURN: u64 = 1_000_000;
+/// How long a process stays away after its turn.
+pub(crate) const YIELD: u64 = 1_000_000;
+/// It stays away this often even if the server counted no listener: those on replicas and on other
+/// nodes of a cluster are not counted.
+const YIELD_ANYWAY: u64 = 100_000_000;
+
+/// A process lets the others have their turns for at most this long.
+const LONGEST_AWAY: u64 = 100_000_000;
+const SHORTEST_PAUSE: u64 = 500_000;
+
+/// One process's turn at one name. Times are on the hold's clock, in nanoseconds.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// When the server granted the turn's first hold.
+    began: Option<u64>,
+    grants: u32,
+    /// How often the turn was doubled, since nobody used the last yield.
+    doubled: u32,
+    /// How many listeners heard of a release, and when the server's word of it was read.
+    heard: Option<(i64, u64)>,
+    last: Option<Release>,
+    yielded_at: u64,
+    /// Until when the others are to have their turns.
+    away_until: u64,
+}
+
+/// How a turn's last hold was given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Release {
+    pub(crate) at: u64,
+    /// The channel's version before the release was sent, if it was known.
+    pub(crate) version: Option<u64>,
+}
+
+/// What a thread that is about to ask Redis must do first.
+#[derive(Debug)]
+pub(crate) enum Before {
+    /// Nothing.
+    Ask,
+    /// The turn is over: stay away, if others heard of this release.
+    Yield(Release),
+}
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self {
+            began: None,
+            grants: 0,
+            doubled: 0,
+            heard: None,
+            last: None,
+            yielded_at: 0,
+            away_until: 0,
+        }
+    }
+
+    /// Before the process asks for the lock at `now`.
+    pub(crate) fn before(&mut self, now: u64) -> Before {
+        let Some(last) = self.last else { return Before::Ask };
+        if now.saturating_sub(last.at) >= YIELD {
+            // The others have had their chance.
+            self.renew();
+            return Before::Ask;
+        }
+        if self.is_over(now) { Before::Yield(last) } else { Before::Ask }
+    }
+
+    /// Whether the server's word on some release of this turn has been read.
+    pub(crate) fn knows_listeners(&self) -> bool {
+        self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
+    }
+
+    /// The turn is over, and `own` listeners are this process's: whether to stay away. A refused
+    /// message says nothing of the listeners, nor does a reply that nobody could read.
+    pub(crate) fn stays_away(&mut self, own: i64, now: u64) -> bool {
+        let heard = self.heard.filter(|_| self.knows_listeners()).map(|(heard, _)| heard);
+        let others = heard.filter(|heard| *heard >= 0).map_or(1, |heard| heard - own);
+        let others = u64::try_from(others).unwrap_or(0);
+        if let (Some(began), Some(last)) = (self.began, self.last) {
+            let round = others.saturating_mul(last.at.saturating_sub(began));
+            self.away_until = last.at + round.min(LONGEST_AWAY);
+        }
+        self.renew();
+        others > 0 || now.saturating_sub(self.yielded_at) >= YIELD_ANYWAY
+    }
+
+    /// How long to wait after a message before the next try, while the others have their turns:
+    /// as long as the process's own turn was for each of them. It does look now and then, since
+    /// they may not want the lock at all. Without this, two processes hand a lock to and fro, and
+    /// those that were slower once come too late again and again.
+    pub(crate) fn pause(&self, now: u64) -> Option<Duration> {
+        let left = self.away_until.checked_sub(now).filter(|left| *left > 0)?;
+        let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
+        Some(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()))
+    }
+
+    /// The next turn begins.
+    fn renew(&mut self) {
+        self.began = None;
+        self.grants = 0;
+    }
+
+    /// A release's reply was read: so many listeners heard of it.
+    pub(crate) fn heard(&mut self, heard: i64, now: u64) {
+        self.heard = Some((heard, now));
+    }
+
+    /// It stayed away. Where nobody used that, the next turn is longer.
+    pub(crate) fn yielded(&mut self, used: bool, now: u64) {
+        self.yielded_at = now;
+        self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
+    }
+
+    pub(crate) fn granted(&mut self, at: u64) {
+        self.began.get_or_insert(at);
+        self.grants = self.grants.saturating_add(1);
+    }
+
+    /// Fresh pass: a hold is passed only within a turn, so within that time of the server's word.
+    pub(crate) fn may_pass(&self, now: u64) -> bool {
+        self.began.is_some() && !self.is_over(now)
+    }
+
+    pub(crate) fn released(&mut self, now: u64) {
+        self.last = Some(Release { at: now, version: None });
+    }
+
+    /// Whether the turn ends with a release at `now`, so that its message must be told from others.
+    pub(crate) fn ends(&self, now: u64) -> bool {
+        self.is_over(now)
+    }
+
+    pub(crate) fn released_at_version(&mut self, version: u64) {
+        if let Some(last) = &mut self.last {
+            last.version = Some(version);
+        }
+    }
+
+    fn is_over(&self, now: u64) -> bool {
+        let listeners = self.heard.map_or(0, |(heard, _)| u64::try_from(heard).unwrap_or(0));
+        let length = (ROUND / (listeners + 1)).max(SHORTEST_TURN) << self.doubled;
+        let length = length.min(LONGEST_TURN);
+        self.grants >= GRANTS << self.doubled
+            || self.began.is_none_or(|at| now.saturating_sub(at) > length)
+    }
+}
+
+/// How long a waiter that was woken and lost stays away from the next race.
+///
+/// Each release wakes one thread of every waiting process, and all but one lose. Without a random
+/// delay sixteen processes cost sixteen commands a grant.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(Duration);
+
+const FIRST_BACKOFF: Duration = Duration::from_micros(125);
+/// Who has waited for this long races at every message.
+const MOST_PATIENT: Duration = Duration::from_millis(200);
+const LAST_BACKOFF: Duration = Duration::from_millis(2);
+
+impl Backoff {
+    /// A random time up to the present limit, for who has waited for `waited` so far. The longer
+    /// that is, the shorter the time: chance alone lets some wait for half a second.
+    pub(crate) fn delay(&self, waited: Duration) -> Duration {
+        if self.0.is_zero() {
+            return Duration::ZERO;
+        }
+        let patience = 1.0 - waited.div_duration_f64(MOST_PATIENT);
+        self.0.mul_f64(rand::random::<f64>() * patience.max(0.0))
+    }
+
+    pub(crate) fn lost(&mut self) {
+        self.0 = (self.0 * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+    }
+
+    pub(crate) fn won(&mut self) {
+        self.0 /= 2;
+        if self.0 < FIRST_BACKOFF {
+            self.0 = Duration::ZERO;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_ends_after_its_grants() {
+        let mut turn = Turn::new();
+        for _ in 0..GRANTS {
+            assert!(matches!(turn.before(5), Before::Ask));
+            turn.granted(5);
+            turn.released(5);
+        }
+        assert!(!turn.may_pass(5));
+        assert!(matches!(turn.before(5), Before::Yield(_)));
+        // A while later the others have had their chance.
+        assert!(matches!(turn.before(5 + YIELD), Before::Ask));
+    }
+
+    #[test]
+    fn a_turn_ends_after_its_time() {
+        let mut turn = Turn::new();
+        assert!(!turn.may_pass(0));
+        turn.granted(0);
+        assert!(turn.may_pass(LONGEST_TURN));
+        assert!(!turn.may_pass(LONGEST_TURN + 1));
+    }
+
+    #[test]
+    fn the_more_listen_the_shorter_is_a_turn() {
+        let mut turn = Turn::new();
+        turn.heard(15, 0);
+        turn.granted(0);
+        assert!(turn.may_pass(ROUND / 16));
+        assert!(!turn.may_pass(ROUND / 16 + 1));
+    }
+
+    #[test]
+    fn a_yield_that_nobody_used_makes_the_next_turn_longer() {
+        let mut turn = Turn::new();
+        turn.yielded(false, 0);
+        turn.renew();
+        for _ in 0..2 * GRANTS - 1 {
+            turn.granted(0);
+        }
+        assert!(turn.may_pass(0));
+        turn.granted(0);
+        assert!(!turn.may_pass(0));
+        turn.yielded(true, 0);
+        assert_eq!(turn.doubled, 0);
+    }
+}

@@ -1,0 +1,416 @@
+//! The way to one Redis server, its background threads, and its end.
+
+use std::cell::Cell;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use redis::Value;
+
+use crate::config::{ClientBuilder, Config};
+use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied};
+use crate::count_down_latch::{CountDownLatch, LatchSite};
+use crate::error::{Error, ErrorKind};
+use crate::fair_lock::{FairLock, FairQueue};
+use crate::hold::{Leaving, LostReason, Site, Terms, clock};
+use crate::protocol::ClientId;
+use crate::pubsub::{HEARTBEAT, Heard, Hub, PubSub, Subscription};
+use crate::reentrant_lock::ReentrantLock;
+use crate::registry::Registry;
+use crate::script::{self, Requests};
+use crate::semaphore::{Semaphore, SemaphoreSite};
+use crate::sync::Mutex;
+use crate::watchdog::{Job, Renewer, Watchdog};
+
+#[cfg(all(test, shuttle))]
+use shuttle::thread;
+#[cfg(not(all(test, shuttle)))]
+use std::thread;
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+
+/// A client of one Redis server, from which locks are made.
+///
+/// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
+/// process usually has one, made at its start. Its threads share a few connections.
+///
+/// When the last clone, lock and guard of a client are gone, what it still holds is released, what
+/// was written and not answered is read, and its background threads end. That takes up to
+/// `response_timeout` if the server does not answer.
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let lock = client.reentrant_lock("orders");
+/// let guard = lock.lock()?;
+/// // … nobody else is here, on any machine, while guard.is_held() …
+/// guard.unlock()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Client(Arc<Outer>);
+
+impl Client {
+    /// Connects with the default settings.
+    ///
+    /// `url` is as the `redis` crate takes it: `redis://[user:password@]host[:port][/database]`,
+    /// `rediss://…` for TLS (feature `tls`), `redis+unix:///path/to.sock`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientBuilder::connect`].
+    pub fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder(url).connect()
+    }
+
+    /// Settings for a new client of the server at `url`.
+    pub fn builder(url: &str) -> ClientBuilder {
+        ClientBuilder::new(url)
+    }
+
+    /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
+    ///
+    /// No I/O. Handles of one name share what the client holds under it. An empty name is an
+    /// error of the first call that needs the server.
+    #[must_use]
+    pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
+        ReentrantLock::new(self.clone(), Site::of(&self.0.core, name))
+    }
+
+    /// The fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.
+    ///
+    /// No I/O. Do not use one name for a fair lock and another kind of lock: they exclude each
+    /// other, but do not wake each other.
+    #[must_use]
+    pub fn fair_lock(&self, name: &str) -> FairLock {
+        FairLock::new(self.clone(), name)
+    }
+
+    /// The semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
+    ///
+    /// No I/O. It has no permits until somebody gives it some
+    /// ([`try_set_permits`](Semaphore::try_set_permits)).
+    #[must_use]
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore::new(self.clone(), SemaphoreSite::of(&self.0.core, name))
+    }
+
+    /// The count-down latch of this name: Redisson's `RCountDownLatch`,
+    /// `redisson.getCountDownLatch(name)`.
+    ///
+    /// No I/O. It is open until somebody gives it a count
+    /// ([`try_set_count`](CountDownLatch::try_set_count)).
+    #[must_use]
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch::new(self.clone(), LatchSite::of(&self.0.core, name))
+    }
+
+    /// Ends the client now, though handles of it are left: waiting threads get an error of kind
+    /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; what is held is released, and
+    /// its guards are lost ([`LostReason::ShutDown`]).
+    ///
+    /// # Blocking
+    ///
+    /// Until the releases are answered and the background threads have ended, for at most about
+    /// twice `response_timeout`.
+    pub fn shutdown(&self) {
+        self.0.end();
+    }
+
+    pub(crate) fn open(url: &str, config: Config) -> Result<Self, Error> {
+        let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
+        let endpoint = Arc::new(endpoint);
+        let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
+        let round_trip = greet(&lane)?;
+        let count = config.connections.unwrap_or_else(|| lanes_for(round_trip));
+        let mut lanes = vec![lane];
+        lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
+
+        let (alive, ended) = crossbeam_channel::bounded(0);
+        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone());
+        // From here on a failure drops this, which ends the threads that did start.
+        let client = Self(Arc::new(Outer { core, ended, ending: Mutex::new(false) }));
+        client.0.start(&endpoint, jobs, alive).map_err(|source| {
+            let message = "the client's background threads cannot be started".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        Ok(client)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("id", &self.0.core.id.as_str()).finish_non_exhaustive()
+    }
+}
+
+/// Asks who is there, and how far away: the shortest of three round trips.
+fn greet(lane: &Lane) -> Result<Duration, Error> {
+    lane.connect().map_err(|failure| script::unreachable(failure.source()))?;
+    let mut shortest = Duration::MAX;
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let pong = lane.call_once(&Command::plain(&[b"PING"]));
+        shortest = shortest.min(begun.elapsed());
+        match pong {
+            // A server that is loading, or forbids PING, is one nevertheless.
+            Ok(Value::ServerError(error)) if error.code() == "NOAUTH" => {
+                return Err(script::refused(error.into()));
+            }
+            Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_)) => {}
+            Ok(other) => {
+                let message = format!("what answers there is no Redis server: {other:?} to PING");
+                return Err(Error::new(ErrorKind::Protocol, message));
+            }
+            Err(failure) => return Err(script::unreachable(failure.source())),
+        }
+    }
+    Ok(shortest)
+}
+
+/// Two connections on the same machine, where each packet more costs more than it brings; over a
+/// network as many as keep threads from waiting for others' replies.
+fn lanes_for(round_trip: Duration) -> usize {
+    match round_trip.as_micros() {
+        0..200 => 2,
+        200..500 => 4,
+        500..1_000 => 8,
+        _ => 16,
+    }
+}
+
+/// What handles and guards share. The background threads have only the [`Core`], so that the last
+/// drop is never theirs.
+struct Outer {
+    core: Arc<Core>,
+    /// Disconnected once the last background thread has ended.
+    ended: Receiver<()>,
+    ending: Mutex<bool>,
+}
+
+impl Outer {
+    fn start(&self, endpoint: &Endpoint, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
+        let alive = Some(alive);
+        let core = Arc::clone(&self.core);
+        own_thread("redlatch-watchdog", alive.clone(), move || core.watchdog.run())?;
+        let renewer = Renewer::new(Arc::clone(&self.core), endpoint);
+        own_thread("redlatch-renewer", alive.clone(), move || renewer.run(&jobs))?;
+        let pubsub = Arc::clone(&self.core.pubsub);
+        own_thread("redlatch-subscriber", alive, move || pubsub.run())
+    }
+
+    fn end(&self) {
+        if std::mem::replace(&mut *self.ending.lock(), true) {
+            return;
+        }
+        let core = &self.core;
+        core.shut_down.store(true, Ordering::SeqCst);
+        for site in core.sites.all() {
+            site.gate.nudge();
+            if let Some((tenancy, _)) = site.gate.tenant() {
+                site.lose(&tenancy, LostReason::ShutDown);
+                // An error was logged, and the lease ends by itself.
+                let _ = site.release(&tenancy.hold, Leaving::Posted);
+            }
+        }
+        core.semaphores.all().iter().for_each(|site| site.gate.nudge());
+        core.latches.all().iter().for_each(|site| site.gate.nudge());
+        core.fair_queues.all().iter().for_each(|queue| queue.nudge());
+        core.pubsub.shut_down();
+        core.tell_subscriber();
+        // Every release is answered, or has become an errand, before the wheel stops. What is posted
+        // after this is waited for by who posts it.
+        core.closed.store(true, Ordering::SeqCst);
+        let until = Instant::now().checked_add(core.config.response_timeout);
+        for lane in &core.lanes {
+            if until.is_none_or(|until| Instant::now() < until) {
+                lane.settle();
+            }
+        }
+        core.watchdog.finish(core.watchdog.shut_down());
+        if !on_own_thread() {
+            // A subscriber that a dead network keeps in its read ends when that times out.
+            let _ = self.ended.recv_timeout(core.config.response_timeout);
+        }
+    }
+}
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a client's handles and background threads work with.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    /// To the server and back, as measured at connect.
+    pub(crate) round_trip: Duration,
+    pub(crate) id: ClientId,
+    pub(crate) pubsub: Arc<PubSub>,
+    pub(crate) watchdog: Watchdog,
+    endpoint: Arc<Endpoint>,
+    lanes: Vec<Arc<Lane>>,
+    hasher: RandomState,
+    pub(crate) sites: Registry<Site>,
+    pub(crate) semaphores: Registry<SemaphoreSite>,
+    pub(crate) latches: Registry<LatchSite>,
+    pub(crate) fair_queues: Registry<FairQueue>,
+    /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
+    pub(crate) requests: Registry<Requests>,
+    last_heartbeat: AtomicU64,
+    shut_down: AtomicBool,
+    /// Nobody reads replies any more that nobody waits for.
+    closed: AtomicBool,
+}
+
+impl Core {
+    /// `alive` is kept by every thread that is started, until it ends.
+    fn new(
+        endpoint: &Arc<Endpoint>,
+        config: Config,
+        round_trip: Duration,
+        lanes: Vec<Arc<Lane>>,
+        alive: Sender<()>,
+    ) -> (Arc<Self>, Receiver<Job>) {
+        let (watchdog, jobs) = Watchdog::new(alive);
+        let id = ClientId::random();
+        let core = Arc::new(Self {
+            pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str())),
+            id,
+            config,
+            round_trip,
+            endpoint: Arc::clone(endpoint),
+            lanes,
+            hasher: RandomState::new(),
+            watchdog,
+            sites: Registry::new(),
+            semaphores: Registry::new(),
+            latches: Registry::new(),
+            fair_queues: Registry::new(),
+            requests: Registry::new(),
+            last_heartbeat: AtomicU64::new(0),
+            shut_down: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        });
+        (core, jobs)
+    }
+
+    /// A name's lane: the same for all its commands, so that they run in the order they were
+    /// written.
+    pub(crate) fn lane(&self, name: &str) -> Arc<Lane> {
+        let at = self.hasher.hash_one(name) % self.lanes.len() as u64;
+        Arc::clone(&self.lanes[at as usize])
+    }
+
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.config.response_timeout
+    }
+
+    /// Which run of the server was met last.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.endpoint.incarnation()
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::SeqCst)
+    }
+
+    /// How long the server is to keep a hold on these terms.
+    pub(crate) fn lease(&self, terms: Terms) -> Duration {
+        match terms {
+            Terms::Watched => self.config.watchdog_timeout,
+            Terms::Fixed(lease) => lease,
+        }
+    }
+
+    /// Listens to a channel; its messages count once it is confirmed.
+    pub(crate) fn listen(&self, channel: &Arc<str>) -> Subscription {
+        let (subscription, tell) = self.pubsub.listen(channel);
+        if tell {
+            self.tell_subscriber();
+        }
+        subscription
+    }
+
+    /// Listens to all channels that match a pattern.
+    pub(crate) fn listen_to(&self, pattern: &Arc<str>, hub: Weak<dyn Hub>) -> Subscription {
+        let (subscription, tell) = self.pubsub.listen_to(pattern, Some(hub));
+        if tell {
+            self.tell_subscriber();
+        }
+        subscription
+    }
+
+    /// Sends a command whose reply nobody waits for; after the end of the client, when nobody would
+    /// read the reply, waits for it.
+    pub(crate) fn post(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn Replied>) {
+        if self.closed.load(Ordering::SeqCst) {
+            receiver.receive(lane.call_once(&command));
+            return;
+        }
+        let posted = lane.post(command, receiver);
+        if self.closed.load(Ordering::SeqCst) {
+            // The client ended between the look at it and the writing.
+            lane.settle();
+        } else if posted == Posted::LookAfter {
+            self.watchdog.look_after(lane);
+        }
+    }
+
+    /// Wakes the subscriber from its read.
+    pub(crate) fn tell_subscriber(&self) {
+        self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
+        // Any lane: this is no name's command.
+        let lane = &self.lanes[0];
+        self.post(lane, self.pubsub.control_message(), Arc::new(Heard));
+    }
+
+    pub(crate) fn heartbeat_due(&self) -> bool {
+        let last = self.last_heartbeat.load(Ordering::Relaxed);
+        clock::now().saturating_sub(last) >= clock::nanos(HEARTBEAT)
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Starts one of a client's own threads, which keeps `alive` until it ends.
+pub(crate) fn own_thread(
+    name: &str,
+    alive: Option<Sender<()>>,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        OWN.set(true);
+        work();
+        drop(alive);
+    });
+    thread.map(drop)
+}
+
+/// Whether a client ends on one of its own threads: an `on_lost` callback may have owned the last
+/// handle. It must not wait for itself.
+fn on_own_thread() -> bool {
+    OWN.try_with(Cell::get).unwrap_or(false)
+}

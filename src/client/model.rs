@@ -1,0 +1,46 @@
+//! Clients for the model tests: of a model's server, and without the threads that wait for time to
+//! pass, which it does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::thread::{self, JoinHandle};
+
+use super::{Client, Core, Outer};
+use crate::connection::{Endpoint, Lane};
+use crate::sync::Mutex;
+
+const URL: &str = "redis://localhost";
+
+impl Core {
+    /// Of a client that has no threads.
+    pub(crate) fn model() -> Arc<Self> {
+        let config = Client::builder(URL).config;
+        let endpoint = Endpoint::new(URL, config.connect_timeout, config.response_timeout);
+        let endpoint = Arc::new(endpoint.unwrap());
+        let lanes = vec![Arc::new(Lane::new(Arc::clone(&endpoint)))];
+        Self::new(&endpoint, config, Duration::ZERO, lanes, crossbeam_channel::bounded(0).0).0
+    }
+
+    /// Connects, and starts the subscriber.
+    pub(crate) fn connect(&self) -> JoinHandle<()> {
+        self.lanes[0].connect().unwrap();
+        let pubsub = Arc::clone(&self.pubsub);
+        thread::spawn(move || pubsub.run())
+    }
+
+    /// Ends the subscriber, as the client's end does.
+    pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
+        self.pubsub.shut_down();
+        self.tell_subscriber();
+        subscriber.join().unwrap();
+    }
+}
+
+impl Client {
+    pub(crate) fn model(core: Arc<Core>) -> Self {
+        // Nobody is to be waited for.
+        let ended = crossbeam_channel::bounded(0).1;
+        Self(Arc::new(Outer { core, ended, ending: Mutex::new(false) }))
+    }
+}

@@ -1,0 +1,231 @@
+//! The whole way of a lock, in many orders of the steps of its threads: handle, gate, waiting
+//! loop, lane, link and subscriber, of one client or of two, with a model's server behind them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread::{self, JoinHandle};
+
+use super::{Client, Core};
+use crate::cancel::CancelToken;
+use crate::connection::model::Server;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Site, Tenancy};
+use crate::lock::LockGuard;
+use crate::reentrant_lock::ReentrantLock;
+use crate::sync::explore;
+
+const NAME: &str = "name";
+const ROUNDS: usize = 3;
+
+/// A client with its subscriber.
+struct Process {
+    client: Client,
+    core: Arc<Core>,
+    subscriber: JoinHandle<()>,
+}
+
+impl Process {
+    fn start() -> Self {
+        let core = Core::model();
+        let subscriber = core.connect();
+        Self { client: Client::model(Arc::clone(&core)), core, subscriber }
+    }
+
+    fn lock(&self) -> ReentrantLock {
+        self.client.reentrant_lock(NAME)
+    }
+
+    /// Drops the client.
+    fn end(self) {
+        drop(self.client);
+        self.subscriber.join().unwrap();
+    }
+
+    fn tenancy(&self) -> Option<Arc<Tenancy>> {
+        Site::of(&self.core, NAME).gate.tenant().map(|(tenancy, _)| tenancy)
+    }
+
+    /// A hold that is not lost is one that the server knows.
+    fn check(&self, server: &Server) {
+        let tenancy = self.tenancy();
+        let owner = server.owner(NAME);
+        if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
+            assert_eq!(owner.as_deref(), Some(tenancy.hold.owner.as_bytes()), "{tenancy:?}");
+        }
+    }
+}
+
+/// Takes the lock in one of the ways there are.
+fn take(lock: &ReentrantLock) -> Result<Option<LockGuard>, Error> {
+    if thread_rng().gen_bool(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
+}
+
+/// Takes the lock in one of the ways that do not wait for ever.
+fn try_to_take(lock: &ReentrantLock) -> Result<Option<LockGuard>, Error> {
+    match thread_rng().gen_range(0..4) {
+        0 => lock.try_lock(),
+        1 => lock.try_lock_until(Instant::now()),
+        _ => {
+            let token = CancelToken::new();
+            let elsewhere = token.clone();
+            let canceller = thread::spawn(move || elsewhere.cancel());
+            let taken = lock.lock_cancellable(&token);
+            canceller.join().unwrap();
+            match taken {
+                Err(error) if error.kind() == ErrorKind::Cancelled => Ok(None),
+                taken => taken.map(Some),
+            }
+        }
+    }
+}
+
+/// A thread that uses the lock a few times.
+fn user(lock: &ReentrantLock, inside: &AtomicUsize) {
+    for _ in 0..ROUNDS {
+        let Some(guard) = take(lock).unwrap() else {
+            continue;
+        };
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at a time");
+        if thread_rng().gen_bool(0.3) {
+            drop(lock.lock().unwrap());
+        }
+        thread::yield_now();
+        assert!(guard.is_held());
+        inside.fetch_sub(1, Ordering::SeqCst);
+        if thread_rng().gen_bool(0.5) {
+            drop(guard);
+        } else {
+            guard.unlock().unwrap();
+        }
+    }
+}
+
+/// Lets so many threads use the lock. Returns how often the server refused it.
+fn play(processes: usize, threads: usize, user: fn(&ReentrantLock, &AtomicUsize)) -> usize {
+    let server = Server::start(0);
+    let processes: Vec<_> = (0..processes).map(|_| Process::start()).collect();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let users: Vec<_> = processes
+        .iter()
+        .flat_map(|process| vec![process.lock(); threads])
+        .map(|lock| {
+            let inside = Arc::clone(&inside);
+            thread::spawn(move || user(&lock, &inside))
+        })
+        .collect();
+    for user in users {
+        user.join().unwrap();
+    }
+    processes.into_iter().for_each(Process::end);
+    assert_eq!(server.owner(NAME), None, "a hold that nobody has was not released");
+    server.refusals()
+}
+
+#[test]
+fn one_holds_at_a_time_and_every_thread_ends() {
+    explore(400, || {
+        play(1, 4, user);
+    });
+}
+
+/// A process does not ask for what it has.
+#[test]
+fn a_release_goes_out_before_the_next_request() {
+    explore(1_000, || {
+        let user = |lock: &ReentrantLock, _: &AtomicUsize| {
+            for _ in 0..ROUNDS {
+                drop(lock.lock().unwrap());
+            }
+        };
+        assert_eq!(play(1, 2, user), 0);
+    });
+}
+
+#[test]
+fn so_it_is_with_two_processes() {
+    explore(250, || {
+        play(2, 2, user);
+    });
+}
+
+/// Threads that take the lock, `trouble` beside them.
+fn disturb(
+    take: fn(&ReentrantLock) -> Result<Option<LockGuard>, Error>,
+    look: fn(&Process, &Server),
+    trouble: fn(&Process, &Server),
+) -> Arc<Server> {
+    let server = Server::start(0);
+    server.forget_scripts();
+    let process = Arc::new(Process::start());
+    let users: Vec<_> = (0..3)
+        .map(|_| {
+            let (process, server) = (Arc::clone(&process), Arc::clone(&server));
+            thread::spawn(move || {
+                let lock = process.lock();
+                for _ in 0..ROUNDS {
+                    match take(&lock) {
+                        Ok(guard) => {
+                            look(&process, &server);
+                            drop(guard);
+                        }
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::ShutDown),
+                    }
+                }
+            })
+        })
+        .collect();
+    trouble(&process, &server);
+    for user in users {
+        user.join().unwrap();
+    }
+    Arc::into_inner(process).unwrap().end();
+    server
+}
+
+#[test]
+fn nobody_holds_after_a_shutdown() {
+    explore(1_000, || {
+        let server = disturb(take, Process::check, |process, server| {
+            process.client.shutdown();
+            process.check(server);
+        });
+        assert_eq!(server.owner(NAME), None, "a hold that nobody has was not released");
+    });
+}
+
+#[test]
+fn who_holds_is_told_of_a_force_unlock() {
+    explore(1_000, || {
+        // A grant that is undone is released by the renewer, for which nobody must wait here.
+        let look = |_: &Process, _: &Server| thread::yield_now();
+        disturb(try_to_take, look, |process, server| {
+            process.lock().force_unlock().unwrap();
+            process.check(server);
+        });
+    });
+}
+
+#[test]
+fn a_shutdown_ends_every_wait() {
+    explore(500, || {
+        let server = Server::start(0);
+        assert!(server.take(NAME, b"another process"));
+        let process = Process::start();
+        let users: Vec<_> = (0..3)
+            .map(|_| {
+                let lock = process.lock();
+                thread::spawn(move || {
+                    assert_eq!(lock.lock().unwrap_err().kind(), ErrorKind::ShutDown);
+                })
+            })
+            .collect();
+        process.client.shutdown();
+        for user in users {
+            user.join().unwrap();
+        }
+        process.end();
+    });
+}

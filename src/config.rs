@@ -1,0 +1,160 @@
+//! What a client can be told.
+
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+
+/// Settings of a [`Client`], before it connects. Made by [`Client::builder`].
+#[derive(Clone)]
+#[must_use = "call connect()"]
+pub struct ClientBuilder {
+    pub(crate) url: String,
+    pub(crate) config: Config,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) watchdog_timeout: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) fair_wait_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) connections: Option<usize>,
+}
+
+const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
+const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
+const SHORTEST_FAIR_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_FAIR_WAIT: Duration = Duration::from_secs(60);
+const MOST_CONNECTIONS: usize = 1_024;
+
+impl ClientBuilder {
+    pub(crate) fn new(url: &str) -> Self {
+        let config = Config {
+            watchdog_timeout: Duration::from_secs(30),
+            max_hold: None,
+            fair_wait_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(3),
+            connections: None,
+        };
+        Self { url: url.to_owned(), config }
+    }
+
+    /// The lease of a lock taken without one. It is renewed at a third of it for as long as the
+    /// lock is held, so it is how long others wait for the lock of a process that died.
+    ///
+    /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.
+    pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
+        self.config.watchdog_timeout = timeout;
+        self
+    }
+
+    /// How long the watchdog renews one hold at the longest, however long it is kept: a bound on
+    /// what a thread that hangs while it holds a lock costs the others. Then the lease runs out
+    /// and the guard is lost.
+    ///
+    /// Defaults to no bound.
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.config.max_hold = Some(longest);
+        self
+    }
+
+    /// How long a thread that waits for a fair lock counts as alive without a sign of life. Its
+    /// process gives one at a third of this, so a live one is never dropped; one that died at the
+    /// head of the queue delays the others by about this.
+    ///
+    /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock should have the same.
+    pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
+        self.config.fair_wait_timeout = timeout;
+        self
+    }
+
+    /// How long opening a connection may take, its set-up included and the look-up of a host name
+    /// not. Defaults to 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// How long the server may take to answer. Past it the outcome of a command is unknown: the
+    /// caller gets an error, and what may have been taken is released in the background.
+    ///
+    /// A wait's own deadline bounds its sleep, not this: a `try_lock_for` of 10 ms on a server that
+    /// has stopped answering ends with an error after this time.
+    ///
+    /// Defaults to 3 s, as Redisson's `timeout` does.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.config.response_timeout = timeout;
+        self
+    }
+
+    /// How many connections the threads share for their commands. A name always uses the same one.
+    ///
+    /// Defaults to what the round trip measured at connect asks for: one on the same machine, up
+    /// to sixteen over a network.
+    pub fn connections(mut self, count: usize) -> Self {
+        self.config.connections = Some(count);
+        self
+    }
+
+    /// Connects, and starts the client's background threads.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable,
+    /// [`Redis`](ErrorKind::Redis) if the server cannot be reached or refuses the password,
+    /// [`Protocol`](ErrorKind::Protocol) if it is no Redis server.
+    ///
+    /// # Blocking
+    ///
+    /// For the connection's set-up and a few round trips, which tell how far away the server is.
+    pub fn connect(self) -> Result<Client, Error> {
+        self.check()?;
+        Client::open(&self.url, self.config)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
+        let Config {
+            watchdog_timeout,
+            max_hold,
+            fair_wait_timeout,
+            connect_timeout,
+            response_timeout,
+            connections,
+        } = &self.config;
+        if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
+            return unusable(format!(
+                "fair_wait_timeout is {fair_wait_timeout:?}; it must be from 100 ms to a minute"
+            ));
+        }
+        if !(SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(watchdog_timeout) {
+            return unusable(format!(
+                "watchdog_timeout is {watchdog_timeout:?}; it must be from 10 ms to a year"
+            ));
+        }
+        if max_hold.is_some_and(|longest| longest.is_zero()) {
+            return unusable("max_hold is zero; leave it away for no bound".to_owned());
+        }
+        for (setting, timeout) in
+            [("connect_timeout", connect_timeout), ("response_timeout", response_timeout)]
+        {
+            if timeout.is_zero() || *timeout > LONGEST_WATCHDOG {
+                return unusable(format!("{setting} is {timeout:?}; it must be up to a year"));
+            }
+        }
+        if connections.is_some_and(|count| count == 0 || count > MOST_CONNECTIONS) {
+            return unusable(format!("connections must be from 1 to {MOST_CONNECTIONS}"));
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for ClientBuilder {
+    /// Without the URL, which may have a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
+    }
+}

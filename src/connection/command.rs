@@ -1,0 +1,145 @@
+//! Commands as bytes.
+
+/// A script that the server runs, by its hash once it knows it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    code: &'static str,
+    sha: String,
+}
+
+impl Script {
+    pub(crate) fn new(code: &'static str) -> Self {
+        Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+    }
+}
+
+/// One encoded command.
+#[derive(Clone, Debug)]
+pub(crate) struct Command {
+    bytes: Vec<u8>,
+    script: Option<ScriptCall>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ScriptCall {
+    script: &'static Script,
+    /// How many parts the command has.
+    parts: usize,
+    /// Where what follows the script's hash begins.
+    rest: usize,
+}
+
+impl Command {
+    /// A command that is no script call.
+    pub(crate) fn plain(parts: &[&[u8]]) -> Self {
+        let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
+        push_header(&mut bytes, b'*', parts.len());
+        for part in parts {
+            push_part(&mut bytes, part);
+        }
+        Self { bytes, script: None }
+    }
+
+    /// A script call: `EVALSHA`, which [`to_eval`](Self::to_eval) turns into `EVAL` for a server
+    /// that does not know the script yet.
+    pub(crate) fn script(script: &'static Script, keys: &[&[u8]], arguments: &[&[u8]]) -> Self {
+        let parts = 3 + keys.len() + arguments.len();
+        let size: usize = keys.iter().chain(arguments).map(|part| part.len() + 16).sum();
+        let mut bytes = Vec::with_capacity(96 + size);
+        push_header(&mut bytes, b'*', parts);
+        push_part(&mut bytes, b"EVALSHA");
+        push_part(&mut bytes, script.sha.as_bytes());
+        let rest = bytes.len();
+        let mut digits = [0; 20];
+        push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
+        for part in keys.iter().chain(arguments) {
+            push_part(&mut bytes, part);
+        }
+        Self { bytes, script: Some(ScriptCall { script, parts, rest }) }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Which script it calls, if any: the same number for the same script.
+    pub(crate) fn script_id(&self) -> Option<usize> {
+        self.script.map(|call| std::ptr::from_ref(call.script).addr())
+    }
+
+    /// The same call with the script's text, if it is one.
+    pub(crate) fn to_eval(&self) -> Option<Vec<u8>> {
+        let ScriptCall { script, parts, rest } = self.script?;
+        let mut bytes = Vec::with_capacity(script.code.len() + self.bytes.len());
+        push_header(&mut bytes, b'*', parts);
+        push_part(&mut bytes, b"EVAL");
+        push_part(&mut bytes, script.code.as_bytes());
+        bytes.extend_from_slice(&self.bytes[rest..]);
+        Some(bytes)
+    }
+}
+
+/// `number` as text, in `digits`.
+pub(crate) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    let mut left = number;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
+    bytes.push(kind);
+    bytes.extend_from_slice(decimal(count as u64, &mut [0; 20]));
+    bytes.extend_from_slice(b"\r\n");
+}
+
+fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
+    push_header(bytes, b'$', part.len());
+    bytes.extend_from_slice(part);
+    bytes.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
+
+    #[test]
+    fn a_command_is_what_the_redis_crate_would_write() {
+        let expected = redis::cmd("PTTL").arg("a b\0é").get_packed_command();
+        assert_eq!(Command::plain(&[b"PTTL", "a b\0é".as_bytes()]).bytes(), expected);
+    }
+
+    #[test]
+    fn a_script_call_has_two_forms() {
+        let call = Command::script(&SCRIPT, &[b"key"], &[b"10", b""]);
+        let sha = redis::Script::new("return KEYS[1]").get_hash().to_owned();
+        let by_hash =
+            redis::cmd("EVALSHA").arg(sha).arg(1).arg("key").arg(10).arg("").get_packed_command();
+        let by_text = redis::cmd("EVAL")
+            .arg("return KEYS[1]")
+            .arg(1)
+            .arg("key")
+            .arg(10)
+            .arg("")
+            .get_packed_command();
+        assert_eq!(call.bytes(), by_hash);
+        assert_eq!(call.to_eval().unwrap(), by_text);
+    }
+
+    #[test]
+    fn decimals_have_no_limit() {
+        for number in [0, 9, 10, u64::MAX] {
+            assert_eq!(decimal(number, &mut [0; 20]), number.to_string().as_bytes());
+        }
+    }
+}

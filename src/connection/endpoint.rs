@@ -1,0 +1,131 @@
+//! Where the server is, and how a connection to it is opened.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
+
+use super::link::is_noscript;
+use super::{Command, Connection};
+use crate::error::{Error, ErrorKind};
+
+/// A server's address with everything that opening a connection needs.
+pub(crate) struct Endpoint {
+    client: redis::Client,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    run: Arc<Run>,
+}
+
+/// One run of the server, from its start to its end.
+///
+/// A client leaves a script of its own in the server's memory. A server that does not know it any
+/// more was started anew (or a replica took its place, or somebody flushed the scripts): then its
+/// word "not held" is no sign that a release was carried out.
+struct Run {
+    /// Runs the script by its hash, and by its text.
+    known: Command,
+    anew: Command,
+    /// Counts the runs of the server that this client has met.
+    incarnation: AtomicU64,
+}
+
+impl Endpoint {
+    pub(crate) fn new(
+        url: &str,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> Result<Self, Error> {
+        let unusable = |source| {
+            Error::new(
+                ErrorKind::Config,
+                "the URL is not usable; write redis://[user:password@]host[:port][/database], \
+                 rediss://… for TLS (feature `tls`) or redis+unix:///path/to.sock"
+                    .to_owned(),
+            )
+            .caused_by(source)
+        };
+        let info: ConnectionInfo = url.into_connection_info().map_err(unusable)?;
+        if !info.addr().is_supported() {
+            let what = match info.addr() {
+                ConnectionAddr::TcpTls { .. } => {
+                    "this build has no TLS; enable redlatch's feature `tls`"
+                }
+                _ => "this platform has no unix sockets; use redis://host:port",
+            };
+            return Err(Error::new(ErrorKind::Config, what.to_owned()));
+        }
+        // Without NODELAY a shared connection loses half its rate as soon as there is a delay.
+        // Linger 0: bytes that a socket thrown away could not deliver must not arrive later.
+        let tcp = TcpSettings::default().set_nodelay(true).set_linger_time(Duration::ZERO);
+        let client = redis::Client::open(info.set_tcp_settings(tcp)).map_err(unusable)?;
+        let code = format!("return '{:032x}'", rand::random::<u128>());
+        let hash = redis::Script::new(&code).get_hash().to_owned();
+        let run = Run {
+            known: Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0"]),
+            anew: Command::plain(&[b"EVAL", code.as_bytes(), b"0"]),
+            incarnation: AtomicU64::new(0),
+        };
+        Ok(Self { client, connect_timeout, response_timeout, run: Arc::new(run) })
+    }
+
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn open(&self) -> RedisResult<Connection> {
+        Connection::open()
+    }
+
+    /// Opens a connection, within the connect timeout. Each of its replies has the response
+    /// timeout, each write too.
+    #[cfg(not(all(test, shuttle)))]
+    pub(crate) fn open(&self) -> RedisResult<Connection> {
+        let connection = self.client.get_connection_with_timeout(self.connect_timeout)?;
+        connection.set_read_timeout(Some(self.response_timeout))?;
+        connection.set_write_timeout(Some(self.response_timeout))?;
+        Ok(connection)
+    }
+
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.response_timeout
+    }
+
+    /// This server with another response timeout.
+    pub(crate) fn with_response_timeout(&self, response_timeout: Duration) -> Self {
+        Self {
+            client: self.client.clone(),
+            connect_timeout: self.connect_timeout.min(response_timeout),
+            response_timeout,
+            run: Arc::clone(&self.run),
+        }
+    }
+
+    /// Finds out whether a new connection's server is the run that was met last. One that refuses
+    /// to say counts as that.
+    pub(super) fn recognize(&self, connection: &mut Connection) -> RedisResult<()> {
+        connection.send_packed_command(self.run.known.bytes())?;
+        if is_noscript(&connection.recv_response()?) {
+            self.run.incarnation.fetch_add(1, Ordering::AcqRel);
+            connection.send_packed_command(self.run.anew.bytes())?;
+            connection.recv_response()?;
+        }
+        Ok(())
+    }
+
+    /// Which run of the server was met last.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.run.incarnation.load(Ordering::Acquire)
+    }
+
+    /// Where the server is, for people. Never with a user or a password.
+    pub(crate) fn address(&self) -> String {
+        self.client.get_connection_info().addr().to_string()
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({})", self.address())
+    }
+}

@@ -1,0 +1,346 @@
+//! A connection that threads share: the first in writes everybody's commands in one packet.
+//!
+//! One thread, the *leader*, has the link. It writes its own command and those that queued
+//! meanwhile, reads the replies, wakes the others, and hands the lead to the first that came since.
+//! So nothing is lost with one thread, and many threads cost few packets. There is no I/O thread:
+//! with one caller it would cost a third of the rate.
+//!
+//! Order: a name's commands all go over the one lane of that name, so a release posted by `Drop`
+//! runs before the next acquire.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::{Failure, Link, Outcome, Receiver};
+use super::{Command, Endpoint};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Thread};
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+
+/// Past this many unread replies, whoever posts reads them first.
+const MOST_UNREAD: usize = 1_000;
+
+/// A shared connection. Opened when first needed, and again after any error.
+pub(crate) struct Lane {
+    endpoint: Arc<Endpoint>,
+    state: Mutex<State>,
+    /// Whether the background thread has been asked to look at unread replies.
+    look_requested: AtomicBool,
+}
+
+struct State {
+    /// The link, while nobody leads.
+    link: Option<Link>,
+    led: bool,
+    /// Commands not yet written. Invariant: while there is a call among them, somebody leads or
+    /// has been told to.
+    queue: VecDeque<Pending>,
+    /// How many threads the last packet served.
+    served: usize,
+    round_trip: Duration,
+}
+
+enum Pending {
+    Call(Arc<Call>),
+    Post(Command, Arc<dyn Receiver>),
+}
+
+/// A command whose thread sleeps until it has the reply, or the lead.
+struct Call {
+    command: Command,
+    thread: Arc<Thread>,
+    state: Mutex<CallState>,
+}
+
+enum CallState {
+    Queued,
+    Lead,
+    Done(Outcome),
+}
+
+/// What became of a posted command so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Posted {
+    /// A reply is owed that nobody has been asked to read: ask the background thread.
+    LookAfter,
+    /// Somebody will read the reply in any case.
+    LookedAfter,
+}
+
+impl Lane {
+    pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
+        let state = State {
+            link: None,
+            led: false,
+            queue: VecDeque::new(),
+            served: 0,
+            round_trip: Duration::ZERO,
+        };
+        Self { endpoint, state: Mutex::new(state), look_requested: AtomicBool::new(false) }
+    }
+
+    /// Opens the link now, so that a wrong address is found out here.
+    pub(crate) fn connect(&self) -> Result<(), Failure> {
+        let link = Link::open(&self.endpoint)?;
+        self.state.lock().link = Some(link);
+        Ok(())
+    }
+
+    /// Sends a command whose reply nobody waits for. When this returns it is written, or stands
+    /// in the queue of a leader who will write it, or (no connection) of the background thread.
+    pub(crate) fn post(&self, command: Command, receiver: Arc<dyn Receiver>) -> Posted {
+        let mut state = self.state.lock();
+        if state.led || state.link.is_none() {
+            state.queue.push_back(Pending::Post(command, receiver));
+            drop(state);
+            return self.look_after();
+        }
+        state.led = true;
+        let link = state.link.take();
+        drop(state);
+        let mut lead = Lead { lane: self, link };
+        if let Some(link) = &mut lead.link {
+            let mut written = link.send_one(command, receiver);
+            if written.is_ok() && link.owed() > MOST_UNREAD {
+                written = link.read_all(self.endpoint.response_timeout());
+            }
+            if written.is_err() {
+                lead.link = None;
+            }
+        }
+        drop(lead);
+        self.look_after()
+    }
+
+    /// Reads what is owed and writes what is queued, if nobody else is about to. For the
+    /// background thread, and for a caller who wants to know of a post's outcome.
+    ///
+    /// `true`: nothing is left to look after.
+    pub(crate) fn look(&self, patience: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.led {
+            return false;
+        }
+        // Before the reading: a post that comes after it asks again.
+        self.look_requested.store(false, Ordering::Release);
+        if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
+            return true;
+        }
+        state.led = true;
+        let mut lead = Lead { lane: self, link: state.link.take() };
+        let queue = std::mem::take(&mut state.queue);
+        drop(state);
+        lead.write_and_read(queue);
+        if let Some(link) = &mut lead.link
+            && link.read_all(patience).is_err()
+        {
+            lead.link = None;
+        }
+        true
+    }
+
+    /// Waits until everything posted so far is written and its reply read, or lost: a command of
+    /// its own stands behind all of it.
+    pub(crate) fn settle(&self) {
+        let state = self.state.lock();
+        let owes = state.led
+            || !state.queue.is_empty()
+            || state.link.as_ref().is_some_and(|link| link.owed() > 0);
+        drop(state);
+        if owes {
+            // Whatever it is answered, an error too.
+            let _ = self.call_once(&Command::plain(&[b"PING"]));
+        }
+    }
+
+    /// Says that [`look`](Self::look) will be called though no post asked for it.
+    pub(crate) fn look_after(&self) -> Posted {
+        if self.look_requested.swap(true, Ordering::AcqRel) {
+            Posted::LookedAfter
+        } else {
+            Posted::LookAfter
+        }
+    }
+
+    /// Sends a command once and waits for its reply.
+    pub(crate) fn call_once(&self, command: &Command) -> Outcome {
+        let mut state = self.state.lock();
+        if state.led {
+            let call = Arc::new(Call {
+                command: command.clone(),
+                thread: Thread::current(),
+                state: Mutex::new(CallState::Queued),
+            });
+            state.queue.push_back(Pending::Call(Arc::clone(&call)));
+            drop(state);
+            return self.follow(&call);
+        }
+        state.led = true;
+        let link = state.link.take();
+        let queue = std::mem::take(&mut state.queue);
+        drop(state);
+        let mut lead = Lead { lane: self, link };
+        if !queue.is_empty() {
+            lead.write_and_read(queue);
+        }
+        let outcome = lead.exchange(command);
+        drop(lead);
+        outcome
+    }
+
+    /// Sleeps until somebody has the reply, or leads when told to.
+    fn follow(&self, call: &Arc<Call>) -> Outcome {
+        loop {
+            let mut state = call.state.lock();
+            match std::mem::replace(&mut *state, CallState::Queued) {
+                CallState::Done(outcome) => return outcome,
+                CallState::Lead => {
+                    drop(state);
+                    self.lead_queue();
+                }
+                CallState::Queued => {
+                    drop(state);
+                    call.thread.parker().park_until(None);
+                }
+            }
+        }
+    }
+
+    /// Leads for the whole queue, in which the caller's own command stands too.
+    fn lead_queue(&self) {
+        self.gather();
+        let mut state = self.state.lock();
+        let link = state.link.take();
+        let queue = std::mem::take(&mut state.queue);
+        state.served = queue.len();
+        drop(state);
+        let mut lead = Lead { lane: self, link };
+        let begun = Instant::now();
+        lead.write_and_read(queue);
+        self.state.lock().round_trip = begun.elapsed();
+        drop(lead);
+    }
+
+    /// Where there is a delay, waits a moment for the threads that the last packet served: they
+    /// are about to send again, and whoever misses this packet waits for two round trips.
+    fn gather(&self) {
+        let (served, patience) = {
+            let state = self.state.lock();
+            (state.served, state.round_trip / 16)
+        };
+        if served < 2 || patience < SHORTEST_GATHER {
+            return;
+        }
+        let until = Instant::now() + patience.min(LONGEST_GATHER);
+        while self.state.lock().queue.len() < served && Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A round trip of a sixth of a millisecond: below that gathering costs more than it brings.
+const SHORTEST_GATHER: Duration = Duration::from_micros(10);
+const LONGEST_GATHER: Duration = Duration::from_micros(500);
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lane({})", self.endpoint.address())
+    }
+}
+
+/// The lead of a lane, with its link. Whoever drops it has handed the lead on, after a panic too.
+struct Lead<'a> {
+    lane: &'a Lane,
+    link: Option<Link>,
+}
+
+impl Lead<'_> {
+    fn exchange(&mut self, command: &Command) -> Outcome {
+        let outcome = match self.link() {
+            Ok(link) => link.exchange(command),
+            Err(failure) => Err(failure),
+        };
+        if outcome.is_err() {
+            self.link = None;
+        }
+        outcome
+    }
+
+    /// Writes a queue in one packet and reads what somebody sleeps for.
+    fn write_and_read(&mut self, queue: VecDeque<Pending>) {
+        if queue.is_empty() {
+            return;
+        }
+        let batch = queue.into_iter().map(|pending| match pending {
+            Pending::Call(call) => (call.command.clone(), call as Arc<dyn Receiver>, true),
+            Pending::Post(command, receiver) => (command, receiver, false),
+        });
+        let done = match self.link() {
+            Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
+            Err(failure) => {
+                batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
+                // Those who queued while the connection could not be opened need not find out
+                // one after the other.
+                let late = std::mem::take(&mut self.lane.state.lock().queue);
+                for pending in late {
+                    match pending {
+                        Pending::Call(call) => call.receive(Err(failure.clone())),
+                        Pending::Post(_, receiver) => receiver.receive(Err(failure.clone())),
+                    }
+                }
+                Err(failure)
+            }
+        };
+        if done.is_err() {
+            self.link = None;
+        }
+    }
+
+    fn link(&mut self) -> Result<&mut Link, Failure> {
+        match &mut self.link {
+            Some(link) => Ok(link),
+            none => Ok(none.insert(Link::open(&self.lane.endpoint)?)),
+        }
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        loop {
+            let mut state = self.lane.state.lock();
+            let next = state.queue.iter().find_map(|pending| match pending {
+                Pending::Call(call) => Some(Arc::clone(call)),
+                Pending::Post(..) => None,
+            });
+            if let Some(call) = next {
+                state.link = self.link.take();
+                drop(state);
+                *call.state.lock() = CallState::Lead;
+                call.thread.parker().unpark();
+                return;
+            }
+            // Only posts: a leader never resigns with commands unwritten. Without a connection
+            // they wait for the background thread, which has been asked to look.
+            if state.queue.is_empty() || self.link.is_none() {
+                state.link = self.link.take();
+                state.led = false;
+                return;
+            }
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            self.write_and_read(queue);
+        }
+    }
+}
+
+impl Receiver for Call {
+    fn receive(&self, outcome: Outcome) {
+        *self.state.lock() = CallState::Done(outcome);
+        self.thread.parker().unpark();
+    }
+}

@@ -1,0 +1,165 @@
+//! Lanes, in many orders of what their threads do: call, post, look, lead, and lose connections.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use redis::Value;
+use shuttle::thread;
+
+use super::{Lane, Posted};
+use crate::connection::model::{RETURN_ARGUMENT, Server};
+use crate::connection::{Command, Endpoint, Failure, Outcome, Receiver, Script};
+use crate::sync::{Mutex, explore};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const THREADS: usize = 3;
+const ROUNDS: usize = 3;
+const LOOKS: usize = 4;
+
+/// A post's receiver: counts what it hears.
+#[derive(Default)]
+struct Heard {
+    outcomes: Mutex<Vec<Outcome>>,
+}
+
+impl Receiver for Heard {
+    fn receive(&self, outcome: Outcome) {
+        self.outcomes.lock().push(outcome);
+    }
+}
+
+struct Play {
+    lane: Lane,
+    server: Arc<Server>,
+    /// How often the background thread was asked to look.
+    asked: AtomicUsize,
+}
+
+impl Play {
+    fn new(breaks: usize) -> Arc<Self> {
+        let server = Server::start(breaks);
+        let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
+        let lane = Lane::new(Arc::new(endpoint));
+        Arc::new(Self { lane, server, asked: AtomicUsize::new(0) })
+    }
+
+    fn post(&self, what: &str) -> Arc<Heard> {
+        let heard = Arc::new(Heard::default());
+        let receiver = Arc::clone(&heard) as Arc<dyn Receiver>;
+        if self.lane.post(echo(what), receiver) == Posted::LookAfter {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+        }
+        heard
+    }
+
+    /// Posts only.
+    fn poster(&self, me: usize) -> Vec<Arc<Heard>> {
+        (0..ROUNDS).map(|round| self.post(&format!("post {me} {round}"))).collect()
+    }
+
+    /// Posts and calls.
+    fn user(&self, me: usize) -> Vec<Arc<Heard>> {
+        let mut posts = Vec::new();
+        for round in 0..ROUNDS {
+            if (me + round).is_multiple_of(2) {
+                posts.push(self.post(&format!("post {me} {round}")));
+            }
+            let what = format!("call {me} {round}");
+            let script = round == ROUNDS - 1;
+            match self.lane.call_once(&if script { returned(&what) } else { echo(&what) }) {
+                Ok(reply) => assert_eq!(reply, Value::BulkString(what.into_bytes())),
+                // The connection broke, or could not be had.
+                Err(Failure::Reset(_) | Failure::Unsent(_)) => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        posts
+    }
+
+    /// What the background thread does once it was asked.
+    fn background(&self) {
+        for _ in 0..LOOKS {
+            if self.asked.swap(0, Ordering::SeqCst) > 0 && !self.lane.look(MINUTE) {
+                // Somebody leads: it comes again.
+                self.asked.fetch_add(1, Ordering::SeqCst);
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+fn echo(what: &str) -> Command {
+    Command::plain(&[b"ECHO", what.as_bytes()])
+}
+
+/// The same by a script, which is to be sent once more as long as the server does not know it.
+fn returned(what: &str) -> Command {
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT));
+    Command::script(&SCRIPT, &[], &[what.as_bytes()])
+}
+
+fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>, Vec<Arc<Heard>>) {
+    let play = Play::new(breaks);
+    let background = {
+        let play = Arc::clone(&play);
+        thread::spawn(move || play.background())
+    };
+    let users: Vec<_> = (0..THREADS)
+        .map(|me| {
+            let play = Arc::clone(&play);
+            thread::spawn(move || user(&play, me))
+        })
+        .collect();
+    let posts: Vec<_> = users.into_iter().flat_map(|user| user.join().unwrap()).collect();
+    background.join().unwrap();
+
+    let state = play.lane.state.lock();
+    assert!(!state.led, "nobody has the lead, and nobody can take it");
+    let written = state.queue.is_empty() || state.link.is_none();
+    assert!(written, "a leader resigned with commands unwritten");
+    let owed = state.link.as_ref().map_or(0, |link| link.owed());
+    let asked = play.asked.load(Ordering::SeqCst) > 0;
+    assert!(asked || (owed == 0 && state.queue.is_empty()), "replies that nobody will read");
+    drop(state);
+    assert!(play.lane.look(MINUTE));
+    for post in &posts {
+        assert_eq!(post.outcomes.lock().len(), 1, "each post's outcome is told once");
+    }
+    (play, posts)
+}
+
+#[test]
+fn each_caller_gets_its_own_reply_and_all_run_in_the_order_sent() {
+    explore(600, || {
+        let (play, posts) = play(0, Play::user);
+        assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
+        let echoed = play.server.echoed();
+        // The last calls are scripts.
+        assert_eq!(echoed.len(), posts.len() + THREADS * (ROUNDS - 1));
+        // A thread's post comes before its next call: a release before the next acquire.
+        let at: HashMap<_, _> = echoed.into_iter().zip(0..).collect();
+        let position = |what: String| at[what.as_bytes()];
+        for me in 0..THREADS {
+            for round in (0..ROUNDS).filter(|round| (me + round).is_multiple_of(2)) {
+                let post = position(format!("post {me} {round}"));
+                assert!(round == ROUNDS - 1 || post < position(format!("call {me} {round}")));
+                assert!(round == 0 || position(format!("call {me} {}", round - 1)) < post);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_broken_connection_strands_nobody() {
+    explore(1_000, || drop(play(3, Play::user)));
+}
+
+#[test]
+fn a_reply_that_nobody_waits_for_is_looked_after() {
+    explore(1_000, || {
+        let (play, _) = play(0, Play::poster);
+        assert_eq!(play.server.echoed().len(), THREADS * ROUNDS);
+    });
+}

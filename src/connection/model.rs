@@ -1,0 +1,330 @@
+//! A server for the model tests, and a connection to it: as much of Redis as locks need.
+//!
+//! It answers at once, in the order asked; connections break where a test allows that. A read that
+//! no reply will end is a thread that sleeps for ever, which the model reports.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, LazyLock, PoisonError};
+use std::time::Duration;
+
+use redis::{RedisResult, Value};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+// All threads of a model run on one, and each model on a thread of its own.
+thread_local! {
+    static SERVER: RefCell<Option<Arc<Server>>> = const { RefCell::new(None) };
+}
+
+/// The server that connections opened from now on lead to.
+pub(crate) struct Server {
+    state: Mutex<State>,
+    /// Something for a subscriber, or the end of its connection.
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Key to owner.
+    locks: HashMap<Vec<u8>, Vec<u8>>,
+    scripts: Vec<String>,
+    connections: Vec<Peer>,
+    /// What was echoed, in order.
+    echoed: Vec<Vec<u8>>,
+    /// How often a lock was refused.
+    refusals: usize,
+    /// How often a connection may break yet.
+    breaks: usize,
+}
+
+/// The server's side of a connection.
+#[derive(Default)]
+struct Peer {
+    replies: VecDeque<Value>,
+    channels: Vec<Vec<u8>>,
+    broken: bool,
+}
+
+impl Server {
+    /// Starts one whose connections break at most so many times. It knows the locks' scripts:
+    /// there is no renewer that would read the reply to a release which is to be sent again.
+    pub(crate) fn start(breaks: usize) -> Arc<Self> {
+        let scripts = [&*ACQUIRE, &RELEASE, &FORCE_UNLOCK].map(Clone::clone).to_vec();
+        let state = Mutex::new(State { breaks, scripts, ..State::default() });
+        let server = Arc::new(Self { state, news: Condvar::new() });
+        SERVER.set(Some(Arc::clone(&server)));
+        server
+    }
+
+    /// What was sent with `ECHO`, in the order in which it arrived.
+    pub(crate) fn echoed(&self) -> Vec<Vec<u8>> {
+        self.state().echoed.clone()
+    }
+
+    pub(crate) fn refusals(&self) -> usize {
+        self.state().refusals
+    }
+
+    pub(crate) fn owner(&self, key: &str) -> Option<Vec<u8>> {
+        self.state().locks.get(key.as_bytes()).cloned()
+    }
+
+    /// Somebody else takes the lock, if it is free.
+    pub(crate) fn take(&self, key: &str, owner: &[u8]) -> bool {
+        let mut state = self.state();
+        let free = !state.locks.contains_key(key.as_bytes());
+        if free {
+            state.locks.insert(key.as_bytes().to_vec(), owner.to_vec());
+        }
+        free
+    }
+
+    /// Somebody else's lock ends: `channel` hears of it.
+    pub(crate) fn free(&self, key: &str, channel: &str) {
+        let mut state = self.state();
+        state.locks.remove(key.as_bytes());
+        state.publish(channel.as_bytes(), b"0");
+        self.news.notify_all();
+    }
+
+    /// `SCRIPT FLUSH`.
+    pub(crate) fn forget_scripts(&self) {
+        self.state().scripts.clear();
+    }
+
+    /// Breaks the subscribers' connections.
+    pub(crate) fn break_subscribers(&self) {
+        let mut state = self.state();
+        for peer in state.connections.iter_mut().filter(|peer| !peer.channels.is_empty()) {
+            peer.break_off();
+        }
+        self.news.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Peer {
+    fn break_off(&mut self) {
+        self.broken = true;
+        self.channels.clear();
+    }
+}
+
+/// A connection to the model's server, called as the redis crate's is.
+pub(crate) struct Connection {
+    server: Arc<Server>,
+    id: usize,
+}
+
+#[expect(clippy::needless_pass_by_ref_mut, reason = "called as the redis crate's")]
+impl Connection {
+    pub(super) fn open() -> RedisResult<Self> {
+        let server = SERVER.with_borrow(Clone::clone).expect("a server");
+        let mut state = server.state();
+        if state.breaks() {
+            return Err(broken());
+        }
+        let id = state.connections.len();
+        state.connections.push(Peer::default());
+        drop(state);
+        Ok(Self { server, id })
+    }
+
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
+        let commands = parse(bytes);
+        let mut state = self.server.state();
+        if state.connections[self.id].broken {
+            return Err(broken());
+        }
+        // If it breaks now: some of the commands have run, some of those were answered, and the
+        // writer may have noticed.
+        let breaks = state.breaks();
+        let run = if breaks { up_to(commands.len()) } else { commands.len() };
+        let mut answered = if breaks { up_to(run) } else { run };
+        for command in &commands[..run] {
+            let reply = state.run(self.id, command);
+            if answered > 0 {
+                answered -= 1;
+                state.connections[self.id].replies.extend(reply);
+            }
+        }
+        if breaks {
+            state.connections[self.id].break_off();
+        }
+        drop(state);
+        self.server.news.notify_all();
+        if breaks && up_to(1) == 0 { Err(broken()) } else { Ok(()) }
+    }
+
+    pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
+        let mut state = self.server.state();
+        loop {
+            let peer = &mut state.connections[self.id];
+            if let Some(reply) = peer.replies.pop_front() {
+                return Ok(reply);
+            }
+            if peer.broken {
+                return Err(broken());
+            }
+            state = self.server.news.wait(state).unwrap();
+        }
+    }
+
+    pub(crate) fn set_read_timeout(&self, _timeout: Option<Duration>) -> RedisResult<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.server.state().connections[self.id].break_off();
+    }
+}
+
+impl State {
+    /// Whether a connection breaks now.
+    fn breaks(&mut self) -> bool {
+        let breaks = self.breaks > 0 && thread_rng().gen_bool(0.3);
+        self.breaks -= usize::from(breaks);
+        breaks
+    }
+
+    /// Runs a command. A message is sent where it belongs; what is returned is the reply.
+    fn run(&mut self, peer: usize, command: &[Vec<u8>]) -> Option<Value> {
+        let argument = |at: usize| command[at].as_slice();
+        let reply = match argument(0) {
+            b"PING" => Value::SimpleString("PONG".to_owned()),
+            b"ECHO" => {
+                self.echoed.push(command[1].clone());
+                Value::BulkString(command[1].clone())
+            }
+            b"HEXISTS" => {
+                Value::Int(i64::from(self.locks.get(argument(1)).is_some_and(|o| o == argument(2))))
+            }
+            b"PUBLISH" => Value::Int(self.publish(argument(1), argument(2))),
+            b"SUBSCRIBE" => {
+                self.connections[peer].channels.push(command[1].clone());
+                pushed("subscribe", argument(1), Value::Int(1))
+            }
+            b"UNSUBSCRIBE" => {
+                self.connections[peer].channels.retain(|channel| !command.contains(channel));
+                return None;
+            }
+            b"EVAL" => {
+                let script = redis::Script::new(&String::from_utf8_lossy(argument(1)));
+                self.scripts.push(script.get_hash().to_owned());
+                self.evaluate(script.get_hash(), &command[3..])
+            }
+            b"EVALSHA" => {
+                let sha = String::from_utf8_lossy(argument(1));
+                if !self.scripts.iter().any(|known| *known == *sha) {
+                    return redis::parse_redis_value(b"-NOSCRIPT No matching script.\r\n").ok();
+                }
+                self.evaluate(&sha, &command[3..])
+            }
+            other => panic!("the model's server knows no {}", String::from_utf8_lossy(other)),
+        };
+        Some(reply)
+    }
+
+    /// Runs a script that has one key at most.
+    fn evaluate(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
+        // One without any is the client's own, by which it knows the server.
+        let Some(key) = arguments.first() else { return Value::Nil };
+        if sha == *RETURN {
+            Value::BulkString(key.clone())
+        } else if sha == *ACQUIRE {
+            let owner = &arguments[2];
+            if self.locks.get(key).is_some_and(|other| other != owner) {
+                self.refusals += 1;
+                return Value::Int(30_000);
+            }
+            self.locks.insert(key.clone(), owner.clone());
+            Value::Nil
+        } else if sha == *RELEASE {
+            if self.locks.get(key) != Some(&arguments[1]) {
+                return Value::Nil;
+            }
+            self.locks.remove(key);
+            Value::Int(self.publish(&arguments[2], &arguments[3]))
+        } else if sha == *FORCE_UNLOCK {
+            let existed = self.locks.remove(key).is_some();
+            if existed {
+                self.publish(&arguments[1], &arguments[2]);
+            }
+            Value::Int(i64::from(existed))
+        } else {
+            panic!("a script that the model's server does not know")
+        }
+    }
+
+    fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64 {
+        let mut heard = 0;
+        for peer in &mut self.connections {
+            if peer.channels.iter().any(|own| own == channel) {
+                heard += 1;
+                let message = Value::BulkString(message.to_vec());
+                peer.replies.push_back(pushed("message", channel, message));
+            }
+        }
+        heard
+    }
+}
+
+/// A script that the server is not born with.
+pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
+
+static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
+static ACQUIRE: LazyLock<String> =
+    LazyLock::new(|| sha(include_str!("../../lua/lock/acquire.lua")));
+static RELEASE: LazyLock<String> =
+    LazyLock::new(|| sha(include_str!("../../lua/lock/release.lua")));
+static FORCE_UNLOCK: LazyLock<String> =
+    LazyLock::new(|| sha(include_str!("../../lua/lock/force_unlock.lua")));
+
+fn sha(code: &str) -> String {
+    redis::Script::new(code).get_hash().to_owned()
+}
+
+fn pushed(kind: &str, channel: &[u8], last: Value) -> Value {
+    let kind = Value::BulkString(kind.as_bytes().to_vec());
+    Value::Array(vec![kind, Value::BulkString(channel.to_vec()), last])
+}
+
+fn broken() -> redis::RedisError {
+    io::Error::new(io::ErrorKind::ConnectionReset, "the model broke it").into()
+}
+
+fn up_to(most: usize) -> usize {
+    thread_rng().gen_range(0..=most)
+}
+
+/// The commands of a packet, each in its parts.
+fn parse(mut bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
+    let mut commands = Vec::new();
+    while !bytes.is_empty() {
+        let parts = number(&mut bytes, b'*');
+        let part = |_| {
+            let length = number(&mut bytes, b'$');
+            let (part, rest) = bytes.split_at(length);
+            bytes = &rest[2..];
+            part.to_vec()
+        };
+        commands.push((0..parts).map(part).collect());
+    }
+    commands
+}
+
+/// The number of a line that begins with `kind`.
+fn number(bytes: &mut &[u8], kind: u8) -> usize {
+    let end = bytes.iter().position(|byte| *byte == b'\r').expect("a line");
+    let (line, rest) = bytes.split_at(end);
+    assert_eq!(line[0], kind);
+    *bytes = &rest[2..];
+    std::str::from_utf8(&line[1..]).unwrap().parse().unwrap()
+}

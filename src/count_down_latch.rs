@@ -1,0 +1,329 @@
+//! The count-down latch: Redisson's `RCountDownLatch`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::{Contender, Queue, Signal, Try, Wait, Waiter, Wake};
+use crate::cancel::CancelToken;
+use crate::client::{Client, Core};
+use crate::connection::Lane;
+use crate::error::{Error, ErrorKind};
+use crate::protocol::{self, LatchKeys};
+use crate::script::latch::LatchScripts;
+use crate::script::{Requests, Ticket, Trouble};
+use crate::sync::{Mutex, Thread};
+use crate::watchdog::Errand;
+
+/// A count that threads of all processes wait for to become zero: `CountDownLatch` of
+/// java.util.concurrent, Redisson's `RCountDownLatch`. Made by [`Client::count_down_latch`].
+///
+/// A clone is the same latch, and so is every handle of the same name. A latch without a count is
+/// open; once its count has become zero, a new one may be set.
+///
+/// # In Redis
+///
+/// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
+/// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
+/// (`1`). Beside it, for five minutes after a client's last request, `redlatch_request:{name}:…`
+/// remembers what was applied, so that no count-down is applied twice.
+#[derive(Clone)]
+pub struct CountDownLatch {
+    site: Arc<LatchSite>,
+    client: Client,
+}
+
+impl CountDownLatch {
+    /// Sets the count if the latch is open: `true`. `false`: it has a count, which is left as it
+    /// is. A count of zero leaves the latch open.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`, [`Redis`](ErrorKind::Redis)
+    /// if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn try_set_count(&self, count: u64) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        if i64::try_from(count).is_err() {
+            let message = format!("a count of {count} is too large; it may be up to 2^63 - 1");
+            return Err(Error::new(ErrorKind::Config, message).of(&site.name));
+        }
+        if count == 0 {
+            return Ok(self.count()? == 0);
+        }
+        let ticket = site.open();
+        let outcome = site.scripts().try_set_count(ticket, count);
+        site.requests.close(ticket);
+        outcome.map_err(|trouble| site.error(trouble))
+    }
+
+    /// Counts down by one. The last one opens the latch and wakes who waits, on every machine. An
+    /// open latch stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If it is not known whether the
+    /// count-down was applied, it is sent again in the background until it is answered, and
+    /// applied once: do not count down again. The message says which it is.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn count_down(&self) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let Err(trouble) = site.scripts().count_down(ticket) else {
+            site.requests.close(ticket);
+            return Ok(());
+        };
+        let state = if let Trouble::Unknown(_) = trouble {
+            let command = site.scripts().count_down_copy(ticket);
+            let errand = Errand::request(&site.name, command, &site.requests, ticket);
+            site.core.watchdog.run_errand(errand);
+            "it is counted in the background, once: do not count down again"
+        } else {
+            site.requests.close(ticket);
+            "nothing was counted"
+        };
+        Err(trouble.into_error().of(&site.name).now(state))
+    }
+
+    /// The count; zero if the latch is open. Already old when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn count(&self) -> Result<u64, Error> {
+        self.check(&Wait::FOREVER)?;
+        let count = self.site.scripts().count().map_err(|trouble| self.site.error(trouble))?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    /// Waits until the latch is open.
+    ///
+    /// Open: one round trip. Else the thread sleeps until the message of the last count-down, a
+    /// reconnect or a slow poll of about 5 s lets the process ask again. One thread asks for all
+    /// that wait in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`ShutDown`](ErrorKind::ShutDown)
+    /// after [`Client::shutdown`].
+    pub fn wait(&self) -> Result<(), Error> {
+        self.wait_within(Wait::FOREVER).map(drop)
+    }
+
+    /// As [`wait`](Self::wait), but gives up after `wait`: `false`.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait). Trouble is never reported as `false`.
+    pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
+        self.wait_within(Wait::for_duration(wait))
+    }
+
+    /// As [`wait_for`](Self::wait_for), until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
+        self.wait_within(Wait::until(deadline))
+    }
+
+    /// As [`wait`](Self::wait), but ends when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled); else as [`wait`](Self::wait).
+    pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
+        self.wait_within(Wait::cancellable(token)).map(drop)
+    }
+
+    /// Removes the latch, which opens it: whoever waits goes on. `false`: there was none.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.scripts().delete().map_err(|trouble| self.site.error(trouble))
+    }
+
+    /// The latch's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(client: Client, site: Arc<LatchSite>) -> Self {
+        Self { site, client }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.client.core(), &self.site.name)?;
+        if self.site.name.is_empty() {
+            let message = "a latch needs a name that is not empty".to_owned();
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(())
+    }
+
+    /// Leads if nobody of this process does, else waits for what the leader finds.
+    fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
+        self.check(&wait)?;
+        let site = &self.site;
+        let core = self.client.core();
+        let thread = Thread::current();
+        if let Some(waiter) = site.gate.enter(&thread) {
+            let give_up = |waiter: &Arc<LatchWaiter>| site.gate.give_up(waiter);
+            match waiter.stand(core, &site.name, &wait, give_up, || {})? {
+                Some(Signal::Granted(())) => return Ok(true),
+                Some(Signal::Failed(error)) => return Err(error),
+                Some(Signal::Baton) => {}
+                None => return Ok(false),
+            }
+        }
+        let _baton = Baton { site };
+        let contender = Contender {
+            core,
+            name: &site.name,
+            channel: &site.channel,
+            thread: &thread,
+            wait,
+            news: &|| false,
+        };
+        let opened = contender.acquire(|_| site.ask(), |_| Duration::ZERO)?;
+        Ok(opened.is_some())
+    }
+}
+
+impl fmt::Debug for CountDownLatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountDownLatch").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+type LatchWaiter = Waiter<(), ()>;
+
+/// Who of this process waits for one latch.
+#[derive(Debug)]
+pub(crate) struct LatchGate(Mutex<Queue<(), ()>>);
+
+impl LatchGate {
+    /// `None`: the thread leads.
+    fn enter(&self, thread: &Arc<Thread>) -> Option<Arc<LatchWaiter>> {
+        let mut queue = self.0.lock();
+        if queue.lead() { None } else { Some(queue.push(thread, ())) }
+    }
+
+    fn give_up(&self, waiter: &Arc<LatchWaiter>) -> Option<Signal<()>> {
+        self.0.lock().give_up(waiter)
+    }
+
+    fn tell_until(&self, arrival: u64, signal: impl FnMut() -> Signal<()>) {
+        let told = self.0.lock().tell_until(arrival, signal);
+        told.into_iter().for_each(Wake::now);
+    }
+
+    pub(crate) fn nudge(&self) {
+        let waiting = self.0.lock().nudge();
+        waiting.into_iter().for_each(Wake::now);
+    }
+}
+
+/// One latch's place in a client.
+pub(crate) struct LatchSite {
+    core: Arc<Core>,
+    name: Arc<str>,
+    lane: Arc<Lane>,
+    channel: Arc<str>,
+    requests_key: String,
+    requests: Arc<Requests>,
+    pub(crate) gate: LatchGate,
+}
+
+impl LatchSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.latches.get(name, |name| Self {
+            lane: core.lane(&name),
+            channel: LatchKeys::channel(&name).into(),
+            requests_key: protocol::requests(&name, core.id.as_str()),
+            requests: core.requests.get(&name, |_| Requests::default()),
+            gate: LatchGate(Mutex::new(Queue::new())),
+            core: Arc::clone(core),
+            name,
+        })
+    }
+
+    fn scripts(&self) -> LatchScripts<'_> {
+        LatchScripts {
+            lane: &self.lane,
+            key: &self.name,
+            channel: &self.channel,
+            requests: &self.requests_key,
+        }
+    }
+
+    fn open(&self) -> Ticket {
+        self.requests.open(|| self.core.id.next_number())
+    }
+
+    fn error(&self, trouble: Trouble) -> Error {
+        let state = match trouble {
+            Trouble::Unknown(_) => "whether it was applied is not known",
+            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+
+    /// Asks whether the latch is open, for all that came before.
+    fn ask(&self) -> Result<Try<()>, Error> {
+        // Who comes after this may wait for another count: a latch may be set anew.
+        let arrivals = self.gate.0.lock().arrivals();
+        match self.scripts().count() {
+            Ok(count) if count <= 0 => {
+                self.gate.tell_until(arrivals, || Signal::Granted(()));
+                Ok(Try::Granted(()))
+            }
+            Ok(_) => Ok(Try::Busy(None)),
+            Err(trouble) => {
+                let error = trouble.into_error().of(&self.name).now("waiting has ended");
+                self.gate.tell_until(arrivals, || Signal::Failed(error.clone()));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for LatchSite {
+    fn drop(&mut self) {
+        self.core.latches.forget(&self.name);
+    }
+}
+
+/// The right to ask for all. Handed on when dropped, on every path.
+struct Baton<'a> {
+    site: &'a Arc<LatchSite>,
+}
+
+impl Drop for Baton<'_> {
+    fn drop(&mut self) {
+        let wake = self.site.gate.0.lock().hand_on();
+        wake.now();
+    }
+}

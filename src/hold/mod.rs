@@ -1,0 +1,339 @@
+//! What this process holds: whose it is, until when, and whether it was lost.
+//!
+//! A *hold* is what Redis knows: one owner id on one key. A *tenancy* is one thread's stay in a
+//! hold. A grant makes a hold and its first tenancy; a pass within the process makes a new tenancy
+//! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
+//! nothing to the next.
+
+pub(crate) mod clock;
+mod site;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::acquire::Wake;
+use crate::connection::Command;
+use crate::protocol::Owner;
+use crate::sync::{Mutex, Thread};
+
+pub(crate) use site::{Baton, Leaving, Site, check_lease};
+
+/// Why a hold was lost before it was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// The lease ran out: it was fixed and over, or could not be renewed in time, or the thread
+    /// that held it had ended, or the hold was older than `max_hold`.
+    LeaseExpired,
+    /// The server answered that the lock is not this owner's any more: it was deleted, taken by
+    /// force, or the server lost its data.
+    Revoked,
+    /// This client's own `force_unlock`.
+    ForceUnlocked,
+    /// The client was shut down.
+    ShutDown,
+}
+
+impl LostReason {
+    const ALL: [Self; 4] = [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown];
+
+    fn number(self) -> u8 {
+        Self::ALL.iter().zip(1..).find(|(reason, _)| **reason == self).map_or(0, |(_, at)| at)
+    }
+
+    fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+}
+
+impl fmt::Display for LostReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LeaseExpired => "its lease ran out",
+            Self::Revoked => "the server says that it is not this owner's any more",
+            Self::ForceUnlocked => "it was unlocked by force",
+            Self::ShutDown => "the client was shut down",
+        })
+    }
+}
+
+/// What a guard knows of its hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// Held, and the last renewal, if there was one, succeeded.
+    Held,
+    /// Held until the deadline that is known, but the last renewal failed and is being retried.
+    Unconfirmed,
+    /// Not held any more though it was not released.
+    Lost(LostReason),
+    /// Released, by this guard or by `unlock`.
+    Released,
+}
+
+/// What a kind of lock adds to a hold: whom it is passed to, and how it is given back.
+pub(crate) trait Line: fmt::Debug + Send + Sync {
+    /// Passes the hold to who is next in line, if that is a thread of this process that may have
+    /// it now. `seat` gives its tenancy the seat, before the thread can know of it: else it might
+    /// leave again first.
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake>;
+
+    /// Whether others have had it after its owner, who still stand in the line.
+    fn has_passed(&self) -> bool;
+
+    /// Whether this owner is one of them.
+    fn has_passed_to(&self, owner: &[u8]) -> bool;
+
+    /// Gives a hold back and lets the next in.
+    fn release_command(&self, hold: &Hold) -> Command;
+}
+
+/// How long a hold is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Terms {
+    /// The watchdog's lease, renewed.
+    Watched,
+    /// A lease of its own, never renewed.
+    Fixed(Duration),
+}
+
+/// One owner id on one key.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    /// `None`: a lock that keeps no line in Redis.
+    pub(crate) line: Option<Arc<dyn Line>>,
+    pub(crate) owner: Owner,
+    pub(crate) terms: Terms,
+    /// Until when it is ours, on [`clock`]. Only ever raised.
+    deadline: AtomicU64,
+    /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
+    longest: AtomicU64,
+    /// Which run of the server granted it.
+    pub(crate) incarnation: u64,
+    /// When the request that the server granted was sent.
+    pub(crate) granted_at: u64,
+    /// Why it is not ours any more, if it was lost: a number of [`LostReason`]'s, zero for not.
+    /// Set before anybody looks for who has it: a pass that comes later passes nothing.
+    lost: AtomicU8,
+    /// How many forced unlocks of this process had been answered when it was asked for.
+    pub(crate) forced: u64,
+    /// The last renewal failed.
+    unconfirmed: AtomicBool,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        line: Option<Arc<dyn Line>>,
+        owner: Owner,
+        terms: Terms,
+        granted_at: u64,
+        lease: Duration,
+        incarnation: u64,
+        forced: u64,
+    ) -> Self {
+        Self {
+            line,
+            owner,
+            terms,
+            deadline: AtomicU64::new(deadline(granted_at, lease)),
+            granted_at,
+            longest: AtomicU64::new(clock::nanos(lease)),
+            incarnation,
+            lost: AtomicU8::new(0),
+            forced,
+            unconfirmed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> u64 {
+        self.deadline.load(Ordering::Acquire)
+    }
+
+    /// The server has confirmed the hold: `lease` from when the request was sent.
+    pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
+        self.deadline.fetch_max(deadline(sent_at, lease), Ordering::AcqRel);
+        self.unconfirmed.store(false, Ordering::Release);
+    }
+
+    /// A lease is asked for. Before it is sent: its outcome may stay unknown.
+    pub(crate) fn ask(&self, lease: Duration) {
+        self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
+    }
+
+    /// How long the server may keep it at most, counted from now.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        Duration::from_nanos(self.longest.load(Ordering::Acquire))
+    }
+
+    /// It is not ours any more. The first reason counts.
+    pub(crate) fn lose(&self, reason: LostReason) {
+        let _first =
+            self.lost.compare_exchange(0, reason.number(), Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(crate) fn lost(&self) -> Option<LostReason> {
+        LostReason::from_number(self.lost.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed.load(Ordering::Acquire)
+    }
+
+    /// Equal terms: a watched hold for who wants the watchdog, a fixed one for who wants the same
+    /// lease, and gets nine tenths of it.
+    pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
+        let left = self.deadline().saturating_sub(now);
+        self.terms == terms
+            && self.lost().is_none()
+            && !self.is_unconfirmed()
+            && match terms {
+                Terms::Watched => left > 0,
+                Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
+            }
+    }
+
+    pub(crate) fn unconfirm(&self) {
+        self.unconfirmed.store(true, Ordering::Release);
+    }
+}
+
+/// Never longer: a guard never says "held" past the deadline counted from before the request was
+/// sent, less what two clocks may drift apart in a lease.
+fn deadline(sent_at: u64, lease: Duration) -> u64 {
+    let lease = clock::nanos(lease);
+    // Redis counts whole milliseconds: up to one is gone already.
+    let drift = lease / 1_000 + if lease > 2_000_000 { 1_000_000 } else { 0 };
+    sent_at.saturating_add(lease - drift)
+}
+
+type Callback = Box<dyn FnOnce(LostReason) + Send>;
+
+/// One thread's stay in a hold.
+pub(crate) struct Tenancy {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) thread: Arc<Thread>,
+    /// When it began, on [`clock`].
+    pub(crate) since: u64,
+    end: Mutex<End>,
+    /// A copy of whether `end` is set, to be read without the mutex.
+    ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct End {
+    how: Option<Ending>,
+    callbacks: Vec<Callback>,
+}
+
+#[derive(Clone, Copy)]
+enum Ending {
+    Released,
+    Lost(LostReason),
+}
+
+impl Tenancy {
+    pub(crate) fn new(hold: Arc<Hold>, thread: Arc<Thread>) -> Self {
+        Self {
+            hold,
+            thread,
+            since: clock::now(),
+            end: Mutex::default(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        !self.ended.load(Ordering::Acquire)
+            && self.hold.lost().is_none()
+            && clock::now() < self.hold.deadline()
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        if self.ended.load(Ordering::Acquire) || self.hold.lost().is_some() {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.hold.deadline().saturating_sub(clock::now()))
+    }
+
+    pub(crate) fn state(&self) -> HoldState {
+        match self.end.lock().how {
+            Some(Ending::Lost(reason)) => return HoldState::Lost(reason),
+            Some(Ending::Released) => return HoldState::Released,
+            None => {}
+        }
+        if let Some(reason) = self.hold.lost() {
+            HoldState::Lost(reason)
+        } else if clock::now() >= self.hold.deadline() {
+            HoldState::Lost(LostReason::LeaseExpired)
+        } else if self.hold.is_unconfirmed() {
+            HoldState::Unconfirmed
+        } else {
+            HoldState::Held
+        }
+    }
+
+    /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the
+    /// reason, for the caller to see to.
+    pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
+        let mut end = self.end.lock();
+        match end.how {
+            None => {
+                end.callbacks.push(callback);
+                None
+            }
+            Some(Ending::Lost(reason)) => Some((reason, callback)),
+            Some(Ending::Released) => None,
+        }
+    }
+
+    /// The thread gave it back. The callbacks go unheard; to be dropped when nothing is led or
+    /// locked any more, since what they captured is the user's.
+    pub(crate) fn release(&self) -> Option<Vec<Callback>> {
+        self.finish(Ending::Released)
+    }
+
+    /// It was lost. The first to say so gets the callbacks; they must be called with no mutex
+    /// held.
+    pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<Callback>> {
+        self.finish(Ending::Lost(reason))
+    }
+
+    fn finish(&self, how: Ending) -> Option<Vec<Callback>> {
+        let mut end = self.end.lock();
+        if end.how.is_some() {
+            return None;
+        }
+        end.how = Some(how);
+        self.ended.store(true, Ordering::Release);
+        Some(std::mem::take(&mut end.callbacks))
+    }
+}
+
+impl fmt::Debug for Tenancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenancy")
+            .field("owner", &self.hold.owner)
+            .field("thread", &self.thread)
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_before_the_servers_and_never_overflows() {
+        assert!(deadline(0, Duration::from_millis(1)) <= 1_000_000);
+        assert!(deadline(0, Duration::from_secs(30)) < 30_000_000_000);
+        assert!(deadline(0, Duration::from_secs(30)) > 29_900_000_000);
+        assert_eq!(deadline(u64::MAX - 1, Duration::from_secs(1)), u64::MAX);
+    }
+}

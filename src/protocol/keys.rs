@@ -1,0 +1,127 @@
+//! Keys and channels, as Redisson makes them from a synchronizer's name.
+
+/// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
+///
+/// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
+fn prefixed(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+}
+
+/// What belongs to one lock besides the key that bears its name.
+#[derive(Debug)]
+pub(crate) struct LockKeys;
+
+impl LockKeys {
+    /// Where a release is published.
+    pub(crate) fn channel(name: &str) -> String {
+        prefixed("redisson_lock__channel", name)
+    }
+
+    /// Where a client talks to its own subscriber. It begins as the locks' channels do, so that
+    /// access rights made for Redisson allow it.
+    pub(crate) fn control_channel(client: &str) -> String {
+        prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
+    }
+}
+
+/// What belongs to one fair lock besides the key that bears its name.
+#[derive(Debug)]
+pub(crate) struct FairKeys {
+    /// The owners that wait, in their order.
+    pub(crate) queue: String,
+    /// Until when each of them counts as alive.
+    pub(crate) timeouts: String,
+    /// A waiter's channel is this and its owner id.
+    pub(crate) channel_prefix: String,
+}
+
+impl FairKeys {
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            queue: prefixed("redisson_lock_queue", name),
+            timeouts: prefixed("redisson_lock_timeout", name),
+            channel_prefix: format!("{}:", LockKeys::channel(name)),
+        }
+    }
+
+    /// All channels of one client's waiters, as a pattern.
+    pub(crate) fn channel_pattern(&self, client: &str) -> String {
+        let mut pattern = String::new();
+        for character in self.channel_prefix.chars() {
+            if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
+                pattern.push('\\');
+            }
+            pattern.push(character);
+        }
+        pattern + client + ":*"
+    }
+}
+
+/// What belongs to one semaphore.
+#[derive(Debug)]
+pub(crate) struct SemaphoreKeys;
+
+impl SemaphoreKeys {
+    /// Where each change of the permits is published.
+    pub(crate) fn channel(name: &str) -> String {
+        prefixed("redisson_sc", name)
+    }
+}
+
+/// What belongs to one count-down latch.
+#[derive(Debug)]
+pub(crate) struct LatchKeys;
+
+impl LatchKeys {
+    /// Where it is said that the count has become zero, or was set anew. Always in braces, even
+    /// where the name has some of its own.
+    pub(crate) fn channel(name: &str) -> String {
+        format!("redisson_countdownlatch__channel__{{{name}}}")
+    }
+}
+
+/// Where a client's requests to one semaphore or latch are remembered. Ours alone; Redisson knows
+/// nothing of it.
+pub(crate) fn requests(name: &str, client: &str) -> String {
+    format!("{}:{client}", prefixed("redlatch_request", name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fair_lock_has_redissons_keys() {
+        let keys = FairKeys::new("l");
+        assert_eq!(keys.queue, "redisson_lock_queue:{l}");
+        assert_eq!(keys.timeouts, "redisson_lock_timeout:{l}");
+        assert_eq!(keys.channel_prefix, "redisson_lock__channel:{l}:");
+        assert_eq!(FairKeys::new("{a}b").queue, "redisson_lock_queue:{a}b");
+        let pattern = FairKeys::new("a*[b]").channel_pattern("uuid");
+        assert_eq!(pattern, r"redisson_lock__channel:{a\*\[b\]}:uuid:*");
+    }
+
+    #[test]
+    fn the_other_channels_are_redissons() {
+        assert_eq!(SemaphoreKeys::channel("s"), "redisson_sc:{s}");
+        assert_eq!(SemaphoreKeys::channel("{a}b"), "redisson_sc:{a}b");
+        assert_eq!(LatchKeys::channel("l"), "redisson_countdownlatch__channel__{l}");
+        assert_eq!(LatchKeys::channel("{a}b"), "redisson_countdownlatch__channel__{{a}b}");
+    }
+
+    /// Names watched on live Redisson clients.
+    #[test]
+    fn channels_are_redissons() {
+        for (name, channel) in [
+            ("myLock", "redisson_lock__channel:{myLock}"),
+            ("a:b", "redisson_lock__channel:{a:b}"),
+            ("é\" x", "redisson_lock__channel:{é\" x}"),
+            ("a{b}c", "redisson_lock__channel:a{b}c"),
+            ("{}a", "redisson_lock__channel:{}a"),
+            ("a{b", "redisson_lock__channel:a{b"),
+            ("a}b", "redisson_lock__channel:{a}b}"),
+        ] {
+            assert_eq!(LockKeys::channel(name), channel);
+        }
+    }
+}

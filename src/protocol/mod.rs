@@ -1,0 +1,10 @@
+//! What all clients must agree on, byte for byte: keys, owner ids, messages. No I/O.
+
+mod keys;
+mod owner;
+
+pub(crate) use keys::{FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
+pub(crate) use owner::{ClientId, Owner};
+
+/// What a release publishes on a lock's channel.
+pub(crate) const UNLOCKED: &[u8] = b"0";

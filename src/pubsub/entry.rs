@@ -1,0 +1,183 @@
+//! One channel: whether it is subscribed, how many messages came, and who waits for one.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::sync::{Mutex, Thread};
+
+/// Who hears of each message of a pattern, with its channel. Called on the subscriber's thread with
+/// no mutex held; it must not block.
+pub(crate) trait Hub: fmt::Debug + Send + Sync {
+    fn message(&self, channel: &[u8]);
+
+    /// Messages may have been missed until now, or none will come.
+    fn changed(&self);
+}
+
+/// A channel, or a pattern of channels, that somebody of this process listens to, or did a short
+/// while ago.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    channel: Arc<str>,
+    is_pattern: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    standing: Standing,
+    /// Counts what a waiter may have missed: messages, and confirmations after a reconnect.
+    /// A waiter reads it before it tries, and sleeps only while it has not moved.
+    version: u64,
+    waiting: Vec<Arc<Thread>>,
+    /// Who hears of a pattern's messages now. An entry outlives its listeners for a while, so the
+    /// next one brings a hub of its own.
+    hub: Option<Weak<dyn Hub>>,
+    /// When the last listener left, if there is none.
+    idle_since: Option<Instant>,
+    listeners: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Standing {
+    /// Asked for, not confirmed: a message now would be lost.
+    Pending,
+    Confirmed,
+    /// The server refuses it.
+    Refused(Error),
+}
+
+impl Entry {
+    pub(crate) fn new(channel: Arc<str>, is_pattern: bool) -> Self {
+        let state = State {
+            standing: Standing::Pending,
+            version: 0,
+            waiting: Vec::new(),
+            hub: None,
+            idle_since: None,
+            listeners: 0,
+        };
+        Self { channel, is_pattern, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    pub(crate) fn is_pattern(&self) -> bool {
+        self.is_pattern
+    }
+
+    /// A message of the pattern came, on this channel.
+    pub(crate) fn matched(&self, channel: &[u8]) {
+        if let Some(hub) = self.hub() {
+            hub.message(channel);
+        }
+    }
+
+    fn hub(&self) -> Option<Arc<dyn Hub>> {
+        self.state.lock().hub.as_ref().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        self.state.lock().standing.clone()
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        matches!(self.state.lock().standing, Standing::Confirmed)
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.state.lock().version
+    }
+
+    pub(crate) fn listen(&self, hub: Option<Weak<dyn Hub>>) {
+        let mut state = self.state.lock();
+        if hub.is_some() {
+            state.hub = hub;
+        }
+        state.listeners += 1;
+        state.idle_since = None;
+    }
+
+    pub(crate) fn leave(&self) {
+        let mut state = self.state.lock();
+        state.listeners -= 1;
+        if state.listeners == 0 {
+            state.idle_since = Some(Instant::now());
+        }
+    }
+
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        self.state.lock().idle_since
+    }
+
+    /// From here on until [`forget`](Self::forget), whatever happens to the channel wakes `thread`.
+    pub(crate) fn wake(&self, thread: &Arc<Thread>) {
+        self.state.lock().waiting.push(Arc::clone(thread));
+    }
+
+    pub(crate) fn forget(&self, thread: &Arc<Thread>) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, thread)) {
+            state.waiting.swap_remove(at);
+        }
+    }
+
+    /// A message came, or one may have been missed.
+    pub(crate) fn moved(&self) {
+        let mut state = self.state.lock();
+        state.version += 1;
+        Self::wake_all(state);
+    }
+
+    pub(crate) fn stand(&self, standing: Standing) {
+        let mut state = self.state.lock();
+        state.standing = standing;
+        // Messages may have been missed until now. Waiters are woken once their channel is
+        // confirmed, not before: a try made earlier could sleep through the next message.
+        state.version += 1;
+        Self::wake_all(state);
+        if let Some(hub) = self.hub() {
+            hub.changed();
+        }
+    }
+
+    /// The connection is gone; nobody is woken, since there is nothing to see yet.
+    pub(crate) fn disconnected(&self) {
+        let mut state = self.state.lock();
+        if let Standing::Confirmed = state.standing {
+            state.standing = Standing::Pending;
+        }
+    }
+
+    /// It was refused, and is asked for once more.
+    pub(crate) fn ask_again(&self) {
+        self.state.lock().standing = Standing::Pending;
+    }
+
+    /// Wakes all, for something that is not the channel's own news.
+    pub(crate) fn nudge(&self) {
+        Self::wake_all(self.state.lock());
+    }
+
+    fn wake_all(state: impl std::ops::Deref<Target = State>) {
+        match state.waiting.as_slice() {
+            [] => {}
+            [thread] => {
+                let thread = Arc::clone(thread);
+                drop(state);
+                thread.parker().unpark();
+            }
+            threads => {
+                let threads = threads.to_vec();
+                drop(state);
+                for thread in threads {
+                    thread.parker().unpark();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! How a wake-up arrives: one subscriber thread, one connection, one entry a channel.
+//!
+//! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
+//! message is published on the client's own control channel, which works over TCP, TLS and unix
+//! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
+
+mod entry;
+
+use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use redis::{PushKind, RedisError, Value};
+
+pub(crate) use entry::{Entry, Hub, Standing};
+
+use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
+use crate::error::Error;
+use crate::protocol::LockKeys;
+use crate::script;
+use crate::sync::{Condvar, Mutex, Thread};
+
+/// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
+/// and unsubscribe for every wait.
+const GRACE: Duration = Duration::from_secs(10);
+/// How often the control message goes out while there are subscriptions.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
+/// Without a message for this long the connection counts as dead.
+const SILENCE: Duration = Duration::from_secs(10);
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+/// The channels this process listens to.
+pub(crate) struct PubSub {
+    endpoint: Arc<Endpoint>,
+    control: Arc<str>,
+    state: Mutex<State>,
+    /// Tells the thread of work while it has no connection to read from.
+    work: Condvar,
+    shut_down: AtomicBool,
+}
+
+struct State {
+    entries: HashMap<Arc<str>, Arc<Entry>>,
+    /// Channels to ask the server for.
+    wanted: Vec<Arc<Entry>>,
+    /// Whether the thread sleeps in a read, where only a control message reaches it.
+    reading: bool,
+}
+
+impl PubSub {
+    pub(crate) fn new(endpoint: Arc<Endpoint>, client: &str) -> Self {
+        let state = State { entries: HashMap::new(), wanted: Vec::new(), reading: false };
+        Self {
+            endpoint,
+            control: LockKeys::control_channel(client).into(),
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            shut_down: AtomicBool::new(false),
+        }
+    }
+
+    /// Listens to `channel`. `true`: the thread must be told with a
+    /// [`control_message`](Self::control_message).
+    pub(crate) fn listen(&self, channel: &Arc<str>) -> (Subscription, bool) {
+        self.listen_to(channel, None)
+    }
+
+    /// As [`listen`](Self::listen), to all channels that match a pattern.
+    pub(crate) fn listen_to(
+        &self,
+        channel: &Arc<str>,
+        hub: Option<Weak<dyn Hub>>,
+    ) -> (Subscription, bool) {
+        let mut state = self.state.lock();
+        let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
+            MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
+            MapEntry::Vacant(vacant) => {
+                let entry = Arc::new(Entry::new(Arc::clone(channel), hub.is_some()));
+                (Arc::clone(vacant.insert(entry)), true)
+            }
+        };
+        // Under the map's mutex, where the thread looks for idle entries: it cannot drop this one
+        // between the look-up and here.
+        entry.listen(hub);
+        // A channel that was refused is asked for again: rights may have been granted since.
+        let again = matches!(entry.standing(), Standing::Refused(_));
+        if again {
+            entry.ask_again();
+        }
+        if new || again {
+            state.wanted.push(Arc::clone(&entry));
+            self.work.notify_one();
+        }
+        let tell = (new || again) && state.reading;
+        drop(state);
+        (Subscription { entry }, tell)
+    }
+
+    /// A subscription that is confirmed already, if there is one.
+    pub(crate) fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
+        let state = self.state.lock();
+        let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
+        entry.listen(None);
+        Some(Subscription { entry: Arc::clone(entry) })
+    }
+
+    /// Makes the thread look at its queue.
+    pub(crate) fn control_message(&self) -> Command {
+        Command::plain(&[b"PUBLISH", self.control.as_bytes(), b"0"])
+    }
+
+    /// Whether there is a connection whose life a heartbeat should show.
+    pub(crate) fn wants_heartbeat(&self) -> bool {
+        self.state.lock().reading
+    }
+
+    /// Ends the thread once a control message reaches it, and every wait at once.
+    pub(crate) fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::SeqCst);
+        let state = self.state.lock();
+        self.work.notify_one();
+        let entries: Vec<_> = state.entries.values().cloned().collect();
+        drop(state);
+        for entry in entries {
+            entry.nudge();
+        }
+    }
+
+    /// The subscriber thread's whole life.
+    pub(crate) fn run(&self) {
+        let mut retry = FIRST_RETRY;
+        while self.wait_for_work() {
+            let error = match self.serve(&mut retry) {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+            log::debug!(
+                "the subscriber's connection to {} ended: {error}",
+                self.endpoint.address()
+            );
+            let mut state = self.state.lock();
+            state.reading = false;
+            for entry in state.entries.values() {
+                entry.disconnected();
+            }
+            // Whoever left meanwhile need not be subscribed again.
+            state.entries.retain(|_, entry| entry.idle_since().is_none());
+            if !self.is_shut_down() {
+                self.work.wait_for(&mut state, retry);
+                retry = (retry * 2).min(LAST_RETRY);
+            }
+        }
+    }
+
+    /// Sleeps until somebody wants a channel. `false`: shut down.
+    fn wait_for_work(&self) -> bool {
+        let mut state = self.state.lock();
+        while state.entries.is_empty() && !self.is_shut_down() {
+            self.work.wait(&mut state);
+        }
+        !self.is_shut_down()
+    }
+
+    /// Connects, subscribes to every channel there is, and dispatches until something breaks
+    /// (`Err`) or the client is shut down (`Ok`).
+    fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
+        let mut connection = self.endpoint.open()?;
+        connection.set_read_timeout(Some(SILENCE))?;
+        let channels: Vec<Arc<Entry>> = {
+            let mut state = self.state.lock();
+            state.wanted.clear();
+            // From here on who wants a new channel sends a control message. One sent before the
+            // control channel is confirmed is lost, which is why the queue is looked at again
+            // when the confirmation comes.
+            state.reading = true;
+            state.entries.values().cloned().collect()
+        };
+        connection.send_packed_command(
+            Command::plain(&[b"SUBSCRIBE", self.control.as_bytes()]).bytes(),
+        )?;
+        subscribe(&mut connection, &channels)?;
+        // What was asked for and not answered yet, in order; the control channel is the first.
+        let mut asked: VecDeque<Option<Arc<Entry>>> = VecDeque::from([None]);
+        asked.extend(channels.into_iter().map(Some));
+        loop {
+            let event = Event::of(connection.recv_response()?);
+            if self.is_shut_down() {
+                return Ok(());
+            }
+            match event {
+                Event::Subscribed(channel) => {
+                    *retry = FIRST_RETRY;
+                    asked.pop_front();
+                    if channel == self.control.as_bytes() {
+                        asked.extend(self.look_after_channels(&mut connection)?);
+                    } else if let Some(entry) = self.entry(&channel) {
+                        entry.stand(Standing::Confirmed);
+                    }
+                }
+                Event::Message(channel) => {
+                    if channel == self.control.as_bytes() {
+                        asked.extend(self.look_after_channels(&mut connection)?);
+                    } else if let Some(entry) = self.entry(&channel) {
+                        entry.moved();
+                    }
+                }
+                Event::Matched(pattern, channel) => {
+                    if let Some(entry) = self.entry(&pattern) {
+                        entry.matched(&channel);
+                    }
+                }
+                Event::Refused(error) => {
+                    // The server answers in order and does not say what it refuses.
+                    match asked.pop_front().flatten() {
+                        Some(entry) => entry.stand(Standing::Refused(refused(&error))),
+                        // Without the control channel nothing would ever make the thread look
+                        // again, so nobody can wait.
+                        None => {
+                            self.refuse_all(&error);
+                            return Err(error);
+                        }
+                    }
+                }
+                Event::Other => {}
+            }
+        }
+    }
+
+    /// Asks for new channels and gives up those that nobody has listened to for a while.
+    /// Returns what it asked for.
+    fn look_after_channels(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Arc<Entry>>>, RedisError> {
+        let (wanted, unwanted) = {
+            let mut state = self.state.lock();
+            let wanted: Vec<_> = state.wanted.drain(..).collect();
+            let mut unwanted = Vec::new();
+            // Only a confirmed one: then the order of what the server confirms is that of what
+            // was asked, and a confirmation always means the entry of now.
+            state.entries.retain(|_, entry| {
+                let keep = entry.idle_since().is_none_or(|since| since.elapsed() < GRACE)
+                    || !entry.is_confirmed();
+                if !keep {
+                    unwanted.push(Arc::clone(entry));
+                }
+                keep
+            });
+            (wanted, unwanted)
+        };
+        subscribe(connection, &wanted)?;
+        send_each(connection, [b"UNSUBSCRIBE", b"PUNSUBSCRIBE"], &unwanted)?;
+        Ok(wanted.into_iter().map(Some).collect())
+    }
+
+    fn entry(&self, channel: &[u8]) -> Option<Arc<Entry>> {
+        let channel = std::str::from_utf8(channel).ok()?;
+        self.state.lock().entries.get(channel).cloned()
+    }
+
+    fn refuse_all(&self, error: &RedisError) {
+        let state = self.state.lock();
+        let entries: Vec<_> = state.entries.values().cloned().collect();
+        drop(state);
+        for entry in entries {
+            entry.stand(Standing::Refused(refused(error)));
+        }
+    }
+
+    fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::SeqCst)
+    }
+}
+
+fn refused(error: &RedisError) -> Error {
+    script::refused(error.clone()).now("waiting needs the right to SUBSCRIBE")
+}
+
+fn subscribe(connection: &mut Connection, entries: &[Arc<Entry>]) -> Result<(), RedisError> {
+    send_each(connection, [b"SUBSCRIBE", b"PSUBSCRIBE"], entries)
+}
+
+/// One command an entry, the first for a channel and the second for a pattern: the server refuses
+/// or takes each by itself.
+fn send_each(
+    connection: &mut Connection,
+    commands: [&[u8]; 2],
+    entries: &[Arc<Entry>],
+) -> Result<(), RedisError> {
+    let mut bytes = Vec::new();
+    for entry in entries {
+        let command = commands[usize::from(entry.is_pattern())];
+        let command = Command::plain(&[command, entry.channel().as_bytes()]);
+        bytes.extend_from_slice(command.bytes());
+    }
+    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes) }
+}
+
+/// What the server says on a subscriber's connection, in RESP2 or RESP3.
+enum Event {
+    Subscribed(Vec<u8>),
+    Message(Vec<u8>),
+    /// A pattern's message, with its channel.
+    Matched(Vec<u8>, Vec<u8>),
+    Refused(RedisError),
+    Other,
+}
+
+impl Event {
+    fn of(value: Value) -> Self {
+        match value {
+            Value::Array(parts) => {
+                let mut parts = parts.into_iter();
+                match (parts.next(), parts.next()) {
+                    (Some(Value::BulkString(kind)), Some(Value::BulkString(channel))) => {
+                        match kind.as_slice() {
+                            b"subscribe" | b"psubscribe" => Self::Subscribed(channel),
+                            b"pmessage" => Self::matched(channel, parts.next()),
+                            b"message" => Self::Message(channel),
+                            _ => Self::Other,
+                        }
+                    }
+                    _ => Self::Other,
+                }
+            }
+            Value::Push { kind, data } => {
+                let mut data = data.into_iter();
+                match (kind, data.next()) {
+                    (
+                        PushKind::Subscribe | PushKind::PSubscribe,
+                        Some(Value::BulkString(channel)),
+                    ) => Self::Subscribed(channel),
+                    (PushKind::Message, Some(Value::BulkString(channel))) => Self::Message(channel),
+                    (PushKind::PMessage, Some(Value::BulkString(pattern))) => {
+                        Self::matched(pattern, data.next())
+                    }
+                    _ => Self::Other,
+                }
+            }
+            Value::ServerError(error) => Self::Refused(error.into()),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Event {
+    fn matched(pattern: Vec<u8>, channel: Option<Value>) -> Self {
+        match channel {
+            Some(Value::BulkString(channel)) => Self::Matched(pattern, channel),
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A channel listened to, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    entry: Arc<Entry>,
+}
+
+impl Subscription {
+    pub(crate) fn version(&self) -> u64 {
+        self.entry.version()
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        self.entry.standing()
+    }
+
+    /// Whether it is to a pattern of channels.
+    pub(crate) fn is_pattern(&self) -> bool {
+        self.entry.is_pattern()
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.entry.is_confirmed()
+    }
+
+    /// Until the result is dropped, whatever happens to the channel wakes `thread`.
+    pub(crate) fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
+        self.entry.wake(thread);
+        Waking { entry: &self.entry, thread }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.entry.leave();
+    }
+}
+
+/// A thread that a channel wakes.
+pub(crate) struct Waking<'a> {
+    entry: &'a Entry,
+    thread: &'a Arc<Thread>,
+}
+
+impl Drop for Waking<'_> {
+    fn drop(&mut self) {
+        self.entry.forget(self.thread);
+    }
+}
+
+/// The receiver of control messages' replies: that the message arrives is what counts.
+pub(crate) struct Heard;
+
+impl Receiver for Heard {
+    fn receive(&self, outcome: Outcome) {
+        if let Ok(Value::ServerError(error)) = outcome {
+            let error: RedisError = error.into();
+            log::warn!(
+                "the server refuses the control message, so waiting may fail; allow PUBLISH \
+                 on the channels redisson_lock__channel:*: {error}"
+            );
+        }
+    }
+}
+
+/// How long a new channel's confirmation may take before the wait for it fails.
+pub(crate) fn confirmation_deadline(response_timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(response_timeout.saturating_mul(2))
+}

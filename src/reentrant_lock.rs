@@ -1,0 +1,286 @@
+//! The re-entrant lock: Redisson's `RLock`.
+
+use std::sync::Arc;
+
+use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait, YIELD};
+use crate::client::Client;
+use crate::connection::Command;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
+use crate::lock::{Handle, LockGuard, lock_verbs};
+use crate::protocol::Owner;
+use crate::script::{self, Trouble, lock::Acquired};
+use crate::sync::Thread;
+
+/// A lock that its holder may take again, in one thread of one process at a time, on any machine:
+/// `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by
+/// [`Client::reentrant_lock`].
+///
+/// A clone is the same lock, and so is every handle of the same name. Its methods are those of
+/// [`Lock`](crate::Lock).
+///
+/// # Fairness
+///
+/// Threads of one process get the lock in the order they came. Between processes there is no
+/// order; a process gives the lock back after a turn of at most 64 grants or about 10 ms, if
+/// others want it, so none starves. Where the order matters, use a fair lock.
+///
+/// # In Redis
+///
+/// A hash under the lock's name, as Redisson's `RLock` has it: owner to count, with the lease as
+/// its time to live. Java services may use the same lock.
+#[derive(Clone, Debug)]
+pub struct ReentrantLock {
+    handle: Handle,
+}
+
+lock_verbs!(ReentrantLock);
+
+impl ReentrantLock {
+    pub(crate) fn new(client: Client, site: Arc<Site>) -> Self {
+        Self { handle: Handle::new(client, site) }
+    }
+
+    /// Mine already? Somebody's in this process? Else ask Redis, as the only thread of this
+    /// process that does.
+    fn acquire(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error> {
+        self.handle.check(&wait)?;
+        let site = &self.handle.site;
+        let terms = self.handle.terms();
+        let thread = Thread::current();
+        loop {
+            let baton = match site.gate.enter(&thread, terms, wait.blocks()) {
+                Entered::Again(tenancy) => {
+                    if self.handle.deepen(&tenancy)? {
+                        return Ok(Some(self.guard(tenancy)));
+                    }
+                    continue;
+                }
+                Entered::Expired(tenancy) => {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    continue;
+                }
+                Entered::Leads => Baton { site },
+                Entered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
+                    Turn::Baton(baton) => baton,
+                    // The receiver looks once more: it may have slept through the rest of the
+                    // lease between the pass and here.
+                    Turn::Granted(tenancy) if tenancy.is_held() => {
+                        return self.handle.admitted(tenancy).map(Some);
+                    }
+                    Turn::Granted(tenancy) => {
+                        site.lose(&tenancy, LostReason::LeaseExpired);
+                        continue;
+                    }
+                    Turn::GivenUp => return Ok(None),
+                },
+                Entered::Occupied => return Ok(None),
+                Entered::TooDeep => return Err(self.handle.too_deep()),
+            };
+            return self.lead(baton, &thread, terms, wait);
+        }
+    }
+
+    fn force_unlock_command(&self) -> Command {
+        let site = &self.handle.site;
+        script::lock::force_unlock_command(&site.name, site.channel())
+    }
+
+    fn guard(&self, tenancy: Arc<Tenancy>) -> LockGuard {
+        LockGuard::new(&self.handle, tenancy, self.handle.terms())
+    }
+
+    /// Sleeps in the process's own queue.
+    fn stand_in_queue(&self, waiter: &Arc<GateWaiter>, wait: &Wait<'_>) -> Result<Turn<'_>, Error> {
+        let site = &self.handle.site;
+        let signal = waiter.stand(
+            self.handle.client.core(),
+            &site.name,
+            wait,
+            |waiter| site.gate.give_up(waiter),
+            || {
+                // The wheel opens the gate when the hold in front ends; this is for the case that
+                // it could not.
+                if let Some((tenancy, _)) = site.gate.tenant()
+                    && !tenancy.is_held()
+                {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                }
+            },
+        )?;
+        match signal {
+            Some(Signal::Granted(tenancy)) => Ok(Turn::Granted(tenancy)),
+            Some(Signal::Baton) => Ok(Turn::Baton(Baton { site })),
+            Some(Signal::Failed(error)) => Err(error),
+            None => Ok(Turn::GivenUp),
+        }
+    }
+
+    /// Asks Redis, and waits for other processes.
+    fn lead(
+        &self,
+        baton: Baton<'_>,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        wait: Wait<'_>,
+    ) -> Result<Option<LockGuard>, Error> {
+        let site = &self.handle.site;
+        let core = self.handle.client.core();
+        let contender = Contender {
+            core,
+            name: &site.name,
+            channel: site.channel(),
+            thread,
+            wait,
+            news: &|| false,
+        };
+        let stayed = self.stay_away(&contender)?;
+        let mut request = Request::new(site, terms);
+        let mut tries = 0;
+        let granted = contender.acquire(
+            |count| {
+                tries = count;
+                let tried = request.send()?;
+                // The second try is the subscription's, no race was lost with it.
+                match tried {
+                    Try::Busy(_) if count > 1 => site.gate.with_backoff(|backoff| backoff.lost()),
+                    Try::Granted(_) if count > 1 => site.gate.with_backoff(|backoff| backoff.won()),
+                    _ => {}
+                }
+                Ok(tried)
+            },
+            |waited| site.gate.pause(waited),
+        )?;
+        if let Some(heard_others) = stayed {
+            let used = heard_others || tries > 0;
+            site.gate.with_turn(|turn| turn.yielded(used, clock::now()));
+        }
+        let Some(hold) = granted else { return Ok(None) };
+        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
+        match baton.admit(&tenancy, terms) {
+            Ok(()) => {
+                request.is_granted = true;
+                self.handle.admitted(tenancy).map(Some)
+            }
+            // Between the grant and here the lease has ended, or a forced unlock of this process
+            // was answered, before or after the grant. Undone and asked for anew.
+            Err(baton) => {
+                // Now, and not when this returns: the next request would wait for this one's hold.
+                drop(request);
+                self.lead(baton, thread, terms, wait)
+            }
+        }
+    }
+
+    /// After the process's turn: leaves the lock to others for a moment. `Some`: it did, and
+    /// whether another process was heard to use it.
+    fn stay_away(&self, contender: &Contender<'_>) -> Result<Option<bool>, Error> {
+        let site = &self.handle.site;
+        let Before::Yield(last) = site.gate.before_asking() else { return Ok(None) };
+        if !site.gate.with_turn(|turn| turn.knows_listeners()) {
+            site.lane.look(contender.core.response_timeout());
+        }
+        let subscription = contender.core.pubsub.listening(site.channel());
+        let own = i64::from(subscription.is_some());
+        let now = clock::now();
+        if !site.gate.with_turn(|turn| turn.stays_away(own, now)) {
+            return Ok(None);
+        }
+        let rest = YIELD.saturating_sub(now.saturating_sub(last.at));
+        let until = contender.wait.sleep_until(std::time::Duration::from_nanos(rest));
+        // Its own message is the first one after the release; a further one is another process's.
+        let version = subscription.as_ref().map_or(0, |subscription| subscription.version());
+        let further = last.version.unwrap_or(version) + 2;
+        contender.sleep(subscription.as_ref(), until, |version| version >= further)?;
+        let used = subscription.is_some_and(|subscription| subscription.version() >= further);
+        Ok(Some(used))
+    }
+}
+
+/// How standing in the queue ended.
+enum Turn<'a> {
+    Granted(Arc<Tenancy>),
+    Baton(Baton<'a>),
+    GivenUp,
+}
+
+/// One acquisition's request, sent until it is granted.
+struct Request<'a> {
+    site: &'a Arc<Site>,
+    terms: Terms,
+    owner: Owner,
+    late: u32,
+    /// It was sent twice, or granted: it must be undone unless it ends in a guard.
+    is_pending: bool,
+    is_granted: bool,
+}
+
+/// So many grants in a row may arrive after their own end.
+const MOST_LATE: u32 = 3;
+
+impl<'a> Request<'a> {
+    fn new(site: &'a Arc<Site>, terms: Terms) -> Self {
+        let owner = site.core.id.next_owner();
+        Self { site, terms, owner, late: 0, is_pending: false, is_granted: false }
+    }
+
+    fn send(&mut self) -> Result<Try<Hold>, Error> {
+        let Self { site, terms, owner, .. } = *self;
+        let lease = site.core.lease(terms);
+        let arrivals = site.gate.arrivals();
+        let forced = site.gate.forced();
+        let sent_at = clock::now();
+        let acquired = script::lock::acquire(&site.lane, &site.name, &owner, lease);
+        self.is_pending |= acquired.as_ref().is_ok_and(|replied| replied.twice);
+        let trouble = match acquired.map(|replied| replied.reply) {
+            Ok(Acquired::Granted) => {
+                let incarnation = site.core.incarnation();
+                let hold = Hold::new(None, owner, terms, sent_at, lease, incarnation, forced);
+                if clock::now() < hold.deadline() {
+                    self.is_pending = true;
+                    return Ok(Try::Granted(hold));
+                }
+                return self.too_late();
+            }
+            Ok(Acquired::Busy(left)) => return Ok(Try::Busy(left)),
+            Err(trouble) => trouble,
+        };
+        self.is_pending |= matches!(trouble, Trouble::Unknown(_));
+        let alone = matches!(trouble, Trouble::Refused(_));
+        let state = match trouble {
+            Trouble::Unknown(_) => {
+                "nothing is held; if the server took the lock nevertheless, it is released in the \
+                 background, or ends with its lease"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
+        };
+        let error = trouble.into_error().of(&site.name).now(state);
+        if !alone {
+            // A dead server is not found out one waiter at a time.
+            site.gate.fail_before(arrivals, &error);
+        }
+        Err(error)
+    }
+
+    /// A grant read after its own deadline is none.
+    fn too_late(&mut self) -> Result<Try<Hold>, Error> {
+        self.site.let_die(&self.owner, self.terms);
+        self.is_pending = false;
+        self.owner = self.site.core.id.next_owner();
+        self.late += 1;
+        if self.late < MOST_LATE {
+            return Ok(Try::Busy(Some(std::time::Duration::ZERO)));
+        }
+        let message = "each grant's lease was over before its reply was read; nothing is held, \
+                       take a longer lease";
+        Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.site.name))
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        if self.is_pending && !self.is_granted {
+            self.site.let_die(&self.owner, self.terms);
+        }
+    }
+}

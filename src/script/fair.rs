@@ -1,0 +1,190 @@
+//! The scripts of the fair lock.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{Replied, Trouble, accepted, call_again, flag, millis, unexpected};
+use crate::connection::{Command, Lane, Outcome, Script};
+use crate::protocol::{FairKeys, Owner};
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| Script::new(include_str!(concat!("../../lua/fair/", $file))))
+    };
+}
+
+static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
+static TRY: LazyLock<Script> = script!("try.lua");
+static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
+static RELEASE: LazyLock<Script> = script!("release.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
+static KEEP_ALIVE: LazyLock<Script> = script!("keep_alive.lua");
+
+/// What a waiter of Redisson's adds to the scores behind it: its `fairLockWaitTimeout`.
+const REDISSON_WAIT: Duration = Duration::from_secs(300);
+
+/// One fair lock as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FairScripts<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) keys: &'a FairKeys,
+    /// How long a waiter counts as alive without a sign of life.
+    pub(crate) fair_wait: Duration,
+}
+
+/// What became of a request for the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FairAcquired {
+    /// Taken. These owners of the same client stand directly behind, in their order.
+    Granted(Vec<Vec<u8>>),
+    Queued {
+        /// Nobody is ahead.
+        is_first: bool,
+        /// When to ask again though nobody told; `None`: not.
+        ask_after: Option<Duration>,
+    },
+}
+
+/// What the server says after a sign of life.
+#[derive(Debug)]
+pub(crate) struct KeptAlive {
+    /// When the next one is worth it, if before its time.
+    pub(crate) again: Option<Duration>,
+    /// Who should ask for the lock now.
+    pub(crate) ask: Vec<Vec<u8>>,
+}
+
+impl FairScripts<'_> {
+    /// Takes the lock or a place in the queue; asks how it stands if it has one already.
+    pub(crate) fn acquire(
+        self,
+        lane: &Lane,
+        owner: &Owner,
+        lease: Duration,
+        was_queued: bool,
+        followers: u32,
+    ) -> Result<Replied<FairAcquired>, Trouble> {
+        let mut digits = [[0; 20]; 3];
+        let [first, second, third] = &mut digits;
+        let followers = followers.to_string();
+        let arguments = [
+            millis(lease, first),
+            owner.as_bytes(),
+            millis(self.fair_wait, second),
+            millis(REDISSON_WAIT, third),
+            self.keys.channel_prefix.as_bytes(),
+            if was_queued { b"1" } else { b"0" },
+            followers.as_bytes(),
+        ];
+        let command = self.command(&ACQUIRE, &arguments);
+        let (reply, twice) = call_again(lane, &command, || command.clone())?;
+        let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
+        let reply = match reply.as_slice() {
+            [Value::Int(1), followers @ ..] => FairAcquired::Granted(texts(followers)),
+            [Value::Int(0), Value::Int(place), Value::Int(ask)] => FairAcquired::Queued {
+                is_first: *place == 0,
+                ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+            },
+            _ => return Err(unexpected(&Value::Array(reply))),
+        };
+        Ok(Replied { reply, twice })
+    }
+
+    /// Takes the lock if nobody holds it or waits for it.
+    pub(crate) fn try_acquire(
+        self,
+        lane: &Lane,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<bool>, Trouble> {
+        let mut digits = [[0; 20]; 2];
+        let [first, second] = &mut digits;
+        let arguments = [
+            millis(lease, first),
+            owner.as_bytes(),
+            millis(self.fair_wait, second),
+            self.keys.channel_prefix.as_bytes(),
+        ];
+        let command = self.command(&TRY, &arguments);
+        let (reply, twice) = call_again(lane, &command, || command.clone())?;
+        Ok(Replied { reply: flag(reply)?, twice })
+    }
+
+    /// Leaves the queue, or the lock.
+    pub(crate) fn give_up_command(self, owner: &[u8]) -> Command {
+        self.owned_command(&GIVE_UP, owner, &[])
+    }
+
+    /// Releases a hold, with those who had it after its owner.
+    pub(crate) fn release_command(self, owner: &Owner, passed: &[Owner]) -> Command {
+        self.owned_command(&RELEASE, owner.as_bytes(), passed)
+    }
+
+    pub(crate) fn force_unlock_command(self) -> Command {
+        let mut digits = [0; 20];
+        let arguments = [millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
+        self.command(&FORCE_UNLOCK, &arguments)
+    }
+
+    /// Says that these owners are alive.
+    pub(crate) fn keep_alive_command(self, owners: &[Owner]) -> Command {
+        let mut digits = [[0; 20]; 2];
+        let [first, second] = &mut digits;
+        let mut arguments = vec![
+            millis(self.fair_wait, first),
+            millis(REDISSON_WAIT, second),
+            self.keys.channel_prefix.as_bytes(),
+        ];
+        arguments.extend(owners.iter().map(Owner::as_bytes));
+        self.command(&KEEP_ALIVE, &arguments)
+    }
+
+    fn owned_command(
+        self,
+        script: &'static LazyLock<Script>,
+        owner: &[u8],
+        others: &[Owner],
+    ) -> Command {
+        let mut digits = [0; 20];
+        let mut arguments =
+            vec![owner, millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
+        arguments.extend(others.iter().map(Owner::as_bytes));
+        self.command(script, &arguments)
+    }
+
+    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+        let keys = [self.key, &self.keys.queue, &self.keys.timeouts];
+        Command::script(script, &keys.map(str::as_bytes), arguments)
+    }
+}
+
+/// The server's answer to a [`FairScripts::keep_alive_command`].
+pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
+    match accepted(outcome)? {
+        Value::Array(reply) => match reply.as_slice() {
+            [Value::Int(again), ask @ ..] => Ok(KeptAlive {
+                again: u64::try_from(*again).ok().map(Duration::from_millis),
+                ask: texts(ask),
+            }),
+            _ => Err(unexpected(&Value::Array(reply))),
+        },
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// What became of a [`FairScripts::give_up_command`].
+pub(crate) fn left(outcome: Outcome) -> Result<(), Trouble> {
+    accepted(outcome).map(drop)
+}
+
+fn texts(values: &[Value]) -> Vec<Vec<u8>> {
+    values
+        .iter()
+        .filter_map(|value| match value {
+            Value::BulkString(text) => Some(text.clone()),
+            _ => None,
+        })
+        .collect()
+}

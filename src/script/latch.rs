@@ -1,0 +1,67 @@
+//! The scripts of the count-down latch.
+
+use std::sync::LazyLock;
+
+use super::once::{Once, Ticket};
+use super::semaphore::stored_number;
+use super::{Trouble, call, flag, number};
+use crate::connection::{Command, Lane, Script};
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/once.lua"),
+                include_str!(concat!("../../lua/latch/", $file))
+            ))
+        })
+    };
+}
+
+static COUNT_DOWN: LazyLock<Script> = script!("count_down.lua");
+static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
+static DELETE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../lua/latch/delete.lua")));
+
+/// One latch as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatchScripts<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) key: &'a str,
+    pub(crate) channel: &'a str,
+    pub(crate) requests: &'a str,
+}
+
+impl LatchScripts<'_> {
+    /// The count after it.
+    pub(crate) fn count_down(self, ticket: Ticket) -> Result<i64, Trouble> {
+        number(self.count_down_request(ticket, &[self.channel.as_bytes()]).call(self.lane)?)
+    }
+
+    /// A count-down to be sent again, as long as its outcome is not known.
+    pub(crate) fn count_down_copy(self, ticket: Ticket) -> Command {
+        self.count_down_request(ticket, &[self.channel.as_bytes()]).command(true)
+    }
+
+    pub(crate) fn try_set_count(self, ticket: Ticket, count: u64) -> Result<bool, Trouble> {
+        let count = count.to_string();
+        let arguments: [&[u8]; 2] = [count.as_bytes(), self.channel.as_bytes()];
+        let Self { key, requests, .. } = self;
+        let request = Once { script: &TRY_SET_COUNT, key, requests, ticket, arguments: &arguments };
+        flag(request.call(self.lane)?)
+    }
+
+    pub(crate) fn count(self) -> Result<i64, Trouble> {
+        stored_number(self.lane, self.key)
+    }
+
+    pub(crate) fn delete(self) -> Result<bool, Trouble> {
+        let command = Command::script(&DELETE, &[self.key.as_bytes()], &[self.channel.as_bytes()]);
+        flag(call(self.lane, &command)?)
+    }
+
+    fn count_down_request<'a>(&'a self, ticket: Ticket, arguments: &'a [&'a [u8]]) -> Once<'a> {
+        let Self { key, requests, .. } = *self;
+        Once { script: &COUNT_DOWN, key, requests, ticket, arguments }
+    }
+}

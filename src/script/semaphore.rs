@@ -1,0 +1,128 @@
+//! The scripts of the semaphore.
+
+use std::sync::LazyLock;
+
+use redis::Value;
+
+use super::once::{Once, Ticket};
+use super::{Trouble, accepted, call, flag, number, unexpected};
+use crate::connection::{Command, Lane, Outcome, Script};
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/once.lua"),
+                include_str!(concat!("../../lua/semaphore/", $file))
+            ))
+        })
+    };
+}
+
+static TRY_ACQUIRE: LazyLock<Script> = script!("try_acquire.lua");
+static ABANDON: LazyLock<Script> = script!("abandon.lua");
+static RELEASE: LazyLock<Script> = script!("release.lua");
+static ADD_PERMITS: LazyLock<Script> = script!("add_permits.lua");
+static DRAIN_PERMITS: LazyLock<Script> = script!("drain_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> = script!("try_set_permits.lua");
+
+/// One semaphore as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SemaphoreScripts<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) key: &'a str,
+    pub(crate) channel: &'a str,
+    pub(crate) requests: &'a str,
+}
+
+impl SemaphoreScripts<'_> {
+    pub(crate) fn try_acquire(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        flag(self.call(&TRY_ACQUIRE, ticket, &[permits.to_string().as_bytes()])?)
+    }
+
+    /// Undoes a request whose outcome is not known.
+    pub(crate) fn abandon(self, ticket: Ticket, permits: u32) -> Command {
+        let permits = permits.to_string();
+        self.once(&ABANDON, ticket, &[permits.as_bytes(), self.channel.as_bytes()]).command(true)
+    }
+
+    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it.
+    pub(crate) fn release(
+        self,
+        ticket: Ticket,
+        permits: u32,
+        if_exists: bool,
+    ) -> Result<Option<i64>, Trouble> {
+        let permits = permits.to_string();
+        let arguments = self.release_arguments(&permits, if_exists);
+        number(self.call(&RELEASE, ticket, &arguments)?).map(heard)
+    }
+
+    /// A release, to be sent first or as a copy.
+    pub(crate) fn release_command(self, ticket: Ticket, permits: u32, copy: bool) -> Command {
+        let permits = permits.to_string();
+        let arguments = self.release_arguments(&permits, false);
+        self.once(&RELEASE, ticket, &arguments).command(copy)
+    }
+
+    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<i64, Trouble> {
+        let permits = permits.to_string();
+        number(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<i64, Trouble> {
+        number(self.call(&DRAIN_PERMITS, ticket, &[])?)
+    }
+
+    pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
+        stored_number(self.lane, self.key)
+    }
+
+    fn release_arguments<'a>(&'a self, permits: &'a str, if_exists: bool) -> [&'a [u8]; 3] {
+        [permits.as_bytes(), self.channel.as_bytes(), if if_exists { b"1" } else { b"0" }]
+    }
+
+    fn once<'a>(
+        &'a self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &'a [&'a [u8]],
+    ) -> Once<'a> {
+        Once { script, key: self.key, requests: self.requests, ticket, arguments }
+    }
+
+    fn call(
+        self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &[&[u8]],
+    ) -> Result<Value, Trouble> {
+        self.once(script, ticket, arguments).call(self.lane)
+    }
+}
+
+/// What became of a posted release.
+pub(crate) fn released(outcome: Outcome) -> Result<Option<i64>, Trouble> {
+    number(accepted(outcome)?).map(heard)
+}
+
+fn heard(reply: i64) -> Option<i64> {
+    (reply > 0).then(|| reply - 1)
+}
+
+/// The number under a key; zero if there is none.
+pub(super) fn stored_number(lane: &Lane, key: &str) -> Result<i64, Trouble> {
+    match call(lane, &Command::plain(&[b"GET", key.as_bytes()]))? {
+        Value::Nil => Ok(0),
+        Value::BulkString(text) => {
+            let text = String::from_utf8_lossy(&text);
+            text.parse().map_err(|_| unexpected(&Value::SimpleString(text.into_owned())))
+        }
+        other => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,638 @@
+//! The semaphore: Redisson's `RSemaphore`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::{
+    Before, Contender, PermitEntered, PermitGate, PermitWaiter, Signal, Try, Wait, YIELD,
+};
+use crate::cancel::CancelToken;
+use crate::client::{Client, Core};
+use crate::connection::{Lane, Outcome, Receiver};
+use crate::error::{Error, ErrorKind};
+use crate::hold::clock;
+use crate::protocol::{self, SemaphoreKeys};
+use crate::script::semaphore::{SemaphoreScripts, released};
+use crate::script::{Requests, Ticket, Trouble};
+use crate::sync::Thread;
+use crate::watchdog::Errand;
+
+/// A number of permits that threads of all processes share: `Semaphore` of
+/// java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
+///
+/// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
+/// some are set or added.
+///
+/// # Leases
+///
+/// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
+/// they are missing until somebody adds them again. A semaphore whose permits expire is to come.
+///
+/// # Fairness
+///
+/// Threads of one process get permits in the order they came; one that needs many is not passed
+/// by one that needs few. Between processes there is no order; a process passes permits on among
+/// its own threads for a turn, as a lock is.
+///
+/// # Lost replies
+///
+/// Each request is numbered, and applied once however often it has to be sent. If the outcome of
+/// an acquire stays unknown, the caller gets an error, and what it may have taken is given back in
+/// the background.
+///
+/// # In Redis
+///
+/// The number of free permits as text under the semaphore's name, without a time to live; each
+/// change is published on `redisson_sc:{name}`. Beside it, for five minutes after a client's last
+/// request, `redlatch_request:{name}:…` remembers the numbers applied.
+#[derive(Clone)]
+pub struct Semaphore {
+    site: Arc<SemaphoreSite>,
+    client: Client,
+}
+
+impl Semaphore {
+    /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it does, and is
+    /// left as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
+        self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
+    }
+
+    /// Changes how many permits there are, by a number that may be negative: then there may be
+    /// fewer than none until enough are given back.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
+        self.request(|scripts, ticket| scripts.add_permits(ticket, permits)).map(drop)
+    }
+
+    /// Takes all permits that are free, and returns how many they were (negative if there were
+    /// fewer than none).
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn drain_permits(&self) -> Result<i64, Error> {
+        self.request(|scripts, ticket| scripts.drain_permits(ticket))
+    }
+
+    /// How many permits are free. Already old when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn available_permits(&self) -> Result<i64, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.scripts().available_permits().map_err(|trouble| self.site.error(trouble))
+    }
+
+    /// Takes one permit, waiting for as long as it takes.
+    ///
+    /// While permits are free: one round trip. Else the thread queues behind those of its process
+    /// that came before it, and sleeps until permits are given back; a message wakes it, and if
+    /// that is lost, a slow poll of about 5 s.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: no permit is taken.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`].
+    pub fn acquire(&self) -> Result<Permit, Error> {
+        self.acquire_many(1)
+    }
+
+    /// Takes `permits` at once, or waits until there are so many. None is taken before all are
+    /// there. Zero is granted at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
+        self.acquire_within(permits, Wait::FOREVER)?
+            .ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes one permit if one is free now and nobody of this process waits for one.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire). Trouble is never reported as `None`.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if a thread of this process waits.
+    pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
+        self.try_acquire_many(1)
+    }
+
+    /// As [`try_acquire`](Self::try_acquire), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
+        self.acquire_within(permits, Wait::NONE)
+    }
+
+    /// As [`acquire`](Self::acquire), but gives up after `wait`: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, up to
+    /// `response_timeout`.
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
+        self.acquire_within(1, Wait::for_duration(wait))
+    }
+
+    /// As [`try_acquire_for`](Self::try_acquire_for), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<Permit>, Error> {
+        self.acquire_within(permits, Wait::for_duration(wait))
+    }
+
+    /// As [`try_acquire_for`](Self::try_acquire_for), until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
+        self.acquire_within(1, Wait::until(deadline))
+    }
+
+    /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
+    /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
+    pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
+        self.acquire_within(1, Wait::cancellable(token))?
+            .ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Gives the semaphore one permit, whether or not one was taken: for permits that were
+    /// [forgotten](Permit::forget), or taken elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble; the message says whether the
+    /// release is tried again in the background.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if the permit is passed to a thread of this process that waits.
+    pub fn release(&self) -> Result<(), Error> {
+        self.release_many(1)
+    }
+
+    /// As [`release`](Self::release), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn release_many(&self, permits: u32) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.give_back(permits, Giving::Awaited)
+    }
+
+    /// Gives `permits` back if the semaphore exists: `false` if it does not.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
+        let heard = self.request(|scripts, ticket| scripts.release(ticket, permits, true))?;
+        Ok(heard.is_some())
+    }
+
+    /// The semaphore's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(client: Client, site: Arc<SemaphoreSite>) -> Self {
+        Self { site, client }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.client.core(), &self.site.name)?;
+        if self.site.name.is_empty() {
+            let message = "a semaphore needs a name that is not empty".to_owned();
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(())
+    }
+
+    /// Sends a request that is applied once.
+    fn request<T>(
+        &self,
+        send: impl FnOnce(SemaphoreScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = send(site.scripts(), ticket);
+        site.requests.close(ticket);
+        outcome.map_err(|trouble| site.error(trouble))
+    }
+
+    /// Asks by itself while permits are free; after a refusal stands in the process's queue, and
+    /// leads when first.
+    fn acquire_within(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.check(&wait)?;
+        let site = &self.site;
+        if permits == 0 {
+            return Ok(Some(self.permit(0)));
+        }
+        let thread = Thread::current();
+        let mut entered = site.gate.enter(&thread, permits, wait.blocks());
+        if let PermitEntered::Open = entered {
+            if site.ask(permits)? {
+                return Ok(Some(self.permit(permits)));
+            }
+            if wait.is_over() {
+                return Ok(None);
+            }
+            entered = site.gate.refused(&thread, permits);
+        }
+        match entered {
+            PermitEntered::Open | PermitEntered::Leads => {}
+            PermitEntered::Occupied => return Ok(None),
+            PermitEntered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
+                Some(Signal::Granted(())) => return Ok(Some(self.permit(permits))),
+                Some(Signal::Failed(error)) => return Err(error),
+                Some(Signal::Baton) => site.gate.leads(&thread, permits),
+                None => return Ok(None),
+            },
+        }
+        let granted = self.lead(&thread, permits, wait)?;
+        Ok(granted.then(|| self.permit(permits)))
+    }
+
+    fn stand_in_queue(
+        &self,
+        waiter: &Arc<PermitWaiter>,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Signal<()>>, Error> {
+        let site = &self.site;
+        let give_up = |waiter: &Arc<PermitWaiter>| site.gate.give_up(waiter);
+        waiter.stand(self.client.core(), &site.name, wait, give_up, || {})
+    }
+
+    /// Asks Redis, and waits for other processes, or for what this one's threads give back.
+    fn lead(&self, thread: &Arc<Thread>, permits: u32, wait: Wait<'_>) -> Result<bool, Error> {
+        let site = &self.site;
+        let _baton = Baton { site };
+        let contender = Contender {
+            core: self.client.core(),
+            name: &site.name,
+            channel: &site.channel,
+            thread,
+            wait,
+            news: &|| site.gate.is_given(),
+        };
+        // After the process's turn others go first, unless somebody here gives permits back.
+        let rest = site.rest_of_yield();
+        if !rest.is_zero() {
+            contender.sleep(None, wait.sleep_until(rest), |_| false)?;
+        }
+        let granted = contender.acquire(
+            |tries| {
+                if site.gate.take_given() || site.ask(permits)? {
+                    site.gate.with_backoff(|backoff| backoff.won());
+                    return Ok(Try::Granted(()));
+                }
+                if tries > 1 {
+                    site.gate.with_backoff(|backoff| backoff.lost());
+                }
+                Ok(Try::Busy(None))
+            },
+            |waited| site.stay_away(waited),
+        )?;
+        Ok(granted.is_some())
+    }
+
+    fn permit(&self, permits: u32) -> Permit {
+        Permit { semaphore: self.clone(), permits }
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("name", &self.site.name).finish_non_exhaustive()
+    }
+}
+
+/// Permits that were taken. Dropping it gives them back.
+///
+/// It belongs to no thread and may be sent to another. A drop does not wait for the server: the
+/// release is written, and one that fails is sent again in the background.
+/// [`release`](Self::release) waits and reports.
+#[must_use = "dropping the permit gives it back at once; bind it"]
+pub struct Permit {
+    semaphore: Semaphore,
+    permits: u32,
+}
+
+impl Permit {
+    /// How many permits it stands for.
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Gives the permits back.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the release is sent again in the
+    /// background until it is answered.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if the permits are passed to threads of this process that wait.
+    pub fn release(mut self) -> Result<(), Error> {
+        let permits = std::mem::take(&mut self.permits);
+        self.semaphore.site.give_back(permits, Giving::AwaitedForGood)
+    }
+
+    /// Keeps the permits taken, until somebody calls [`Semaphore::release_many`].
+    pub fn forget(mut self) {
+        self.permits = 0;
+    }
+
+    /// Splits `permits` off. `None`, and nothing is changed, if there are not so many.
+    #[must_use]
+    pub fn split(&mut self, permits: u32) -> Option<Self> {
+        self.permits = self.permits.checked_sub(permits)?;
+        Some(Self { semaphore: self.semaphore.clone(), permits })
+    }
+
+    /// Takes another permit's permits into this one.
+    ///
+    /// # Errors
+    ///
+    /// Gives `other` back, with nothing changed, if it is of another semaphore or client, or if
+    /// there would be more than `u32::MAX`.
+    pub fn merge(&mut self, mut other: Self) -> Result<(), Self> {
+        let same = Arc::ptr_eq(&self.semaphore.site, &other.semaphore.site);
+        match self.permits.checked_add(other.permits).filter(|_| same) {
+            Some(sum) => {
+                self.permits = sum;
+                other.permits = 0;
+                Ok(())
+            }
+            None => Err(other),
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        // Errors are logged, and the release is sent again.
+        let _ = self.semaphore.site.give_back(self.permits, Giving::Posted);
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit")
+            .field("name", &self.semaphore.name())
+            .field("permits", &self.permits)
+            .finish()
+    }
+}
+
+/// One semaphore's place in a client.
+pub(crate) struct SemaphoreSite {
+    core: Arc<Core>,
+    name: Arc<str>,
+    lane: Arc<Lane>,
+    channel: Arc<str>,
+    requests_key: String,
+    requests: Arc<Requests>,
+    pub(crate) gate: PermitGate,
+}
+
+/// How permits are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Giving {
+    /// Written, not waited for; sent again if it fails.
+    Posted,
+    /// Waited for; sent again only if it may have been applied.
+    Awaited,
+    /// Waited for, and sent again if it fails: nobody has the permits any more.
+    AwaitedForGood,
+}
+
+/// Past so many unanswered releases, whoever drops a permit waits: the server remembers each.
+const MOST_OPEN: usize = 256;
+
+impl SemaphoreSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.semaphores.get(name, |name| Self {
+            lane: core.lane(&name),
+            channel: SemaphoreKeys::channel(&name).into(),
+            requests_key: protocol::requests(&name, core.id.as_str()),
+            requests: core.requests.get(&name, |_| Requests::default()),
+            gate: PermitGate::new(),
+            core: Arc::clone(core),
+            name,
+        })
+    }
+
+    fn scripts(&self) -> SemaphoreScripts<'_> {
+        SemaphoreScripts {
+            lane: &self.lane,
+            key: &self.name,
+            channel: &self.channel,
+            requests: &self.requests_key,
+        }
+    }
+
+    fn open(&self) -> Ticket {
+        self.requests.open(|| self.core.id.next_number())
+    }
+
+    fn error(&self, trouble: Trouble) -> Error {
+        let state = match trouble {
+            Trouble::Unknown(_) => "whether it was applied is not known",
+            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+
+    /// Asks the server for permits, once.
+    fn ask(&self, permits: u32) -> Result<bool, Error> {
+        let arrivals = self.gate.arrivals();
+        let ticket = self.open();
+        let trouble = match self.scripts().try_acquire(ticket, permits) {
+            Ok(granted) => {
+                self.requests.close(ticket);
+                if granted {
+                    self.gate.granted();
+                }
+                return Ok(granted);
+            }
+            Err(trouble) => trouble,
+        };
+        let alone = matches!(trouble, Trouble::Refused(_));
+        let state = if let Trouble::Unknown(_) = trouble {
+            let command = self.scripts().abandon(ticket, permits);
+            self.run(command, ticket);
+            "no permit is taken; what the server may have given is given back in the background"
+        } else {
+            self.requests.close(ticket);
+            "no permit was taken"
+        };
+        let error = trouble.into_error().of(&self.name).now(state);
+        if !alone {
+            self.gate.fail_before(arrivals, &error);
+        }
+        Err(error)
+    }
+
+    /// Passes permits on within the process, and gives the rest back to the server.
+    fn give_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+        let rest = self.gate.pass(permits);
+        if rest == 0 {
+            return Ok(());
+        }
+        let ticket = self.open();
+        let release = Release { site: Arc::clone(self), ticket, permits: rest };
+        if giving == Giving::Posted && self.requests.count() < MOST_OPEN {
+            let command = self.scripts().release_command(ticket, rest, false);
+            self.core.post(&self.lane, command, Arc::new(release));
+            return Ok(());
+        }
+        let outcome = self.scripts().release(ticket, rest, false);
+        // A part was passed on: the caller must not give all of it back again.
+        release.settle(outcome, giving != Giving::Awaited || rest < permits)
+    }
+
+    /// How long the leader stays away from the race after it was woken.
+    fn stay_away(&self, waited: Duration) -> Duration {
+        let rest = self.rest_of_yield();
+        if rest.is_zero() { self.gate.pause(waited) } else { rest }
+    }
+
+    /// After the process's turn, if others listen: for how long they go first.
+    fn rest_of_yield(&self) -> Duration {
+        let now = clock::now();
+        let own = i64::from(self.core.pubsub.listening(&self.channel).is_some());
+        let stays = self.gate.with_turn(|turn| match turn.before(now) {
+            Before::Yield(last) => {
+                let stays = turn.stays_away(own, now);
+                turn.yielded(stays, now);
+                stays.then_some(last.at)
+            }
+            Before::Ask => None,
+        });
+        stays.map_or(Duration::ZERO, |since| {
+            Duration::from_nanos(YIELD.saturating_sub(now.saturating_sub(since)))
+        })
+    }
+
+    fn run(&self, command: crate::connection::Command, ticket: Ticket) {
+        let errand = Errand::request(&self.name, command, &self.requests, ticket);
+        self.core.watchdog.run_errand(errand);
+    }
+}
+
+impl Drop for SemaphoreSite {
+    fn drop(&mut self) {
+        self.core.semaphores.forget(&self.name);
+    }
+}
+
+/// The right to ask the server first. Handed on when dropped, on every path.
+struct Baton<'a> {
+    site: &'a Arc<SemaphoreSite>,
+}
+
+impl Drop for Baton<'_> {
+    fn drop(&mut self) {
+        // It got permits from the server, or gave up, and was passed some at the same moment.
+        let left = self.site.gate.hand_on();
+        if left > 0 {
+            let _ = self.site.give_back(left, Giving::Posted);
+        }
+    }
+}
+
+/// Permits on their way back.
+struct Release {
+    site: Arc<SemaphoreSite>,
+    ticket: Ticket,
+    permits: u32,
+}
+
+impl Release {
+    fn settle(&self, outcome: Result<Option<i64>, Trouble>, for_good: bool) -> Result<(), Error> {
+        let site = &self.site;
+        let trouble = match outcome {
+            Ok(heard) => {
+                site.requests.close(self.ticket);
+                let heard = heard.unwrap_or(0);
+                site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+                return Ok(());
+            }
+            Err(trouble) => trouble,
+        };
+        let state = if for_good || matches!(trouble, Trouble::Unknown(_)) {
+            site.run(site.scripts().release_command(self.ticket, self.permits, true), self.ticket);
+            "the permits are given back in the background, once: do not release them again"
+        } else {
+            site.requests.close(self.ticket);
+            "no permit was given back"
+        };
+        Err(trouble.into_error().of(&site.name).now(state))
+    }
+}
+
+impl Receiver for Release {
+    fn receive(&self, outcome: Outcome) {
+        if let Err(error) = self.settle(released(outcome), true) {
+            self.site.core.watchdog.tell(error);
+        }
+    }
+}

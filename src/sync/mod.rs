@@ -1,0 +1,29 @@
+//! What threads of one process meet on: mutexes, parkers, and who a thread is.
+
+mod parker;
+mod thread;
+
+#[cfg(not(all(test, shuttle)))]
+pub(crate) use {
+    parking_lot::{Condvar, Mutex},
+    std::sync::atomic,
+};
+
+#[cfg(all(test, shuttle))]
+pub(crate) use {
+    model::{Condvar, Mutex},
+    shuttle::sync::atomic,
+};
+
+#[cfg(all(test, shuttle))]
+pub(crate) use model::explore;
+pub(crate) use parker::Parker;
+pub(crate) use thread::Thread;
+
+/// The same two types over shuttle's scheduler, for the model tests.
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;

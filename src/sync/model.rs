@@ -1,0 +1,130 @@
+//! [`Mutex`] and [`Condvar`] for the model tests: called as parking_lot's are, scheduled by
+//! shuttle.
+//!
+//! A model test runs its threads as coroutines and tries many orders of their steps. It finds what
+//! a test on real threads meets once a month, and a thread that nobody wakes is an error at once.
+//! `RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --lib model` runs them;
+//! one that fails prints the schedule, which `shuttle::replay` runs again.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use shuttle::sync;
+
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard { mutex: &self.0, held: Some(locked(&self.0)) }
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct MutexGuard<'a, T> {
+    mutex: &'a sync::Mutex<T>,
+    /// `None` only while its thread waits on a condvar.
+    held: Option<sync::MutexGuard<'a, T>>,
+}
+
+const ASLEEP: &str = "a thread that waits on a condvar does not use its guard";
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.held.as_ref().expect(ASLEEP)
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.held.as_mut().expect(ASLEEP)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.held.fmt(f)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Condvar(sync::Condvar);
+
+/// Whether a wait's deadline ended it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    timed_out: bool,
+}
+
+impl Wait {
+    pub(crate) fn timed_out(self) -> bool {
+        self.timed_out
+    }
+}
+
+/// A sleep no longer than this is a pause, which nobody need end: it times out at once. A longer
+/// one never does, for that would cover up a wake-up that got lost.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Self(sync::Condvar::new())
+    }
+
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let held = guard.held.take().expect(ASLEEP);
+        guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> Wait {
+        self.wait_for(guard, until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> Wait {
+        if sleep > PAUSE {
+            self.wait(guard);
+            return Wait { timed_out: false };
+        }
+        guard.held = None;
+        shuttle::thread::yield_now();
+        guard.held = Some(locked(guard.mutex));
+        Wait { timed_out: true }
+    }
+
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Runs `scenario` in so many random orders of its threads' steps, and in as many of those with
+/// few switches between threads, which random ones seldom are.
+pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use shuttle::{Config, Runner};
+
+    let scenario = std::sync::Arc::new(scenario);
+    let again = std::sync::Arc::clone(&scenario);
+    let mut config = Config::new();
+    config.stack_size = 0x2_0000;
+    config.silence_warnings = true;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(move || scenario());
+    Runner::new(PctScheduler::new(SWITCHES, schedules), config).run(move || again());
+}
+
+/// So many switches are enough for nearly every bug that is known.
+const SWITCHES: usize = 3;

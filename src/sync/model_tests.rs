@@ -1,0 +1,123 @@
+//! Parkers, in every order of the steps of who sleeps and who wakes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shuttle::thread;
+
+use super::atomic::{AtomicUsize, Ordering};
+use super::{Parker, Thread, explore};
+
+/// All schedules there are of a scenario without chance.
+fn exhaust(scenario: fn()) {
+    shuttle::check_dfs(scenario, None);
+}
+
+#[test]
+fn a_wake_up_before_the_sleep_or_during_it_ends_it() {
+    exhaust(|| {
+        let parker = Arc::new(Parker::new());
+        let waker = Arc::clone(&parker);
+        let waker = thread::spawn(move || waker.unpark());
+        parker.park_until(None);
+        waker.join().unwrap();
+    });
+}
+
+#[test]
+fn so_it_does_with_a_deadline() {
+    exhaust(|| {
+        let parker = Arc::new(Parker::new());
+        let waker = Arc::clone(&parker);
+        let waker = thread::spawn(move || waker.unpark());
+        parker.park_until(Some(Instant::now() + Duration::from_secs(3_600)));
+        waker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleep_that_timed_out_costs_no_later_wake_up() {
+    exhaust(|| {
+        let parker = Arc::new(Parker::new());
+        let news = Arc::new(AtomicUsize::new(0));
+        let (from, waker) = (Arc::clone(&news), Arc::clone(&parker));
+        let waker = thread::spawn(move || {
+            from.store(1, Ordering::SeqCst);
+            waker.unpark();
+        });
+        parker.park_until(Some(Instant::now()));
+        while news.load(Ordering::SeqCst) == 0 {
+            parker.park_until(None);
+        }
+        waker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_wake_up_is_kept_and_counts_once() {
+    exhaust(|| {
+        let parker = Arc::new(Parker::new());
+        parker.unpark();
+        parker.unpark();
+        parker.park_until(None);
+        let waker = Arc::clone(&parker);
+        let waker = thread::spawn(move || waker.unpark());
+        // The two made one token, which is gone: only the waker ends this.
+        parker.park_until(None);
+        waker.join().unwrap();
+    });
+}
+
+/// What everybody who sleeps relies on: news is put where the sleeper looks, then it is woken.
+#[test]
+fn who_looks_before_each_sleep_misses_no_news() {
+    explore(2_000, || {
+        let sleeper = Thread::current();
+        let news = Arc::new(AtomicUsize::new(0));
+        let wakers: Vec<_> = (0..3)
+            .map(|_| {
+                let (sleeper, news) = (Arc::clone(&sleeper), Arc::clone(&news));
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        news.fetch_add(1, Ordering::SeqCst);
+                        sleeper.parker().unpark();
+                    }
+                })
+            })
+            .collect();
+        while news.load(Ordering::SeqCst) < 6 {
+            sleeper.parker().park_until(None);
+        }
+        for waker in wakers {
+            waker.join().unwrap();
+        }
+    });
+}
+
+/// Each of the two sleeps until the other has woken it, again and again.
+#[test]
+fn two_threads_wake_each_other_in_turns() {
+    explore(1_000, || {
+        let count = Arc::new(AtomicUsize::new(0));
+        let first = Thread::current();
+        let (from, shared) = (Arc::clone(&first), Arc::clone(&count));
+        let play = |count: &AtomicUsize, mine: usize, other: &Thread| {
+            let me = Thread::current();
+            for round in 0..4 {
+                while count.load(Ordering::SeqCst) != 2 * round + mine {
+                    me.parker().park_until(None);
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                other.parker().unpark();
+            }
+        };
+        let (tell, told) = shuttle::sync::mpsc::channel();
+        let second = thread::spawn(move || {
+            tell.send(Thread::current()).unwrap();
+            play(&shared, 1, &from);
+        });
+        play(&count, 0, &told.recv().unwrap());
+        second.join().unwrap();
+        assert_eq!(count.load(Ordering::SeqCst), 8);
+    });
+}

@@ -1,0 +1,263 @@
+//! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
+//!
+//! Three threads, however many holds there are. The *watchdog* waits for the wheel and never does
+//! I/O, so that a lost hold is told at once even while the server does not answer. The *renewer*
+//! does all background I/O: renewals, errands (releases of dying holds, requests to be sent again), replies nobody waits for. The
+//! *callback* thread runs `on_lost` and writes log lines, and exists only while there are some.
+
+mod callbacks;
+mod renewer;
+mod wheel;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use self::callbacks::Callbacks;
+pub(crate) use self::renewer::{Errand, Renewal, Renewer};
+use self::wheel::{Key, Wheel};
+use crate::connection::{Command, Lane, Outcome};
+use crate::error::Error;
+use crate::hold::{LostReason, Site, clock};
+use crate::sync::{Condvar, Mutex};
+
+/// One millisecond.
+const TICK: u64 = 1_000_000;
+const SLOTS: usize = 1_024;
+/// The wheel's thread sleeps at most this long: its timer stands still while the machine is
+/// suspended, the leases do not.
+const LONGEST_SLEEP: u64 = 1_000;
+/// A reply that nobody waits for is read after this.
+const LOOK_AFTER: u64 = 20_000_000;
+
+/// What goes off when its time comes.
+#[derive(Debug)]
+enum Item {
+    /// Something is due about the hold of a name.
+    Site(Weak<Site>),
+    /// Something is to be sent again.
+    Errand(Box<Errand>),
+    /// Something is to be sent regularly.
+    Chore(Weak<dyn Chore>),
+    /// A lane may have replies to read.
+    Lane(Arc<Lane>),
+}
+
+/// Work for the renewer.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Renew(Vec<Renewal>),
+    Run(Vec<Errand>),
+    Chores(Vec<Arc<dyn Chore>>),
+    Look(Vec<Arc<Lane>>),
+    /// The client has ended; there is no job after this.
+    End,
+}
+
+/// Something that is sent regularly, for as long as anybody needs it.
+pub(crate) trait Chore: fmt::Debug + Send + Sync {
+    /// What to send now. `None`: nothing any more, until it is scheduled again.
+    fn command(&self) -> Option<Command>;
+
+    /// What became of it, and after how long it is due again.
+    fn done(&self, outcome: Outcome) -> Duration;
+}
+
+/// The wheel, and the way to the two other threads.
+pub(crate) struct Watchdog {
+    timer: Mutex<Timer>,
+    changed: Condvar,
+    jobs: Sender<Job>,
+    callbacks: Arc<Callbacks>,
+}
+
+struct Timer {
+    wheel: Wheel<Item>,
+    /// The tick at which the thread wakes up by itself.
+    wakes_at: u64,
+    shut_down: bool,
+}
+
+/// An entry of the wheel.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    key: Key,
+    due: u64,
+}
+
+impl Alarm {
+    /// When it goes off, on the hold's clock.
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+}
+
+impl Watchdog {
+    /// `alive` is kept by every thread that is started, until it ends.
+    pub(crate) fn new(alive: Sender<()>) -> (Self, Receiver<Job>) {
+        let (jobs, work) = crossbeam_channel::unbounded();
+        let now = clock::now() / TICK;
+        let timer = Timer { wheel: Wheel::new(now, SLOTS), wakes_at: 0, shut_down: false };
+        let watchdog = Self {
+            timer: Mutex::new(timer),
+            changed: Condvar::new(),
+            jobs,
+            callbacks: Arc::new(Callbacks::new(alive)),
+        };
+        (watchdog, work)
+    }
+
+    /// Wakes the site at `due`, on the hold's clock, or up to a tick later.
+    pub(crate) fn alarm(&self, due: u64, site: Weak<Site>) -> Alarm {
+        Alarm { key: self.insert(due, Item::Site(site)), due }
+    }
+
+    pub(crate) fn cancel(&self, alarm: Alarm) {
+        let cancelled = self.timer.lock().wheel.cancel(alarm.key);
+        drop(cancelled);
+    }
+
+    /// Has a lane's replies read before long.
+    pub(crate) fn look_after(&self, lane: &Arc<Lane>) {
+        self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
+    }
+
+    /// Does a chore after a pause, and from then on whenever it wants.
+    pub(crate) fn schedule(&self, chore: &Arc<dyn Chore>, pause: Duration) {
+        let due = clock::now().saturating_add(clock::nanos(pause));
+        self.insert(due, Item::Chore(Arc::downgrade(chore)));
+    }
+
+    /// Runs an errand now, and again with back-off until it is done.
+    pub(crate) fn run_errand(&self, errand: Errand) {
+        self.run_later(0, errand);
+    }
+
+    fn run_later(&self, due: u64, errand: Errand) {
+        if self.timer.lock().shut_down {
+            log::warn!("{errand:?} is given up: the client has ended");
+            return;
+        }
+        self.insert(due, Item::Errand(Box::new(errand)));
+    }
+
+    /// Calls who wants to know that a hold was lost, and logs it. Does not wait for them.
+    pub(crate) fn tell_lost(
+        &self,
+        name: &Arc<str>,
+        reason: LostReason,
+        callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
+    ) {
+        let name = Arc::clone(name);
+        self.callbacks.run(Box::new(move || {
+            log::warn!("the hold of {name:?} was lost: {reason}");
+            for callback in callbacks {
+                callbacks::call(&name, || callback(reason));
+            }
+        }));
+    }
+
+    /// Logs an error that has no caller to go to.
+    pub(crate) fn tell(&self, error: Error) {
+        self.callbacks.run(Box::new(move || log::warn!("{error}")));
+    }
+
+    /// The watchdog thread's whole life.
+    pub(crate) fn run(&self) {
+        let mut fired = Vec::new();
+        while self.wait(&mut fired) {
+            let mut renewals = Vec::new();
+            let mut errands = Vec::new();
+            let mut chores = Vec::new();
+            let mut lanes = Vec::new();
+            for item in fired.drain(..) {
+                match item {
+                    Item::Site(site) => {
+                        renewals.extend(site.upgrade().and_then(|site| site.wake()));
+                    }
+                    Item::Errand(errand) => errands.push(*errand),
+                    Item::Chore(chore) => chores.extend(chore.upgrade()),
+                    Item::Lane(lane) => lanes.push(lane),
+                }
+            }
+            // The other end goes away after this thread only.
+            if !renewals.is_empty() {
+                let _ = self.jobs.send(Job::Renew(renewals));
+            }
+            if !errands.is_empty() {
+                let _ = self.jobs.send(Job::Run(errands));
+            }
+            if !chores.is_empty() {
+                let _ = self.jobs.send(Job::Chores(chores));
+            }
+            if !lanes.is_empty() {
+                let _ = self.jobs.send(Job::Look(lanes));
+            }
+        }
+    }
+
+    /// Sleeps until something goes off. `false`: shut down.
+    fn wait(&self, fired: &mut Vec<Item>) -> bool {
+        let mut timer = self.timer.lock();
+        loop {
+            if timer.shut_down {
+                return false;
+            }
+            let now = clock::now() / TICK;
+            timer.wheel.advance(now, fired);
+            if !fired.is_empty() {
+                timer.wakes_at = 0;
+                return true;
+            }
+            let latest = now + LONGEST_SLEEP;
+            let next = timer.wheel.next_due(latest).unwrap_or(latest);
+            timer.wakes_at = next;
+            let sleep = Duration::from_nanos((next * TICK).saturating_sub(clock::now()));
+            self.changed.wait_for(&mut timer, sleep);
+        }
+    }
+
+    fn insert(&self, due: u64, item: Item) -> Key {
+        // Up, so that what goes off is really due.
+        let due = due.div_ceil(TICK);
+        let mut timer = self.timer.lock();
+        let key = timer.wheel.insert(due, item);
+        let early = due < timer.wakes_at;
+        drop(timer);
+        if early {
+            self.changed.notify_one();
+        }
+        key
+    }
+
+    /// Ends the watchdog's thread, and gives back the errands that were left.
+    pub(crate) fn shut_down(&self) -> Vec<Errand> {
+        let mut left = Vec::new();
+        let mut timer = self.timer.lock();
+        timer.shut_down = true;
+        timer.wheel.advance(u64::MAX, &mut left);
+        drop(timer);
+        self.changed.notify_one();
+        self.callbacks.close();
+        let errand = |item| match item {
+            Item::Errand(errand) => Some(*errand),
+            Item::Site(_) | Item::Chore(_) | Item::Lane(_) => None,
+        };
+        left.into_iter().filter_map(errand).collect()
+    }
+
+    /// The last jobs for the renewer.
+    pub(crate) fn finish(&self, errands: Vec<Errand>) {
+        for job in [Job::Run(errands), Job::End] {
+            let _ = self.jobs.send(job);
+        }
+    }
+}
+
+impl fmt::Debug for Watchdog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchdog").field("alarms", &self.timer.lock().wheel.len()).finish()
+    }
+}

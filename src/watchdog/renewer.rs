@@ -1,0 +1,284 @@
+//! The thread that does all background I/O.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use redis::Value;
+
+use super::{Chore, Job};
+use crate::client::Core;
+use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome};
+use crate::hold::{Hold, Site, clock};
+use crate::pubsub::HEARTBEAT;
+use crate::script::{self, Requests, Ticket, lock::Renewed};
+use crate::sync::Mutex;
+
+/// Names a script call renews. More would keep the server from its other clients for longer.
+const NAMES_A_CALL: usize = 128;
+/// Script calls written before a reply is read.
+const CALLS_A_PACKET: usize = 16;
+/// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
+/// thrown away.
+const PATIENCE: Duration = Duration::from_millis(100);
+const FIRST_RETRY: u64 = 50_000_000;
+const LAST_RETRY: u64 = 10_000_000_000;
+
+/// A hold whose renewal is due.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    pub(crate) site: Arc<Site>,
+    pub(crate) hold: Arc<Hold>,
+}
+
+/// A command that is sent in the background, again and again with back-off.
+pub(crate) struct Errand {
+    name: Arc<str>,
+    command: Command,
+    until: u64,
+    retry: u64,
+    ends: Ends,
+}
+
+/// When an errand is done.
+enum Ends {
+    /// At its time only. The release of a hold that nobody has any more, or perhaps never had:
+    /// once is not enough, since a server that stalls may read it before the acquire that an old
+    /// connection still has.
+    AtItsTime,
+    /// At the server's answer.
+    AtAnswer(Arc<Requests>, Ticket),
+}
+
+/// How long a request is sent again that the server must apply once. Shorter than its memory.
+const LONGEST_ERRAND: Duration = Duration::from_secs(240);
+
+impl Errand {
+    /// Sends an owner-checked release again and again, for as long as one lease.
+    pub(crate) fn repeat(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        Self {
+            name: Arc::clone(name),
+            command: release,
+            until: clock::now().saturating_add(clock::nanos(lease)),
+            retry: FIRST_RETRY,
+            ends: Ends::AtItsTime,
+        }
+    }
+
+    /// Sends a numbered request until it is answered.
+    pub(crate) fn request(
+        name: &Arc<str>,
+        command: Command,
+        requests: &Arc<Requests>,
+        ticket: Ticket,
+    ) -> Self {
+        Self {
+            name: Arc::clone(name),
+            command,
+            until: clock::now().saturating_add(clock::nanos(LONGEST_ERRAND)),
+            retry: FIRST_RETRY,
+            ends: Ends::AtAnswer(Arc::clone(requests), ticket),
+        }
+    }
+
+    /// Whether it is done with this outcome.
+    fn is_done(&self, outcome: &Outcome, now: u64) -> bool {
+        let answered = matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)));
+        match &self.ends {
+            Ends::AtItsTime => now >= self.until,
+            Ends::AtAnswer(requests, ticket) => {
+                let given_up = !answered && now >= self.until;
+                if given_up {
+                    log::error!(
+                        "a release or count-down of {:?} could not be sent for {LONGEST_ERRAND:?} \
+                         and is given up",
+                        self.name
+                    );
+                }
+                if answered || given_up {
+                    requests.close(*ticket);
+                }
+                answered || given_up
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Errand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errand({:?})", self.name)
+    }
+}
+
+/// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
+pub(crate) struct Renewer {
+    core: Arc<Core>,
+    endpoint: Endpoint,
+    link: Option<Link>,
+}
+
+impl Renewer {
+    pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
+        // A renewal that takes longer than this is better tried again on a new connection.
+        let patience = core.config.watchdog_timeout / 6;
+        let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
+        let endpoint = endpoint.with_response_timeout(patience);
+        Self { core, endpoint, link: None }
+    }
+
+    /// The thread's whole life: until the client's end and the last job.
+    pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        loop {
+            match jobs.recv_timeout(HEARTBEAT) {
+                Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => return,
+                // No job's panic may end the renewals of all others.
+                Ok(job) => {
+                    if catch_unwind(AssertUnwindSafe(|| self.work(job))).is_err() {
+                        log::error!("a background job panicked; please report it");
+                        self.link = None;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.core.heartbeat();
+        }
+    }
+
+    fn work(&mut self, job: Job) {
+        match job {
+            Job::Renew(renewals) => {
+                for packet in renewals.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
+                    self.renew(packet);
+                }
+            }
+            Job::Run(errands) => self.run_errands(errands),
+            Job::Chores(chores) => self.do_chores(chores),
+            Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
+            Job::End => {}
+        }
+    }
+
+    fn renew(&mut self, packet: &[Renewal]) {
+        let sent_at = clock::now();
+        let lease = self.core.config.watchdog_timeout;
+        let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
+        let commands = calls.iter().map(|call| {
+            let holds = call.iter().map(|due| (&*due.site.name, &due.hold.owner));
+            script::lock::renew_command(holds, lease)
+        });
+        let outcomes = self.exchange(commands.collect());
+        for (call, outcome) in calls.iter().zip(outcomes) {
+            match script::lock::renewed(outcome) {
+                Ok(replies) if replies.len() == call.len() => {
+                    for (due, reply) in call.iter().zip(replies) {
+                        let renewed = match reply {
+                            Renewed::Done => Ok(true),
+                            Renewed::NotHeld => Ok(false),
+                            Renewed::Failed(refusal) => {
+                                log::debug!("renewing {:?} failed: {refusal}", due.site.name);
+                                Err(())
+                            }
+                        };
+                        due.site.renewed(&due.hold, sent_at, renewed);
+                    }
+                }
+                Ok(_) | Err(_) => {
+                    for due in *call {
+                        due.site.renewed(&due.hold, sent_at, Err(()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends errands, and has those that are not done sent again later and later.
+    fn run_errands(&mut self, mut errands: Vec<Errand>) {
+        while !errands.is_empty() {
+            let rest = errands.split_off(errands.len().min(NAMES_A_CALL));
+            let commands = errands.iter().map(|errand| errand.command.clone()).collect();
+            let outcomes = self.exchange(commands);
+            let now = clock::now();
+            for (mut errand, outcome) in errands.into_iter().zip(outcomes) {
+                if !errand.is_done(&outcome, now) && !self.core.is_shut_down() {
+                    let due = now.saturating_add(errand.retry).min(errand.until);
+                    errand.retry = errand.retry.saturating_mul(2).min(LAST_RETRY);
+                    self.core.watchdog.run_later(due, errand);
+                }
+            }
+            errands = rest;
+        }
+    }
+
+    /// Sends what is to be sent regularly, all in one packet.
+    fn do_chores(&mut self, chores: Vec<Arc<dyn Chore>>) {
+        let due: Vec<_> = chores
+            .into_iter()
+            .filter_map(|chore| chore.command().map(|command| (chore, command)))
+            .collect();
+        let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+        let outcomes = self.exchange(commands);
+        for (chore, outcome) in chores.into_iter().zip(outcomes) {
+            let pause = chore.done(outcome);
+            self.core.watchdog.schedule(&chore, pause);
+        }
+    }
+
+    fn look(&self, lane: &Arc<Lane>) {
+        // A leader is at work: it reads, but perhaps not what is posted behind it.
+        if !lane.look(PATIENCE + self.core.round_trip.saturating_mul(4)) {
+            self.core.watchdog.look_after(lane);
+        }
+    }
+
+    /// Sends commands in one packet and reads their replies.
+    fn exchange(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
+        let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
+        let batch = commands.into_iter().zip(&replies).map(|(command, reply)| {
+            (command, Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
+        });
+        match self.link() {
+            Ok(link) => {
+                if link.send(batch).and_then(|()| link.read_awaited()).is_err() {
+                    self.link = None;
+                }
+                replies.iter().map(|reply| reply.take()).collect()
+            }
+            Err(failure) => replies.iter().map(|_| Err(failure.clone())).collect(),
+        }
+    }
+
+    fn link(&mut self) -> Result<&mut Link, Failure> {
+        match &mut self.link {
+            Some(link) => Ok(link),
+            none => Ok(none.insert(Link::open(&self.endpoint)?)),
+        }
+    }
+}
+
+/// Where one command's outcome is put.
+#[derive(Default)]
+struct Reply(Mutex<Option<Outcome>>);
+
+impl Reply {
+    /// Every command sent has an outcome once its link was read or has failed.
+    fn take(&self) -> Outcome {
+        self.0.lock().take().unwrap_or(Ok(Value::Nil))
+    }
+}
+
+impl crate::connection::Receiver for Reply {
+    fn receive(&self, outcome: Outcome) {
+        *self.0.lock() = Some(outcome);
+    }
+}
+
+impl Core {
+    /// Shows the subscriber that its connection is alive.
+    fn heartbeat(&self) {
+        if self.pubsub.wants_heartbeat() && self.heartbeat_due() {
+            self.tell_subscriber();
+        }
+    }
+}

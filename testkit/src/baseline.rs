@@ -1,0 +1,127 @@
+//! Redisson's algorithms as a plain baseline for the benches: what a straightforward port with
+//! plain threads would do.
+//!
+//! Each handle has its own connection for commands; a client has one more for its subscriptions.
+//! Who finds a lock taken subscribes to its channel (if no other thread of the client has),
+//! tries again, and then sleeps until a message comes or the remaining time that the last try
+//! told has passed. A release publishes; one local waiter wakes and tries. Commands are encoded
+//! ahead where they are always the same, and no connection waits for more bytes (`TCP_NODELAY`).
+//!
+//! Left out: the key per unlock by which Redisson makes a resent unlock harmless (a `SET` more in
+//! each unlock, and a `DEL` after it), renewal, and reconnecting: an error ends a wait.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::RedisResult;
+
+mod commander;
+mod counters;
+mod lock;
+mod scripts;
+mod subscriber;
+mod wakeups;
+
+use commander::Commander;
+pub use counters::{PlainLatch, PlainLatchHandle, PlainSemaphore, PlainSemaphoreHandle};
+pub use lock::{PlainFairLock, PlainFairLockHandle, PlainLock, PlainLockHandle};
+use subscriber::Subscriber;
+
+/// How long a hold lasts unless another time is given: Redisson's default.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// What one process needs for the baseline: an identity and a connection for subscriptions.
+#[derive(Clone)]
+pub struct PlainClient {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    redis: redis::Client,
+    id: String,
+    threads: AtomicU64,
+    subscriber: Subscriber,
+}
+
+impl fmt::Debug for PlainClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainClient").field("id", &self.shared.id).finish_non_exhaustive()
+    }
+}
+
+impl PlainClient {
+    /// A client of the server at this URL (`redis://`).
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn connect(url: &str) -> RedisResult<Self> {
+        let redis = commander::client(url)?;
+        let subscriber = Subscriber::connect(redis.get_connection_info())?;
+        let threads = AtomicU64::new(1);
+        Ok(Self { shared: Arc::new(Shared { redis, id: random_id(), threads, subscriber }) })
+    }
+
+    /// Redisson's lock of this name.
+    #[must_use]
+    pub fn lock(&self, name: &str) -> PlainLock {
+        PlainLock::new(self.clone(), name, LEASE)
+    }
+
+    /// The same, with holds that last this long.
+    #[must_use]
+    pub fn lock_with_lease(&self, name: &str, lease: Duration) -> PlainLock {
+        PlainLock::new(self.clone(), name, lease)
+    }
+
+    /// Redisson's fair lock of this name.
+    #[must_use]
+    pub fn fair_lock(&self, name: &str) -> PlainFairLock {
+        PlainFairLock::new(self.clone(), name, LEASE)
+    }
+
+    /// Redisson's semaphore of this name.
+    #[must_use]
+    pub fn semaphore(&self, name: &str) -> PlainSemaphore {
+        PlainSemaphore::new(self.clone(), name)
+    }
+
+    /// Redisson's count-down latch of this name.
+    #[must_use]
+    pub fn latch(&self, name: &str) -> PlainLatch {
+        PlainLatch::new(self.clone(), name)
+    }
+
+    fn commander(&self) -> RedisResult<Commander> {
+        Commander::connect(&self.shared.redis)
+    }
+
+    fn subscriber(&self) -> &Subscriber {
+        &self.shared.subscriber
+    }
+
+    /// An owner for one handle, which stands for one thread.
+    fn new_owner(&self) -> String {
+        let thread = self.shared.threads.fetch_add(1, Ordering::Relaxed);
+        format!("{}:{thread}", self.shared.id)
+    }
+}
+
+/// In the shape of a UUID.
+fn random_id() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    let hex = format!("{:016x}{:016x}", random(), random());
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// Redisson's rule for the names of helper keys and channels.
+fn prefixed(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Redisson's semaphore and count-down latch.
+
+use std::fmt;
+
+use redis::{RedisResult, Value, cmd};
+
+use super::commander::{Commander, call};
+use super::subscriber::Kind;
+use super::{PlainClient, prefixed, scripts};
+
+/// Redisson's semaphore. Each thread takes a [`handle`](Self::handle).
+#[derive(Clone, Debug)]
+pub struct PlainSemaphore {
+    client: PlainClient,
+    name: String,
+}
+
+impl PlainSemaphore {
+    pub(super) fn new(client: PlainClient, name: &str) -> Self {
+        Self { client, name: name.to_owned() }
+    }
+
+    /// One thread's side of the semaphore, with a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn handle(&self) -> RedisResult<PlainSemaphoreHandle> {
+        let channel = prefixed("redisson_sc", &self.name);
+        Ok(PlainSemaphoreHandle {
+            acquire: call(scripts::TAKE_PERMITS, &[&self.name], &["1"]),
+            release: call(scripts::RETURN_PERMITS, &[&self.name, &channel], &["1"]),
+            commander: self.client.commander()?,
+            client: self.client.clone(),
+            name: self.name.clone(),
+            channel,
+        })
+    }
+}
+
+/// One thread's side of a [`PlainSemaphore`].
+pub struct PlainSemaphoreHandle {
+    client: PlainClient,
+    commander: Commander,
+    name: String,
+    channel: String,
+    acquire: Vec<u8>,
+    release: Vec<u8>,
+}
+
+impl fmt::Debug for PlainSemaphoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainSemaphoreHandle").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl PlainSemaphoreHandle {
+    /// Sets the number of permits if none was set. False if one was.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn try_set_permits(&mut self, permits: usize) -> RedisResult<bool> {
+        let keys = [self.name.as_str(), &self.channel];
+        let reply =
+            self.commander.send(&call(scripts::SET_PERMITS, &keys, &[&permits.to_string()]))?;
+        Ok(reply == Value::Int(1))
+    }
+
+    /// Takes a permit if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn try_acquire(&mut self) -> RedisResult<bool> {
+        Ok(self.commander.send(&self.acquire)? == Value::Int(1))
+    }
+
+    /// Waits for a permit.
+    ///
+    /// # Errors
+    ///
+    /// If the server or a connection fails.
+    pub fn acquire(&mut self) -> RedisResult<()> {
+        if self.try_acquire()? {
+            return Ok(());
+        }
+        let client = self.client.clone();
+        let subscription = client.subscriber().subscribe(&self.channel, Kind::Semaphore)?;
+        while !self.try_acquire()? {
+            subscription.wakeups.acquire(None)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a permit back.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn release(&mut self) -> RedisResult<()> {
+        self.commander.send(&self.release).map(drop)
+    }
+}
+
+/// Redisson's count-down latch. Each thread takes a [`handle`](Self::handle).
+#[derive(Clone, Debug)]
+pub struct PlainLatch {
+    client: PlainClient,
+    name: String,
+}
+
+impl PlainLatch {
+    pub(super) fn new(client: PlainClient, name: &str) -> Self {
+        Self { client, name: name.to_owned() }
+    }
+
+    /// One thread's side of the latch, with a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn handle(&self) -> RedisResult<PlainLatchHandle> {
+        // In braces always, unlike the other channels.
+        let channel = format!("redisson_countdownlatch__channel__{{{}}}", self.name);
+        Ok(PlainLatchHandle {
+            count: cmd("GET").arg(&self.name).get_packed_command(),
+            count_down: call(scripts::COUNT_DOWN, &[&self.name, &channel], &["0"]),
+            commander: self.client.commander()?,
+            client: self.client.clone(),
+            name: self.name.clone(),
+            channel,
+        })
+    }
+}
+
+/// One thread's side of a [`PlainLatch`].
+pub struct PlainLatchHandle {
+    client: PlainClient,
+    commander: Commander,
+    name: String,
+    channel: String,
+    count: Vec<u8>,
+    count_down: Vec<u8>,
+}
+
+impl fmt::Debug for PlainLatchHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainLatchHandle").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl PlainLatchHandle {
+    /// Sets the count if there is none. False if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn try_set_count(&mut self, count: usize) -> RedisResult<bool> {
+        let keys = [self.name.as_str(), &self.channel];
+        let args = ["1", &count.to_string()];
+        Ok(self.commander.send(&call(scripts::SET_COUNT, &keys, &args))? == Value::Int(1))
+    }
+
+    /// The count; 0 if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn count(&mut self) -> RedisResult<i64> {
+        let value = self.commander.send(&self.count)?;
+        Ok(redis::from_redis_value::<Option<i64>>(value)?.unwrap_or(0))
+    }
+
+    /// Counts down by one; at zero, all waiters go on.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn count_down(&mut self) -> RedisResult<()> {
+        self.commander.send(&self.count_down).map(drop)
+    }
+
+    /// Waits until the count is zero.
+    ///
+    /// # Errors
+    ///
+    /// If the server or a connection fails.
+    pub fn wait(&mut self) -> RedisResult<()> {
+        if self.count()? <= 0 {
+            return Ok(());
+        }
+        let client = self.client.clone();
+        let subscription = client.subscriber().subscribe(&self.channel, Kind::Latch)?;
+        while self.count()? > 0 {
+            subscription.wakeups.wait_open()?;
+        }
+        Ok(())
+    }
+}

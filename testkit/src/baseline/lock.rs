@@ -1,0 +1,204 @@
+//! Redisson's lock and fair lock.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+use super::commander::{Call, Commander, call};
+use super::subscriber::{Kind, Subscriber};
+use super::{PlainClient, prefixed, scripts};
+
+const CHANNEL: &str = "redisson_lock__channel";
+/// After which a fair lock's waiter counts as dead; in milliseconds.
+const FAIR_WAIT: &str = "300000";
+
+/// Redisson's lock. Each thread takes a [`handle`](Self::handle).
+#[derive(Clone, Debug)]
+pub struct PlainLock {
+    client: PlainClient,
+    name: String,
+    lease: String,
+}
+
+impl PlainLock {
+    pub(super) fn new(client: PlainClient, name: &str, lease: Duration) -> Self {
+        Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
+    }
+
+    /// One thread's side of the lock, with a connection and an owner of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn handle(&self) -> RedisResult<PlainLockHandle> {
+        let owner = self.client.new_owner();
+        let channel = prefixed(CHANNEL, &self.name);
+        let keys = [self.name.as_str(), channel.as_str()];
+        Ok(PlainLockHandle {
+            acquire: call(scripts::ACQUIRE, &keys[..1], &[&self.lease, &owner]),
+            unlock: call(scripts::UNLOCK, &keys, &["0", &self.lease, &owner]),
+            commander: self.client.commander()?,
+            client: self.client.clone(),
+            channel,
+        })
+    }
+}
+
+/// One thread's side of a [`PlainLock`].
+pub struct PlainLockHandle {
+    client: PlainClient,
+    commander: Commander,
+    channel: String,
+    acquire: Vec<u8>,
+    unlock: Vec<u8>,
+}
+
+impl fmt::Debug for PlainLockHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainLockHandle").field("channel", &self.channel).finish_non_exhaustive()
+    }
+}
+
+impl PlainLockHandle {
+    /// Takes the lock if it is free or held by this handle already; false if it is not.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn try_lock(&mut self) -> RedisResult<bool> {
+        Ok(time_left(self.commander.send(&self.acquire)?)?.is_none())
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    ///
+    /// If the server or a connection fails.
+    pub fn lock(&mut self) -> RedisResult<()> {
+        let Self { client, commander, channel, acquire, .. } = self;
+        wait_for(client.subscriber(), channel, || time_left(commander.send(acquire)?))
+    }
+
+    /// Gives one hold back. False if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn unlock(&mut self) -> RedisResult<bool> {
+        Ok(self.commander.send(&self.unlock)? != Value::Nil)
+    }
+}
+
+/// Redisson's fair lock. Each thread takes a [`handle`](Self::handle).
+#[derive(Clone, Debug)]
+pub struct PlainFairLock {
+    client: PlainClient,
+    name: String,
+    lease: String,
+}
+
+impl PlainFairLock {
+    pub(super) fn new(client: PlainClient, name: &str, lease: Duration) -> Self {
+        Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
+    }
+
+    /// One thread's side of the lock, with a connection and an owner of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn handle(&self) -> RedisResult<PlainFairLockHandle> {
+        let owner = self.client.new_owner();
+        let channel = prefixed(CHANNEL, &self.name);
+        let queue = prefixed("redisson_lock_queue", &self.name);
+        let timeouts = prefixed("redisson_lock_timeout", &self.name);
+        let keys = [&self.name, queue.as_str(), &timeouts, &channel];
+        let mut acquire = Call::new(scripts::FAIR_ACQUIRE, &keys[..3], 4);
+        for arg in [&self.lease, &owner, FAIR_WAIT] {
+            acquire.arg(arg);
+        }
+        let mut unlock = Call::new(scripts::FAIR_UNLOCK, &keys, 4);
+        for arg in ["0", &self.lease, &owner] {
+            unlock.arg(arg);
+        }
+        Ok(PlainFairLockHandle {
+            acquire: acquire.fix(),
+            unlock: unlock.fix(),
+            commander: self.client.commander()?,
+            client: self.client.clone(),
+            channel: format!("{channel}:{owner}"),
+        })
+    }
+}
+
+/// One thread's side of a [`PlainFairLock`].
+pub struct PlainFairLockHandle {
+    client: PlainClient,
+    commander: Commander,
+    channel: String,
+    acquire: Call,
+    unlock: Call,
+}
+
+impl fmt::Debug for PlainFairLockHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("PlainFairLockHandle");
+        debug.field("channel", &self.channel).finish_non_exhaustive()
+    }
+}
+
+impl PlainFairLockHandle {
+    /// Waits for the lock, in the order of arrival.
+    ///
+    /// # Errors
+    ///
+    /// If the server or a connection fails.
+    pub fn lock(&mut self) -> RedisResult<()> {
+        let Self { client, commander, channel, acquire, .. } = self;
+        wait_for(client.subscriber(), channel, || {
+            time_left(commander.send(acquire.with(&epoch_ms()))?)
+        })
+    }
+
+    /// Gives one hold back. False if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn unlock(&mut self) -> RedisResult<bool> {
+        Ok(self.commander.send(self.unlock.with(&epoch_ms()))? != Value::Nil)
+    }
+}
+
+/// Redisson's wait loop: try, subscribe, try, and then sleep and try until it is ours.
+fn wait_for(
+    subscriber: &Subscriber,
+    channel: &str,
+    mut attempt: impl FnMut() -> RedisResult<Option<i64>>,
+) -> RedisResult<()> {
+    if attempt()?.is_none() {
+        return Ok(());
+    }
+    let subscription = subscriber.subscribe(channel, Kind::Lock)?;
+    while let Some(left) = attempt()? {
+        // Without a time to live (-1), only a message helps.
+        let timeout = u64::try_from(left).ok().map(Duration::from_millis);
+        subscription.wakeups.acquire(timeout)?;
+    }
+    Ok(())
+}
+
+/// The remaining milliseconds of the present hold; none if the lock is ours.
+fn time_left(reply: Value) -> RedisResult<Option<i64>> {
+    match reply {
+        Value::Nil => Ok(None),
+        Value::Int(left) => Ok(Some(left)),
+        _ => Err(RedisError::from((ErrorKind::UnexpectedReturnType, "an acquire's reply"))),
+    }
+}
+
+fn epoch_ms() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_millis().to_string()
+}

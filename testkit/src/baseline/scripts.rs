@@ -1,0 +1,159 @@
+//! The scripts: what Redisson's do on the server, written anew.
+
+/// `KEYS[1]` name; `ARGV` lease, owner. Nil, or the time that is left.
+pub(super) const ACQUIRE: &str = r"
+local name, owner = KEYS[1], ARGV[2]
+if redis.call('exists', name) == 0 or redis.call('hexists', name, owner) == 1 then
+    redis.call('hincrby', name, owner, 1)
+    redis.call('pexpire', name, ARGV[1])
+    return nil
+end
+return redis.call('pttl', name)
+";
+
+/// `KEYS` name, channel; `ARGV` message, lease, owner. Nil: not the owner; 0: held on; 1: free.
+pub(super) const UNLOCK: &str = r"
+local name, owner = KEYS[1], ARGV[3]
+if redis.call('hexists', name, owner) == 0 then
+    return nil
+end
+if redis.call('hincrby', name, owner, -1) > 0 then
+    redis.call('pexpire', name, ARGV[2])
+    return 0
+end
+redis.call('del', name)
+redis.call('publish', KEYS[2], ARGV[1])
+return 1
+";
+
+/// `KEYS` name, queue, timeouts; `ARGV` lease, owner, wait, now.
+pub(super) const FAIR_ACQUIRE: &str = r"
+local name, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
+local owner, wait, now = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local head = redis.call('lindex', queue, 0)
+while head do
+    local score = redis.call('zscore', timeouts, head)
+    if not score or tonumber(score) > now then
+        break
+    end
+    redis.call('zrem', timeouts, head)
+    redis.call('lpop', queue)
+    head = redis.call('lindex', queue, 0)
+end
+if redis.call('exists', name) == 0 and (not head or head == owner) then
+    redis.call('lpop', queue)
+    redis.call('zrem', timeouts, owner)
+    for _, waiter in ipairs(redis.call('zrange', timeouts, 0, -1)) do
+        redis.call('zincrby', timeouts, -wait, waiter)
+    end
+    redis.call('hset', name, owner, 1)
+    redis.call('pexpire', name, ARGV[1])
+    return nil
+end
+if redis.call('hexists', name, owner) == 1 then
+    redis.call('hincrby', name, owner, 1)
+    redis.call('pexpire', name, ARGV[1])
+    return nil
+end
+local left = redis.call('pttl', name)
+if redis.call('zscore', timeouts, owner) then
+    return math.max(0, left)
+end
+local tail = redis.call('lindex', queue, -1)
+local score = tail and tail ~= owner and redis.call('zscore', timeouts, tail)
+local ttl = score and tonumber(score) - now or left
+if redis.call('zadd', timeouts, ttl + wait + now, owner) == 1 then
+    redis.call('rpush', queue, owner)
+end
+return ttl
+";
+
+/// `KEYS` name, queue, timeouts, channel; `ARGV` message, lease, owner, now.
+pub(super) const FAIR_UNLOCK: &str = r"
+local name, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
+local owner, now = ARGV[3], tonumber(ARGV[4])
+local head = redis.call('lindex', queue, 0)
+while head do
+    local score = redis.call('zscore', timeouts, head)
+    if not score or tonumber(score) > now then
+        break
+    end
+    redis.call('zrem', timeouts, head)
+    redis.call('lpop', queue)
+    head = redis.call('lindex', queue, 0)
+end
+local function wake_head()
+    if head then
+        redis.call('publish', KEYS[4] .. ':' .. head, ARGV[1])
+    end
+    return 1
+end
+if redis.call('exists', name) == 0 then
+    return wake_head()
+end
+if redis.call('hexists', name, owner) == 0 then
+    return nil
+end
+if redis.call('hincrby', name, owner, -1) > 0 then
+    redis.call('pexpire', name, ARGV[2])
+    return 0
+end
+redis.call('del', name)
+return wake_head()
+";
+
+/// `KEYS[1]` name; `ARGV[1]` how many. 1 or 0.
+pub(super) const TAKE_PERMITS: &str = r"
+local value = tonumber(redis.call('get', KEYS[1]) or '0')
+if value >= tonumber(ARGV[1]) then
+    redis.call('decrby', KEYS[1], ARGV[1])
+    return 1
+end
+return 0
+";
+
+/// `KEYS` name, channel; `ARGV[1]` how many.
+pub(super) const RETURN_PERMITS: &str = r"
+redis.call('publish', KEYS[2], redis.call('incrby', KEYS[1], ARGV[1]))
+";
+
+/// `KEYS` name, channel; `ARGV[1]` how many. 1 if there was no value yet, else 0.
+pub(super) const SET_PERMITS: &str = r"
+if redis.call('set', KEYS[1], ARGV[1], 'NX') then
+    redis.call('publish', KEYS[2], ARGV[1])
+    return 1
+end
+return 0
+";
+
+/// `KEYS` name, channel; `ARGV` message, count. 1 if there was no count yet, else 0.
+pub(super) const SET_COUNT: &str = r"
+if redis.call('set', KEYS[1], ARGV[2], 'NX') then
+    redis.call('publish', KEYS[2], ARGV[1])
+    return 1
+end
+return 0
+";
+
+/// `KEYS` name, channel; `ARGV[1]` message.
+pub(super) const COUNT_DOWN: &str = r"
+local value = redis.call('decr', KEYS[1])
+if value <= 0 then
+    redis.call('del', KEYS[1])
+end
+if value == 0 then
+    redis.call('publish', KEYS[2], ARGV[1])
+end
+";
+
+pub(super) const ALL: [&str; 9] = [
+    ACQUIRE,
+    UNLOCK,
+    FAIR_ACQUIRE,
+    FAIR_UNLOCK,
+    TAKE_PERMITS,
+    RETURN_PERMITS,
+    SET_PERMITS,
+    SET_COUNT,
+    COUNT_DOWN,
+];

@@ -1,0 +1,24 @@
+//! Shared by the tests, the benches and the examples.
+//!
+//! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
+//!   machine has none.
+//! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
+//! - [`Worker`] and [`Job`]: more processes, for tests that need several.
+//! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
+//! - [`wait_until`]: for conditions that announce themselves in no other way.
+
+#![forbid(unsafe_code)]
+
+mod baseline;
+mod proxy;
+mod server;
+mod signal;
+mod workers;
+
+pub use baseline::{
+    PlainClient, PlainFairLock, PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock,
+    PlainLockHandle, PlainSemaphore, PlainSemaphoreHandle,
+};
+pub use proxy::{Action, Direction, Proxy};
+pub use server::{Provided, Server, ServerBuilder, ServerError};
+pub use workers::{Job, Worker, wait_until};

@@ -1,0 +1,147 @@
+//! One connection through the proxy.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::pump::Pump;
+use super::state::Shared;
+use super::{commands, rules};
+
+/// How much of what a client sent is remembered, at least.
+const REMEMBERED: usize = 64 * 1024;
+
+/// What becomes of the replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replies {
+    Pass,
+    /// Dropped until the server has closed; then all is cut and the rule has fired.
+    Swallow,
+    /// The next one comes later.
+    Delay(Duration),
+    /// Held back until so many releases have been called for.
+    Hold {
+        releases: u64,
+        fired: bool,
+    },
+    /// Dropped.
+    Silence {
+        fired: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: TcpStream,
+    pub(super) upstream: TcpStream,
+    closed: AtomicBool,
+    half_closed: AtomicBool,
+    replies: Mutex<Replies>,
+    sent: Mutex<Sent>,
+}
+
+#[derive(Debug, Default)]
+struct Sent {
+    names: HashSet<String>,
+    last: Vec<u8>,
+}
+
+impl Connection {
+    /// Takes over both sockets. The threads end when both sides have closed, or with a cut.
+    pub(super) fn start(
+        client: TcpStream,
+        upstream: TcpStream,
+        shared: &Arc<Shared>,
+    ) -> io::Result<(Arc<Self>, [JoinHandle<()>; 4])> {
+        client.set_nodelay(true)?;
+        upstream.set_nodelay(true)?;
+        let connection = Arc::new(Self {
+            client,
+            upstream,
+            closed: AtomicBool::new(false),
+            half_closed: AtomicBool::new(false),
+            replies: Mutex::new(Replies::Pass),
+            sent: Mutex::default(),
+        });
+        let (requests_in, requests_out) = channel();
+        let (replies_in, replies_out) = channel();
+        let pumps = [(); 4].map(|()| Pump::new(shared.clone(), connection.clone()));
+        let [request_reader, request_writer, reply_reader, reply_writer] = pumps;
+        let threads = [
+            thread::spawn(move || request_reader.read_requests(requests_in)),
+            thread::spawn(move || request_writer.write_requests(&requests_out)),
+            thread::spawn(move || reply_reader.read_replies(replies_in)),
+            thread::spawn(move || reply_writer.write_replies(&replies_out)),
+        ];
+        Ok((connection, threads))
+    }
+
+    /// Closes both sides at once.
+    pub(super) fn cut(&self, shared: &Shared) {
+        self.cut_and_count(shared, 0);
+    }
+
+    /// The same, after so many rules have fired: who notices the cut finds them counted.
+    pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
+        // Within the lock, or a thread about to wait for a change would miss it.
+        shared.change(|state| {
+            state.fired += fired;
+            self.closed.store(true, Ordering::SeqCst);
+        });
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.upstream.shutdown(Shutdown::Both);
+    }
+
+    /// One way has come to its end; the second one to do so closes the connection.
+    pub(super) fn end_one_way(&self, shared: &Shared, to: &TcpStream) {
+        let _ = to.shutdown(Shutdown::Write);
+        if self.half_closed.swap(true, Ordering::SeqCst) {
+            self.cut(shared);
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn replies(&self) -> MutexGuard<'_, Replies> {
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note(&self, command: &[u8]) {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = commands::name(command)
+            && !sent.names.contains(&name)
+        {
+            sent.names.insert(name);
+        }
+        if sent.last.len() > 2 * REMEMBERED {
+            sent.last.drain(..REMEMBERED);
+        }
+        sent.last.extend_from_slice(command);
+    }
+
+    /// Whether the client has sent these bytes lately, or ever as (a part of) a command's name.
+    pub(super) fn has_sent(&self, pattern: &[u8]) -> bool {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.names.iter().any(|name| rules::contains(name.as_bytes(), pattern))
+            || rules::contains(&sent.last, pattern)
+    }
+
+    pub(super) fn write(mut socket: &TcpStream, bytes: &[u8], trickle: bool) -> io::Result<()> {
+        if !trickle {
+            return socket.write_all(bytes);
+        }
+        for byte in bytes.chunks(1) {
+            socket.write_all(byte)?;
+            // So that the other side's system does not put them together again.
+            thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+}

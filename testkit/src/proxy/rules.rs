@@ -1,0 +1,69 @@
+//! What is to happen to which bytes.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server. A rule sees one whole command at a time.
+    Request,
+    /// From the server to the client. A rule sees what has come together, with the end of what
+    /// came before it.
+    Reply,
+}
+
+/// What happens when a rule fires, to the connection that it fires on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The command is not passed on and the connection is cut: it never happened. (As a reply's
+    /// rule, the same as [`Action::LoseReply`].)
+    LoseRequest,
+    /// The command is carried out but no reply comes any more: the connection is cut. The rule
+    /// counts as fired once both are done.
+    LoseReply,
+    /// The reply comes this much later, and those after it behind it.
+    DelayReply(Duration),
+    /// Replies are held back from here on until [`Proxy::release`](super::Proxy::release).
+    HoldReply,
+    /// Nothing passes any more either way, but nothing is closed: a half-open connection. The
+    /// command itself is still carried out.
+    Silence,
+}
+
+type Predicate = Box<dyn Fn(&[u8]) -> bool + Send>;
+
+pub(super) struct Rule {
+    pub(super) direction: Direction,
+    pub(super) matches: Predicate,
+    pub(super) action: Action,
+    pub(super) shots: usize,
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("direction", &self.direction)
+            .field("action", &self.action)
+            .field("shots", &self.shots)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The first rule that these bytes set off, one shot less of it.
+pub(super) fn fire(rules: &mut Vec<Rule>, direction: Direction, bytes: &[u8]) -> Option<Action> {
+    let index = rules
+        .iter()
+        .position(|rule| rule.direction == direction && rule.shots > 0 && (rule.matches)(bytes))?;
+    let action = rules[index].action;
+    rules[index].shots -= 1;
+    if rules[index].shots == 0 {
+        rules.remove(index);
+    }
+    Some(action)
+}
+
+/// Whether the bytes contain the pattern.
+pub(super) fn contains(bytes: &[u8], pattern: &[u8]) -> bool {
+    pattern.is_empty() || bytes.windows(pattern.len()).any(|window| window == pattern)
+}

@@ -1,0 +1,354 @@
+//! A private Redis server for tests, benches and examples.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::signal;
+
+mod binary;
+mod builder;
+mod certificate;
+pub(crate) mod ports;
+mod process;
+mod provision;
+
+use binary::Binary;
+pub use builder::ServerBuilder;
+use process::{Process, Started};
+
+/// How long a server may take until it answers.
+const START_BOUND: Duration = Duration::from_secs(10);
+
+/// Why there is no server: a text that says what was tried and what to do.
+#[derive(Clone, Debug)]
+pub struct ServerError {
+    message: String,
+}
+
+impl ServerError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+/// A Redis (or Valkey) server of one's own, on a free port of 127.0.0.1 and on a Unix socket,
+/// without persistence.
+///
+/// It ends when this value is dropped, and also when this process ends in any way, `SIGKILL`
+/// and Ctrl-C included.
+#[derive(Debug)]
+pub struct Server {
+    options: ServerBuilder,
+    binary: Binary,
+    port: u16,
+    tls_port: Option<u16>,
+    process: Mutex<Option<Process>>,
+    dir: TempDir,
+}
+
+impl Server {
+    /// Starts a server with nothing special about it.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had, or it does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        Self::builder().start()
+    }
+
+    /// Starts a server with these arguments, such as `["--maxmemory", "1mb"]`.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had, or it does not start with these arguments.
+    pub fn with_args(args: &[&str]) -> Result<Self, ServerError> {
+        Self::builder().args(args).start()
+    }
+
+    /// For a server with more to say about it.
+    #[must_use]
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The server at this URL, else the one that the environment's `REDIS_URL` names, else a
+    /// private one.
+    ///
+    /// # Errors
+    ///
+    /// If a private one is needed and cannot be started. A URL is taken as it is.
+    pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
+        let named = url.map(str::to_owned).or_else(|| env::var("REDIS_URL").ok());
+        match named.filter(|url| !url.is_empty()) {
+            Some(url) => Ok(Provided { url, server: None }),
+            None => {
+                let server = Self::start()?;
+                Ok(Provided { url: server.url(), server: Some(server) })
+            }
+        }
+    }
+
+    /// Whether the server program here, and `openssl`, can do TLS.
+    #[must_use]
+    pub fn supports_tls() -> bool {
+        static KNOWN: OnceLock<bool> = OnceLock::new();
+        // Programs built without it differ in how they refuse, so one has to be tried.
+        *KNOWN.get_or_init(|| Self::builder().tls().start().is_ok())
+    }
+
+    /// `redis://127.0.0.1:<port>/`, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://{}127.0.0.1:{}/", self.credentials(), self.port)
+    }
+
+    /// `unix://<path>`, with the password if there is one.
+    #[must_use]
+    pub fn unix_url(&self) -> String {
+        let socket = self.socket();
+        match &self.options.password {
+            Some(password) => format!("unix://{}?pass={password}", socket.display()),
+            None => format!("unix://{}", socket.display()),
+        }
+    }
+
+    /// `rediss://127.0.0.1:<port>/#insecure`: the certificate is self-signed.
+    ///
+    /// # Panics
+    ///
+    /// If the server was started without [`ServerBuilder::tls`].
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let Some(port) = self.tls_port else {
+            panic!("this server has no TLS port: start it with Server::builder().tls()");
+        };
+        format!("rediss://{}127.0.0.1:{port}/#insecure", self.credentials())
+    }
+
+    /// The certificate (PEM) of a server with TLS, which is its own root.
+    #[must_use]
+    pub fn tls_certificate(&self) -> PathBuf {
+        certificate::path(self.dir.path())
+    }
+
+    /// The port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the server itself.
+    ///
+    /// # Panics
+    ///
+    /// If the server has been killed and not restarted.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        match &*self.process() {
+            Some(process) => process.pid(),
+            None => panic!("the server was killed: call restart_empty() first"),
+        }
+    }
+
+    /// The server program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.binary.path
+    }
+
+    /// Whether the program is only a stand-in (meebis), which lacks `CLIENT KILL`, ACLs, sharded
+    /// pub/sub, clusters and replication. Tests that need those can leave.
+    #[must_use]
+    pub fn is_stand_in(&self) -> bool {
+        self.binary.stand_in
+    }
+
+    /// A connection to look at keys with. It has no timeouts.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not answer for ten seconds.
+    #[must_use]
+    pub fn connection(&self) -> redis::Connection {
+        connect(&self.url())
+    }
+
+    /// Stops the server's process where it is (`SIGSTOP`): connections stay, nothing answers.
+    pub fn pause(&self) {
+        signal::stop(self.pid());
+    }
+
+    /// Lets a paused server go on.
+    pub fn resume(&self) {
+        signal::go_on(self.pid());
+    }
+
+    /// Kills the server and waits until it is gone. Nothing happens if it is gone already.
+    pub fn kill(&self) {
+        *self.process() = None;
+    }
+
+    /// Kills the server if it still runs, and starts it again on the same port, without data.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start.
+    pub fn restart_empty(&self) {
+        self.kill();
+        let until = Instant::now() + START_BOUND;
+        loop {
+            match self.launch(until) {
+                Ok(Started::Ready(process)) => {
+                    *self.process() = Some(process);
+                    return;
+                }
+                // Somebody may be using the port for a moment; other tests, say.
+                Ok(Started::PortTaken(_)) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Ok(Started::PortTaken(log)) => {
+                    panic!("{}", self.failed("its port was taken meanwhile", &log));
+                }
+                Err(error) => panic!("the server does not start again: {error}"),
+            }
+        }
+    }
+
+    /// What the server has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn launch(&self, until: Instant) -> Result<Started, ServerError> {
+        Process::start(
+            &self.binary.path,
+            &self.arguments(),
+            self.dir.path(),
+            &self.log_path(),
+            &self.socket(),
+            until,
+        )
+        .map_err(|error| self.failed(&error, &self.log()))
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut args = Vec::new();
+        let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
+        let in_dir = |name: &str| self.dir.path().join(name).display().to_string();
+        set("--port", &self.port.to_string());
+        set("--bind", "127.0.0.1");
+        set("--unixsocket", &self.socket().display().to_string());
+        if !self.binary.stand_in {
+            set("--save", "");
+            set("--appendonly", "no");
+            set("--dir", &self.dir.path().display().to_string());
+        }
+        if let Some(password) = &self.options.password {
+            set("--requirepass", password);
+        }
+        if let Some(port) = self.tls_port {
+            set("--tls-port", &port.to_string());
+            set("--tls-cert-file", &in_dir(certificate::CERTIFICATE));
+            set("--tls-key-file", &in_dir(certificate::KEY));
+            set("--tls-ca-cert-file", &in_dir(certificate::CERTIFICATE));
+            set("--tls-auth-clients", "no");
+        }
+        args.extend(self.options.args.iter().cloned());
+        args
+    }
+
+    fn failed(&self, why: &str, log: &str) -> ServerError {
+        let lines: Vec<_> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(15)..].join("\n");
+        ServerError::new(format!("{}: {why}; its log ends:\n{tail}", self.binary.path.display()))
+    }
+
+    pub(crate) fn credentials(&self) -> String {
+        self.options.password.as_ref().map(|word| format!(":{word}@")).unwrap_or_default()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A server that somebody named, or a private one. See [`Server::find_or_start`].
+#[derive(Debug)]
+pub struct Provided {
+    url: String,
+    server: Option<Server>,
+}
+
+impl Provided {
+    /// Where the server is.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether it is a private one, which may be emptied, paused or killed.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// The private server, if it is one.
+    #[must_use]
+    pub fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
+    /// A connection to look at keys with. It has no timeouts.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not answer for ten seconds.
+    #[must_use]
+    pub fn connection(&self) -> redis::Connection {
+        connect(&self.url)
+    }
+}
+
+fn connect(url: &str) -> redis::Connection {
+    let bound = Duration::from_secs(10);
+    let until = Instant::now() + bound;
+    loop {
+        // The timeout is for the set-up only. Later on there is none: a signal to this process
+        // (a child's end, say) makes a read with a timeout fail now and then.
+        let opened =
+            redis::Client::open(url).and_then(|client| client.get_connection_with_timeout(bound));
+        match opened {
+            Ok(connection) => return connection,
+            Err(error) if Instant::now() >= until => {
+                panic!("no connection to {url} ({error}): is the server up?")
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

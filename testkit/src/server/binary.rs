@@ -1,0 +1,70 @@
+//! Finding a server's binary: on PATH, or kept from an earlier provisioning, or got now.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use super::{ServerError, provision};
+
+/// A server program that has answered `--version`.
+#[derive(Clone, Debug)]
+pub(crate) struct Binary {
+    pub(crate) path: PathBuf,
+    /// It is meebis, a stand-in that lacks `CLIENT KILL`, ACLs, Unix sockets and clusters.
+    pub(crate) stand_in: bool,
+}
+
+impl Binary {
+    /// The binary to use in this process; looked for, and got if need be, once.
+    pub(crate) fn find() -> Result<Self, ServerError> {
+        static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
+        FOUND.get_or_init(|| find_in(env::var_os("PATH").as_deref(), &target_dir())).clone()
+    }
+
+    /// Takes the program if it runs at all.
+    pub(crate) fn checked(path: PathBuf) -> Result<Self, String> {
+        let output = Command::new(&path)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("{} does not start: {error}", path.display()))?;
+        if !output.status.success() {
+            return Err(format!("{} --version: {}", path.display(), output.status));
+        }
+        let stand_in = path.file_name().is_some_and(|name| name == "meebis");
+        Ok(Self { path, stand_in })
+    }
+}
+
+pub(crate) fn find_in(
+    path: Option<&std::ffi::OsStr>,
+    target: &Path,
+) -> Result<Binary, ServerError> {
+    for name in ["redis-server", "valkey-server"] {
+        for folder in path.map(env::split_paths).into_iter().flatten() {
+            let candidate = folder.join(name);
+            if candidate.is_file()
+                && let Ok(binary) = Binary::checked(candidate)
+            {
+                return Ok(binary);
+            }
+        }
+    }
+    provision::kept_or_new(&target.join("redis-server"))
+}
+
+/// Cargo's target folder: `cargo clean` then removes what was got, too.
+fn target_dir() -> PathBuf {
+    let marked = env::current_exe().ok().and_then(|exe| {
+        exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf)
+    });
+    marked
+        .or_else(|| env::var_os("CARGO_TARGET_DIR").map(PathBuf::from))
+        .unwrap_or_else(|| workspace_root().join("target"))
+}
+
+fn workspace_root() -> PathBuf {
+    let testkit = Path::new(env!("CARGO_MANIFEST_DIR"));
+    testkit.parent().unwrap_or(testkit).to_path_buf()
+}

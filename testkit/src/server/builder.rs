@@ -1,0 +1,109 @@
+//! What a server is to be started with.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use super::binary::Binary;
+use super::process::Started;
+use super::{START_BOUND, Server, ServerError, certificate, ports};
+
+/// What a server is to be started with. See [`Server::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct ServerBuilder {
+    pub(super) args: Vec<String>,
+    pub(super) port: Option<u16>,
+    pub(super) password: Option<String>,
+    pub(super) tls: bool,
+    binary: Option<Binary>,
+}
+
+impl ServerBuilder {
+    /// One more argument for the server, such as `--maxmemory`.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// More arguments for the server.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        self
+    }
+
+    /// This port, and an error if it is taken; a free one otherwise.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// A password of letters and digits, which the URLs then contain.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// A TLS port besides the plain one, with a certificate made now.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    #[cfg(test)]
+    pub(crate) fn binary(mut self, binary: Binary) -> Self {
+        self.binary = Some(binary);
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had, or it does not start with these arguments.
+    pub fn start(self) -> Result<Server, ServerError> {
+        let binary = self.binary.clone().map_or_else(Binary::find, Ok)?;
+        let dir = private_folder()?;
+        if self.tls {
+            certificate::make(dir.path())?;
+        }
+        let mut server = Server {
+            port: 0,
+            tls_port: None,
+            options: self,
+            binary,
+            process: Mutex::new(None),
+            dir,
+        };
+        let until = Instant::now() + START_BOUND;
+        loop {
+            server.port = server.options.port.unwrap_or_else(ports::free);
+            server.tls_port = server.options.tls.then(ports::free);
+            match server.launch(until)? {
+                Started::Ready(process) => {
+                    *server.process() = Some(process);
+                    return Ok(server);
+                }
+                Started::PortTaken(log) if server.options.port.is_some() => {
+                    return Err(server.failed("the port is taken", &log));
+                }
+                Started::PortTaken(_) => {}
+            }
+        }
+    }
+}
+
+/// A Unix socket's path must fit in about a hundred bytes, which not every TMPDIR allows.
+fn private_folder() -> Result<TempDir, ServerError> {
+    let named = tempfile::Builder::new().prefix("redlatch-").tempdir();
+    match named {
+        Ok(dir) if dir.path().as_os_str().len() < 90 => Ok(dir),
+        _ => tempfile::Builder::new().prefix("redlatch-").tempdir_in("/tmp"),
+    }
+    .map_err(|error| ServerError::new(format!("no folder for the server: {error}; set TMPDIR")))
+}

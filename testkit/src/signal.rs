@@ -1,0 +1,60 @@
+//! Signals to processes that this crate started.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Stops a process where it is, and returns when none of its threads runs any more.
+pub(crate) fn stop(pid: u32) {
+    send(pid, Signal::STOP);
+    // A signal reaches one thread after another.
+    let until = Instant::now() + Duration::from_secs(1);
+    while runs(pid) && Instant::now() < until {
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Whether a thread of it is neither stopped nor at its end.
+fn runs(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        // Gone; or a system that cannot be asked, where a little time has to do.
+        thread::sleep(Duration::from_millis(10));
+        return false;
+    };
+    threads.flatten().any(|thread| state(&thread.path()).is_some_and(|it| !"TtZX".contains(it)))
+}
+
+/// The state's letter in `/proc`.
+fn state(folder: &Path) -> Option<char> {
+    let stat = fs::read_to_string(folder.join("stat")).ok()?;
+    // The name before it is in brackets, and may have any in it.
+    stat.rsplit(')').next()?.trim().chars().next()
+}
+
+/// Lets a stopped process go on.
+pub(crate) fn go_on(pid: u32) {
+    send(pid, Signal::CONT);
+}
+
+fn send(pid: u32, signal: Signal) {
+    let target = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let Some(target) = target else {
+        panic!("{pid} is no process id; was the process started?");
+    };
+    // A process that is gone already has nothing to be told.
+    let _ = kill_process(target, signal);
+}
+
+#[cfg(test)]
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let proc = Path::new("/proc");
+    if proc.join("self/stat").exists() {
+        // A zombie has ended: it only waits for its parent to look.
+        return state(&proc.join(pid.to_string())).is_some_and(|it| it != 'Z' && it != 'X');
+    }
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::test_kill_process(pid).is_ok()
+}

@@ -1,0 +1,336 @@
+//! More processes for a test, and waiting for what has no event.
+
+use std::collections::VecDeque;
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio, exit};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::signal;
+
+const ROLE: &str = "REDLATCH_TESTKIT_ROLE";
+const ARGS: &str = "REDLATCH_TESTKIT_ARGS";
+/// Between arguments; no test needs it inside one.
+const SEPARATOR: char = '\u{1f}';
+/// Before each line of a worker: the test harness writes to the same output.
+const MARK: &str = ">> ";
+
+/// Another process that runs this same executable in a role.
+///
+/// The executable looks for its role with [`Job::from_env`]. The worker is killed when this value
+/// is dropped, and ends on its own when this process ends in any way, even while it is stopped.
+#[derive(Debug)]
+pub struct Worker {
+    role: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    last: VecDeque<String>,
+    guard: Option<Guard>,
+}
+
+impl Worker {
+    /// Starts this executable in a role: for benches and examples with a `main` of their own,
+    /// which begins with `if let Some(job) = Job::from_env() { .. }`.
+    ///
+    /// # Panics
+    ///
+    /// If the executable cannot be started again.
+    #[must_use]
+    pub fn spawn(role: &str, args: &[&str]) -> Self {
+        Self::spawn_with(role, args, &[])
+    }
+
+    /// Starts this test executable in a role, with `test` as its entry: a `#[test]` of that full
+    /// name which returns at once if [`Job::from_env`] has nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the executable cannot be started again.
+    #[must_use]
+    pub fn spawn_test(test: &str, role: &str, args: &[&str]) -> Self {
+        Self::spawn_with(role, args, &["--exact", test, "--nocapture", "--include-ignored"])
+    }
+
+    fn spawn_with(role: &str, args: &[&str], harness: &[&str]) -> Self {
+        let exe = env::current_exe()
+            .unwrap_or_else(|error| panic!("this executable's path is unknown: {error}"));
+        let separator = SEPARATOR.to_string();
+        let mut child = Command::new(&exe)
+            .args(harness)
+            .env(ROLE, role)
+            .env(ARGS, args.join(&separator))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // A group of its own: Ctrl-C does not reach it, but the end of its input does.
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{} does not start again: {error}", exe.display()));
+        let stdin = child.stdin.take();
+        let (sender, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+                for line in lines {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Self { role: role.to_owned(), child, stdin, lines, last: VecDeque::new(), guard: None }
+    }
+
+    /// The worker's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a line, which [`Job::next_line`] returns there.
+    ///
+    /// # Panics
+    ///
+    /// If the worker has ended.
+    pub fn send_line(&mut self, line: &str) {
+        let sent = self.stdin.as_mut().map(|stdin| writeln!(stdin, "{line}"));
+        if !matches!(sent, Some(Ok(()))) {
+            self.fail(&format!("cannot be told {line:?}: it has ended"));
+        }
+    }
+
+    /// Waits for a line that begins with `prefix` and returns what follows it. Other lines before
+    /// it are left out.
+    ///
+    /// # Panics
+    ///
+    /// If no such line comes in time, with the last lines that came.
+    pub fn expect_line(&mut self, prefix: &str, timeout: Duration) -> String {
+        let until = Instant::now() + timeout;
+        loop {
+            match self.next(until) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(prefix) {
+                        return rest.trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.fail(&format!("has not said {prefix:?} in {timeout:?}"));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.fail(&format!("has ended without saying {prefix:?}"));
+                }
+            }
+        }
+    }
+
+    /// The worker's next line, if one comes in time.
+    pub fn try_line(&mut self, timeout: Duration) -> Option<String> {
+        self.next(Instant::now() + timeout).ok()
+    }
+
+    fn next(&mut self, until: Instant) -> Result<String, RecvTimeoutError> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left)?;
+            if self.last.len() == 20 {
+                self.last.pop_front();
+            }
+            self.last.push_back(line.clone());
+            if let Some(line) = line.strip_prefix(MARK) {
+                return Ok(line.to_owned());
+            }
+        }
+    }
+
+    /// Stops the worker where it is.
+    ///
+    /// # Panics
+    ///
+    /// If there is no shell to guard it.
+    pub fn sigstop(&mut self) {
+        // Before the stop: this process may be killed at any moment.
+        if self.guard.is_none() {
+            self.guard = Some(Guard::of(self.pid()));
+        }
+        signal::stop(self.pid());
+    }
+
+    /// Lets a stopped worker go on.
+    pub fn sigcont(&self) {
+        signal::go_on(self.pid());
+    }
+
+    /// Kills the worker and waits until it is gone.
+    pub fn sigkill(&mut self) {
+        let _ = self.child.kill();
+        // Between the two, as a process id is another's only after the wait.
+        self.guard = None;
+        let _ = self.child.wait();
+    }
+
+    /// Waits until the worker has ended by itself.
+    ///
+    /// # Panics
+    ///
+    /// If it has not ended in time.
+    pub fn wait_exit(&mut self, timeout: Duration) -> ExitStatus {
+        let until = Instant::now() + timeout;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return status,
+                Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+                Ok(None) => self.fail(&format!("has not ended in {timeout:?}")),
+                Err(error) => self.fail(&format!("cannot be waited for: {error}")),
+            }
+        }
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        let last = self.last.iter().map(String::as_str).collect::<Vec<_>>().join("\n");
+        panic!("worker {:?} {what}; look at its stderr above; its last lines:\n{last}", self.role);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.sigkill();
+    }
+}
+
+/// Kills a worker when this process dies: one that is stopped does not see the end of its input.
+#[derive(Debug)]
+struct Guard {
+    shell: Child,
+}
+
+impl Guard {
+    fn of(pid: u32) -> Self {
+        let shell = Command::new("sh")
+            .args(["-c", "trap '' INT QUIT TERM HUP; read -r line || kill -9 \"$0\""])
+            .arg(pid.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|error| panic!("no shell to guard a worker ({error}): install sh"));
+        Self { shell }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.shell.stdin.take() {
+            let _ = stdin.write_all(b"end\n");
+        }
+        let _ = self.shell.wait();
+    }
+}
+
+/// What a process started by [`Worker`] has to do.
+///
+/// The process ends (with status 0) as soon as its parent closes the pipe or dies.
+#[derive(Debug)]
+pub struct Job {
+    role: String,
+    args: Vec<String>,
+    lines: Mutex<Receiver<String>>,
+}
+
+impl Job {
+    /// The job that a [`Worker`] of the parent process has given to this one; `None` in a process
+    /// that was started otherwise. Call it once.
+    #[must_use]
+    pub fn from_env() -> Option<Self> {
+        let role = env::var(ROLE).ok()?;
+        let args = env::var(ARGS).unwrap_or_default();
+        let args = match args.as_str() {
+            "" => Vec::new(),
+            args => args.split(SEPARATOR).map(str::to_owned).collect(),
+        };
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+            // The parent is gone, or wants this.
+            exit(0);
+        });
+        Some(Self { role, args, lines: Mutex::new(lines) })
+    }
+
+    /// Which role to play.
+    #[must_use]
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// The arguments given.
+    #[must_use]
+    pub fn args(&self) -> &[String] {
+        &self.args
+    }
+
+    /// One of the arguments.
+    ///
+    /// # Panics
+    ///
+    /// If the parent gave fewer.
+    #[must_use]
+    pub fn arg(&self, index: usize) -> &str {
+        match self.args.get(index) {
+            Some(arg) => arg,
+            None => panic!("role {:?} needs argument {index}: give it to spawn()", self.role),
+        }
+    }
+
+    /// Says a line to the parent.
+    pub fn say(&self, line: &str) {
+        // The harness may have left an unfinished line.
+        let text = format!("\n{MARK}{line}\n");
+        let mut stdout = std::io::stdout().lock();
+        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    }
+
+    /// The parent's next line, if one comes in time.
+    #[must_use]
+    pub fn next_line(&self, timeout: Duration) -> Option<String> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.recv_timeout(timeout).ok()
+    }
+
+    /// Waits for the parent's next line, for as long as the parent lives.
+    #[must_use]
+    pub fn wait_line(&self) -> String {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        // No more lines: the process is ending.
+        lines.recv().unwrap_or_else(|_| exit(0))
+    }
+
+    /// Ends the process, so that no harness says anything more.
+    pub fn done(&self) -> ! {
+        exit(0)
+    }
+}
+
+/// Waits for a condition that announces itself in no other way, and looks every millisecond.
+///
+/// # Panics
+///
+/// If it has not come true in time, with `what`.
+#[track_caller]
+pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + timeout;
+    while !condition() {
+        assert!(Instant::now() < until, "waited {timeout:?} in vain until {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! What the integration tests share.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::{Commands as _, Connection};
+use redlatch::{Client, ClientBuilder};
+use redlatch_testkit::Server;
+
+pub(crate) use redlatch_testkit::wait_until;
+
+/// Every short lease and every time of a test is a multiple of this: raise it for a slow machine.
+pub(crate) const UNIT: Duration = Duration::from_millis(100);
+/// How long something may take that should happen at once.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// A lease that no test sees the end of.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+/// A waiter polls slowly, after 4 s at the earliest. Whoever is awake before this heard a message.
+pub(crate) const BEFORE_A_POLL: Duration = Duration::from_millis(3_500);
+/// What no test needs. Past it something hangs.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Ends the process with a word if the test does not end in time: a hang is a failure.
+#[must_use]
+pub(crate) struct Bounded {
+    _ended: Sender<()>,
+}
+
+/// Bounds the calling test. To be bound to a name at its top.
+pub(crate) fn bounded() -> Bounded {
+    let test = thread::current().name().unwrap_or("?").to_owned();
+    let (sender, ended) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("{test} hangs; the process ends. Its threads: {:?}", thread_names());
+            std::process::exit(101);
+        }
+    });
+    Bounded { _ended: sender }
+}
+
+pub(crate) fn server() -> Server {
+    Server::start().expect("a server to test on")
+}
+
+/// `None`, with a word, on a server that is only a stand-in: it has no ACLs, no CLIENT KILL and no
+/// replication.
+pub(crate) fn real_server() -> Option<Server> {
+    let server = server();
+    if server.is_stand_in() {
+        eprintln!("left out: {} is only a stand-in", server.program().display());
+        return None;
+    }
+    Some(server)
+}
+
+/// A client whose own lease no test sees the end of.
+pub(crate) fn client(server: &Server) -> Client {
+    Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap()
+}
+
+/// A client with this watchdog timeout.
+pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
+    Client::builder(&server.url()).watchdog_timeout(lease).connect().unwrap()
+}
+
+/// How long an impatient client waits for a reply, and for a connection.
+pub(crate) const IMPATIENT: Duration = Duration::from_millis(7 * UNIT.as_millis() as u64);
+
+/// A client that does not wait long for replies.
+pub(crate) fn impatient(url: &str) -> ClientBuilder {
+    Client::builder(url)
+        .watchdog_timeout(LONG)
+        .response_timeout(IMPATIENT)
+        .connect_timeout(IMPATIENT)
+}
+
+/// A thread of a test. Its panic is the test's.
+pub(crate) struct Running<T> {
+    id: u64,
+    handle: JoinHandle<T>,
+}
+
+/// Starts a thread; returns when it runs.
+pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Running<T> {
+    let (sender, started) = mpsc::channel();
+    let handle = thread::spawn(move || {
+        sender.send(thread_number()).unwrap();
+        work()
+    });
+    Running { id: started.recv().unwrap(), handle }
+}
+
+impl<T> Running<T> {
+    /// Waits until the thread has slept for a few milliseconds: it waits for something.
+    pub(crate) fn wait_asleep(&self) {
+        let mut since = Instant::now();
+        let mut last = None;
+        wait_until("the thread sleeps", SOON, || {
+            assert!(!self.handle.is_finished(), "the thread has ended and does not wait");
+            let seen = sleeps(self.id);
+            if seen.is_none() || seen != last {
+                last = seen;
+                since = Instant::now();
+            }
+            since.elapsed() > UNIT / 10
+        });
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.handle.is_finished()
+    }
+
+    pub(crate) fn join(self) -> T {
+        wait_until("the thread ends", SOON, || self.handle.is_finished());
+        self.handle.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+/// Runs `work` on a thread of its own and waits for it.
+pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn(work).join()
+}
+
+#[cfg(target_os = "linux")]
+fn thread_number() -> u64 {
+    let path = fs::read_link("/proc/thread-self").unwrap();
+    path.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// How often the thread fell asleep, if it sleeps now.
+#[cfg(target_os = "linux")]
+fn sleeps(thread: u64) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
+    let field = |name| {
+        status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+    };
+    field("State:")?.starts_with('S').then_some(())?;
+    field("voluntary_ctxt_switches:")?.parse().ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn thread_number() -> u64 {
+    0
+}
+
+/// Cannot be seen here: a while must do.
+#[cfg(not(target_os = "linux"))]
+fn sleeps(_thread: u64) -> Option<u64> {
+    thread::sleep(UNIT);
+    Some(0)
+}
+
+/// The names of this process's threads (of their first 15 characters).
+pub(crate) fn thread_names() -> Vec<String> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return Vec::new();
+    };
+    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).ok();
+    tasks.filter_map(Result::ok).filter_map(name).map(|name| name.trim().to_owned()).collect()
+}
+
+/// How often each command was called on this server, by clients and by scripts.
+pub(crate) struct Commands(HashMap<String, u64>);
+
+impl Commands {
+    pub(crate) fn so_far(server: &Server) -> Self {
+        let text: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+        let calls = |line: &str| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+        };
+        Self(text.lines().filter_map(calls).collect())
+    }
+
+    pub(crate) fn of(&self, command: &str) -> u64 {
+        self.0.get(command).copied().unwrap_or(0)
+    }
+
+    /// All that a lock can send: scripts and questions about keys.
+    pub(crate) fn of_locks(&self) -> u64 {
+        ["evalsha", "eval", "exists", "pttl"].iter().map(|name| self.of(name)).sum()
+    }
+
+    pub(crate) fn scripts(&self) -> u64 {
+        self.of("evalsha") + self.of("eval")
+    }
+}
+
+/// The one owner in the lock's hash, with its count.
+pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
+    let fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
+    assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
+    fields.into_iter().next()
+}
+
+/// How long the key lives, in milliseconds (-1: no end, -2: no key).
+pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
+    connection.pttl(name).unwrap()
+}
+
+/// Waits until nobody holds the lock on the server.
+#[track_caller]
+pub(crate) fn wait_free(server: &Server, name: &str, timeout: Duration) {
+    let mut connection = server.connection();
+    wait_until(&format!("{name:?} is free"), timeout, || {
+        !connection.exists::<_, bool>(name).unwrap()
+    });
+}
+
+/// An owner as a Java service has it.
+pub(crate) const FOREIGN: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd:53";
+
+/// Takes the lock as a Java service would.
+pub(crate) fn hold_as_redisson(connection: &mut Connection, name: &str, lease: Duration) {
+    let () = redis::pipe()
+        .atomic()
+        .hset(name, FOREIGN, 1)
+        .pexpire(name, i64::try_from(lease.as_millis()).unwrap())
+        .query(connection)
+        .unwrap();
+}
+
+/// Gives it back as a Java service would, on this channel.
+pub(crate) fn release_as_redisson(connection: &mut Connection, name: &str, channel: &str) {
+    let () = redis::pipe().atomic().del(name).publish(channel, "0").query(connection).unwrap();
+}
+
+/// Waits until somebody listens to the lock's channel.
+#[track_caller]
+pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
+    let mut connection = server.connection();
+    wait_until(&format!("somebody listens to {channel:?}"), SOON, || {
+        let (_, listeners): (String, u64) =
+            redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
+        listeners > 0
+    });
+}
+
+/// The channel of a name without braces.
+pub(crate) fn channel(name: &str) -> String {
+    format!("redisson_lock__channel:{{{name}}}")
+}
+
+/// A small generator of numbers, whose seed a failing test shows.
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// From the clock, or from `REDLATCH_SEED`. Printed, so that a failure can be run again.
+    pub(crate) fn new() -> Self {
+        let fixed = std::env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed: u64 = fixed.unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            u64::try_from(now.as_nanos() & u128::from(u64::MAX)).unwrap()
+        });
+        println!("REDLATCH_SEED={seed}");
+        Self::of(seed)
+    }
+
+    pub(crate) fn of(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}

@@ -1,0 +1,427 @@
+//! How a client ends: its threads end, nothing of it stays held, and nobody is left waiting.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redlatch::{Client, ErrorKind, HoldState, LostReason};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Worker};
+
+/// Threads are counted, so these tests run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn own_threads() -> Vec<String> {
+    thread_names().into_iter().filter(|name| name.starts_with("redlatch-")).collect()
+}
+
+fn wait_no_threads() {
+    wait_until("the background threads have ended", SOON, || own_threads().is_empty());
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    match job.role() {
+        // Drops all it has and ends at once.
+        "dropper" => {
+            for at in 0..200 {
+                let lock = client.reentrant_lock(&format!("{}:{at}", job.arg(1)));
+                let guard = lock.lock().unwrap();
+                match at % 3 {
+                    0 => drop(guard),
+                    1 => guard.forget(),
+                    // Dropped with the client still in use, later.
+                    _ => drop((lock, guard)),
+                }
+            }
+            drop(client);
+            job.say("dropped");
+            job.done();
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+#[test]
+fn the_last_handles_end_takes_the_threads_along() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    wait_no_threads();
+    let client = client(&server);
+    // A thread gives itself its name.
+    wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
+    let lock = client.reentrant_lock("last");
+    // It has subscribed, too.
+    hold_as_redisson(&mut server.connection(), "last", UNIT);
+    let guard = lock.lock().unwrap();
+    let clone = client.clone();
+    drop(client);
+    drop(lock);
+    assert!(guard.is_held());
+    drop(clone);
+    assert!(!own_threads().is_empty() || !cfg!(target_os = "linux"), "the guard is left");
+    let begun = Instant::now();
+    // The guard is the last.
+    drop(guard);
+    wait_no_threads();
+    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+    assert_eq!(holder(&mut server.connection(), "last"), None);
+}
+
+#[test]
+fn many_clients_come_and_go_and_leave_no_thread_and_no_connection() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let mut connections = || {
+        let info: String = redis::cmd("INFO").arg("clients").query(&mut redis).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = connections();
+    for round in 0..30 {
+        let client = client(&server);
+        let lock = client.reentrant_lock("come and go");
+        match round % 4 {
+            0 => {}
+            1 => drop(lock.lock().unwrap()),
+            2 => lock.lock().unwrap().unlock().unwrap(),
+            _ => lock.lock().unwrap().forget(),
+        }
+    }
+    wait_no_threads();
+    assert_eq!(holder(&mut server.connection(), "come and go"), None);
+    wait_until("the connections are closed", SOON, || connections() == before);
+}
+
+#[test]
+fn a_client_that_is_dropped_leaves_nothing_held() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let names: Vec<_> = (0..50).map(|at| format!("held:{at}")).collect();
+    let guards: Vec<_> =
+        names.iter().map(|name| client.reentrant_lock(name).lock().unwrap()).collect();
+    for (at, guard) in guards.into_iter().enumerate() {
+        if at % 2 == 0 { guard.forget() } else { drop(guard) }
+    }
+    // What a drop says is done when it returns: nothing is looked at later.
+    drop(client);
+    let mut redis = server.connection();
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_process_that_drops_its_client_and_ends_leaves_nothing_held() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let mut workers: Vec<_> = ["a", "b"]
+        .map(|name| Worker::spawn_test("worker", "dropper", &[&server.url(), name]))
+        .into_iter()
+        .collect();
+    for worker in &mut workers {
+        worker.expect_line("dropped", SOON);
+        assert!(worker.wait_exit(SOON).success());
+    }
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn what_was_written_and_not_answered_is_waited_for() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let guards: Vec<_> =
+        (0..5).map(|at| client.reentrant_lock(&format!("far:{at}")).lock().unwrap()).collect();
+    proxy.set_delay(UNIT);
+    drop(guards);
+    drop(client);
+    // It has arrived, though it took a while.
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    wait_no_threads();
+}
+
+#[test]
+fn a_release_that_is_lost_right_before_the_end_is_sent_again_before_it() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    for round in 0..10 {
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+        let lock = client.reentrant_lock("lost");
+        lock.lock().unwrap().unlock().unwrap();
+        let guard = lock.lock().unwrap();
+        proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
+            let all = channel("lost");
+            bytes.windows(all.len()).any(|window| window == all.as_bytes())
+        });
+        if round % 2 == 0 {
+            drop(guard);
+        } else {
+            guard.forget();
+        }
+        drop((lock, client));
+        assert_eq!(proxy.fired(), round + 1);
+        assert_eq!(holder(&mut server.connection(), "lost"), None, "round {round}");
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn the_end_waits_for_no_message_of_others() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
+    // It listens to two channels, and nothing ever comes.
+    for name in ["silent", "silent too"] {
+        hold_as_redisson(&mut server.connection(), name, LONG);
+        assert!(client.reentrant_lock(name).try_lock_for(UNIT).unwrap().is_none());
+    }
+    let begun = Instant::now();
+    drop(client);
+    wait_no_threads();
+    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let lease = UNIT * 3;
+    for round in 0..4 {
+        // It must not wait for the thread that it runs on, which would take this long.
+        let client = Client::builder(&server.url())
+            .watchdog_timeout(lease)
+            .response_timeout(LONG)
+            .connect()
+            .unwrap();
+        let lock = client.reentrant_lock("callback");
+        let fixed = lock.with_lease(lease);
+        let guard = if round % 2 == 0 { fixed.lock().unwrap() } else { lock.lock().unwrap() };
+        let other = client.reentrant_lock("other");
+        other.lock().unwrap().forget();
+        let called = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&called);
+        let last = (client, lock, fixed, other);
+        guard.on_lost(move |_| {
+            drop(last);
+            told.store(true, Ordering::SeqCst);
+        });
+        if round % 2 == 1 {
+            hold_as_redisson(&mut server.connection(), "callback", LONG);
+            let () = redis::cmd("DEL").arg("callback").query(&mut server.connection()).unwrap();
+        }
+        // The guard's own handle goes first, or last.
+        if round < 2 {
+            wait_until("it is lost", SOON, || !guard.is_held());
+            drop(guard);
+        } else {
+            guard.forget();
+        }
+        wait_until("the callback has run", SOON, || called.load(Ordering::SeqCst));
+        wait_no_threads();
+        assert_eq!(holder(&mut server.connection(), "other"), None);
+    }
+}
+
+#[test]
+fn a_callback_that_nobody_called_may_own_the_last_handle() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.reentrant_lock("unheard").lock().unwrap();
+    guard.on_lost(move |_| drop(client));
+    // It would keep the client alive, that keeps it: the release breaks the ring.
+    guard.unlock().unwrap();
+    wait_no_threads();
+}
+
+#[test]
+fn shutdown_ends_waits_and_holds_and_all_later_calls() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let held = client.reentrant_lock("held").lock().unwrap();
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&reasons);
+    held.on_lost(move |reason| told.lock().unwrap().push(reason));
+    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    let waiters: Vec<_> = ["held", "held", "foreign", "foreign"]
+        .into_iter()
+        .map(|name| {
+            let lock = client.reentrant_lock(name);
+            let waiter = spawn(move || lock.lock().map(drop).unwrap_err());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    let begun = Instant::now();
+    client.shutdown();
+    for waiter in waiters {
+        let error = waiter.join();
+        assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+    }
+    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+    assert_eq!(holder(&mut server.connection(), "held"), None);
+    assert!(!held.is_held());
+    assert_eq!(held.state(), HoldState::Lost(LostReason::ShutDown));
+    wait_until("on_lost is called", SOON, || !reasons.lock().unwrap().is_empty());
+    assert_eq!(*reasons.lock().unwrap(), [LostReason::ShutDown]);
+    wait_no_threads();
+
+    let lock = client.reentrant_lock("later");
+    for error in [
+        lock.lock().map(drop).unwrap_err(),
+        lock.try_lock().map(drop).unwrap_err(),
+        lock.try_lock_for(SOON).map(drop).unwrap_err(),
+        lock.is_locked().map(drop).unwrap_err(),
+        lock.force_unlock().map(drop).unwrap_err(),
+        lock.remaining_lease().map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        assert!(error.to_string().contains("\"later\""), "{error}");
+    }
+    assert!(held.unlock().is_err());
+    // Twice is no harm, nor is the drop.
+    client.shutdown();
+    drop((client, lock));
+    assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
+}
+
+#[test]
+fn a_shutdown_in_the_middle_of_contention_leaves_nothing_held_and_nobody_waiting() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    for round in 0..15 {
+        let (client, other) = (client(&server), client(&server));
+        let threads: Vec<_> = (0..4)
+            .map(|at| {
+                let lock = client.reentrant_lock(["one", "two"][at % 2]);
+                spawn(move || {
+                    loop {
+                        match lock.lock() {
+                            Ok(guard) if at < 2 => drop(guard),
+                            // Lost by the shutdown, perhaps.
+                            Ok(guard) => drop(guard.unlock()),
+                            Err(error) => break error,
+                        }
+                    }
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_micros(500 + random.below(3_000)));
+        client.shutdown();
+        for thread in threads {
+            let error = thread.join();
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        }
+        for name in ["one", "two"] {
+            let guard = other.reentrant_lock(name).try_lock_for(SOON).unwrap();
+            let holder = holder(&mut server.connection(), name);
+            guard
+                .unwrap_or_else(|| panic!("round {round}, {name:?} is held by {holder:?}"))
+                .unlock()
+                .unwrap();
+        }
+        drop((client, other));
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn a_guard_that_outlives_the_shutdown_is_lost_and_harmless() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let (kept, dropped) =
+        (client.reentrant_lock("a").lock().unwrap(), client.reentrant_lock("b").lock().unwrap());
+    client.shutdown();
+    let theirs =
+        (other.reentrant_lock("a").lock().unwrap(), other.reentrant_lock("b").lock().unwrap());
+    drop(dropped);
+    assert_eq!(kept.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    for name in ["a", "b"] {
+        assert!(holder(&mut server.connection(), name).is_some(), "{name} was released");
+    }
+    theirs.0.unlock().unwrap();
+    theirs.1.unlock().unwrap();
+}
+
+#[test]
+fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let mut names = 0;
+    for (connections, gone) in [(1, false), (8, false), (8, true)] {
+        let client = impatient(&server.url()).connections(connections).connect().unwrap();
+        let guards: Vec<_> = (0..20)
+            .map(|_| {
+                names += 1;
+                client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
+            })
+            .collect();
+        // It has subscribed, too.
+        let mut redis = server.connection();
+        hold_as_redisson(&mut redis, "foreign", LONG);
+        assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
+        if gone {
+            server.kill();
+        } else {
+            server.pause();
+        }
+        drop(guards);
+        let begun = Instant::now();
+        drop(client);
+        let took = begun.elapsed();
+        if gone {
+            server.restart_empty();
+        } else {
+            server.resume();
+        }
+        // "Up to response_timeout", and some for a busy machine.
+        assert!(took < IMPATIENT * 3, "{connections} connections, gone: {gone}: {took:?}");
+        wait_no_threads();
+    }
+}
+
+#[test]
+fn a_client_that_could_not_connect_leaves_no_thread() {
+    let _alone = alone();
+    let _bounded = bounded();
+    wait_no_threads();
+    let server = server();
+    let url = server.url();
+    server.kill();
+    assert!(Client::connect(&url).is_err());
+    assert_eq!(own_threads(), [""; 0]);
+}

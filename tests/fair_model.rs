@@ -1,0 +1,93 @@
+//! The fair lock's scripts against a model, on a real server with a simulated clock.
+//!
+//! Clients of both kinds, ours by our scripts and Redisson's by what Redisson 4.7 has the server do,
+//! arrive, give up, die, stop, lose messages and replies, take one lock, give it back or let it
+//! lapse, at random and for simulated hours. After every script the keys are held against the rules
+//! (`fair_model/rules.rs`): at most one holder, first come first served, no live waiter of ours
+//! dropped, no Redisson waiter dropped before its time, a dead one of ours costs ten seconds, and
+//! nothing is left behind. `fair_model/mutants.rs` breaks the scripts one rule at a time, and the
+//! model has to notice.
+//!
+//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
+//! of it; `REDLATCH_FAIR_SEEDS=5000` looks at more histories than usual.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+#[path = "fair_model/clients.rs"]
+mod clients;
+#[path = "fair_model/mutants.rs"]
+mod mutants;
+#[path = "fair_model/plan.rs"]
+mod plan;
+#[path = "fair_model/random.rs"]
+mod random;
+#[path = "fair_model/rules.rs"]
+mod rules;
+#[path = "fair_model/scenarios.rs"]
+mod scenarios;
+#[path = "fair_model/simulation.rs"]
+mod simulation;
+#[path = "fair_model/store.rs"]
+mod store;
+#[path = "fair_model/waiting.rs"]
+mod waiting;
+
+use std::env;
+
+use common::real_server;
+use mutants::MUTANTS;
+use simulation::{Simulation, Summary};
+use store::{Scripts, Store};
+
+/// How many random histories a usual run looks at.
+const SEEDS: u64 = 300;
+/// In how many of them a broken script must have been found out.
+const SEEDS_PER_MUTANT: u64 = 1_000;
+
+fn number_from(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+#[test]
+fn random_histories_keep_the_rules() {
+    let Some(server) = real_server() else { return };
+    let mut store = Store::new(server.connection(), &Scripts::ours());
+    if let Some(seed) = number_from("REDLATCH_SEED") {
+        let mut simulation = Simulation::new(&mut store, seed);
+        let outcome = simulation.run();
+        println!("{}", simulation.trace(usize::MAX));
+        return outcome.unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+    }
+    let mut total = Summary::default();
+    for seed in 0..number_from("REDLATCH_FAIR_SEEDS").unwrap_or(SEEDS) {
+        let mut simulation = Simulation::new(&mut store, seed);
+        if let Err(broken) = simulation.run() {
+            panic!("REDLATCH_SEED={seed}: {broken}\nthe last steps:\n{}", simulation.trace(25));
+        }
+        total.add_all(&simulation.summary);
+    }
+    println!("{total}");
+    assert!(total.has_seen_everything(), "never seen: {total}");
+}
+
+/// A model that notices nothing proves nothing.
+#[test]
+fn broken_scripts_are_found_out() {
+    let Some(server) = real_server() else { return };
+    let mut unnoticed = Vec::new();
+    for mutant in MUTANTS {
+        let scripts = Scripts::broken(mutant.script, mutant.part, mutant.by);
+        let mut store = Store::new(server.connection(), &scripts);
+        let found = std::iter::once(mutant.seed).chain(0..SEEDS_PER_MUTANT).find_map(|seed| {
+            let broken = Simulation::new(&mut store, seed).run().err()?;
+            Some((seed, broken))
+        });
+        match found {
+            Some((seed, broken)) => println!("{}: by seed {seed}: {broken}", mutant.what),
+            None => unnoticed.push(mutant.what),
+        }
+    }
+    assert!(unnoticed.is_empty(), "nobody noticed: {unnoticed:#?}");
+}

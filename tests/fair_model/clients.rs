@@ -1,0 +1,160 @@
+//! Who takes part: clients of both kinds, their waiters and holds.
+
+use std::collections::{HashMap, VecDeque};
+
+/// After this long a waiter of ours that shows no life counts as dead.
+pub(crate) const FAIR_WAIT: i64 = 10_000;
+/// How often a process of ours says that its waiters live.
+pub(crate) const PERIOD: i64 = FAIR_WAIT / 3;
+/// How late it may be with it.
+pub(crate) const JITTER: i64 = 200;
+/// What Redisson's untimed waiters add to the score of the one before them.
+pub(crate) const REDISSON_WAIT: i64 = 300_000;
+/// How far Redisson's clocks may be off: less than `FAIR_WAIT - PERIOD - JITTER`.
+pub(crate) const CLOCK_OFFSET: i64 = 6_000;
+/// The lease of who has a watchdog.
+pub(crate) const WATCHDOG: i64 = 30_000;
+/// How long ours pass a hold on without a word from the server.
+pub(crate) const TURN: i64 = 200;
+
+/// A process of ours or a Redisson client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) is_ours: bool,
+    uuid: String,
+    /// What its clock shows is the server's time and this.
+    pub(crate) clock_offset: i64,
+    pub(crate) state: Run,
+    /// Since when it has been going without a stop, and has said so.
+    pub(crate) well_since: Option<i64>,
+    last_number: u64,
+    pub(crate) keeps_alive: bool,
+    pub(crate) deaf: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    Going,
+    StoppedUntil(i64),
+    Dead,
+}
+
+impl Client {
+    pub(crate) fn new(name: &str, is_ours: bool, clock_offset: i64) -> Self {
+        let version = if is_ours { 8 } else { 4 };
+        Self {
+            is_ours,
+            uuid: format!("{name:0>8}-0000-{version}000-8000-000000000000"),
+            clock_offset,
+            state: Run::Going,
+            well_since: Some(0),
+            last_number: 0,
+            keeps_alive: false,
+            deaf: false,
+        }
+    }
+
+    /// Numbers rise in the order of arrival.
+    pub(crate) fn next_owner(&mut self) -> String {
+        self.last_number += 1;
+        format!("{}:{}", self.uuid, self.last_number)
+    }
+}
+
+/// One call of `lock`, `try_lock_for` or the like.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) owner: String,
+    pub(crate) client: usize,
+    pub(crate) phase: Phase,
+    /// A thread of a Redisson client that was interrupted: it leaves its entries behind.
+    pub(crate) interrupted: bool,
+    /// What a Redisson waiter adds and subtracts.
+    pub(crate) wait: i64,
+    pub(crate) deadline: Option<i64>,
+    pub(crate) lease: i64,
+    pub(crate) watched: bool,
+    /// How long it works with the lock.
+    pub(crate) work: i64,
+    /// When ours first heard that it is in the queue.
+    pub(crate) registered: Option<i64>,
+    /// How often it has asked.
+    pub(crate) asked: u64,
+    /// Redisson's, without any bound.
+    pub(crate) sleeps: bool,
+
+    // What the rules keep about it.
+    /// The order in which Redis saw the waiters first.
+    pub(crate) rank: Option<u64>,
+    /// It was granted the lock, or has left.
+    pub(crate) served: bool,
+    /// It was dropped for a good reason and is not back.
+    pub(crate) dropped: bool,
+    pub(crate) came_back: bool,
+    /// Its place was lost with the keys.
+    pub(crate) place_lost: bool,
+    /// Redisson's: from here its own wait counts.
+    pub(crate) base: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Coming,
+    Waiting,
+    /// In the hold of this number.
+    Holding(usize),
+    Gone,
+}
+
+impl Waiter {
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.owner.split_once(':')?.1.parse().ok()
+    }
+}
+
+/// What Redis knows under one owner; it may be passed on in the process.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) owner: String,
+    pub(crate) begun: i64,
+    pub(crate) ends: i64,
+    pub(crate) followers: VecDeque<usize>,
+    pub(crate) passed: Vec<String>,
+}
+
+/// Everybody.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    pub(crate) clients: Vec<Client>,
+    pub(crate) waiters: Vec<Waiter>,
+    pub(crate) by_owner: HashMap<String, usize>,
+    pub(crate) holds: Vec<Hold>,
+    /// When Redisson's waiters have left the queue.
+    pub(crate) redissons_left: Vec<i64>,
+}
+
+impl World {
+    pub(crate) fn client_of(&self, waiter: usize) -> &Client {
+        &self.clients[self.waiters[waiter].client]
+    }
+
+    pub(crate) fn is_ours(&self, waiter: usize) -> bool {
+        self.client_of(waiter).is_ours
+    }
+
+    pub(crate) fn is_dead(&self, waiter: &Waiter) -> bool {
+        waiter.interrupted || self.clients[waiter.client].state == Run::Dead
+    }
+
+    pub(crate) fn waiter(&self, owner: &str) -> &Waiter {
+        &self.waiters[self.by_owner[owner]]
+    }
+
+    pub(crate) fn waiting_of(&self, client: usize) -> Vec<usize> {
+        (0..self.waiters.len())
+            .filter(|w| {
+                self.waiters[*w].client == client && self.waiters[*w].phase == Phase::Waiting
+            })
+            .collect()
+    }
+}

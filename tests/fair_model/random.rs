@@ -1,0 +1,33 @@
+//! A small generator whose numbers no dependency changes: a seed must stay a seed.
+
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `low` to `high`, both included.
+    pub(crate) fn between(&mut self, low: i64, high: i64) -> i64 {
+        low + (self.next() % (high - low + 1) as u64) as i64
+    }
+
+    pub(crate) fn percent(&mut self, chance: i64) -> bool {
+        self.between(1, 100) <= chance
+    }
+
+    /// A number from one of these ranges.
+    pub(crate) fn one_of(&mut self, ranges: &[(i64, i64)]) -> i64 {
+        let (low, high) = ranges[self.between(0, ranges.len() as i64 - 1) as usize];
+        self.between(low, high)
+    }
+}

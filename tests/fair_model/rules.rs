@@ -1,0 +1,347 @@
+//! What must hold, whatever happens.
+
+use std::collections::HashSet;
+
+use crate::clients::{FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Waiter, World};
+use crate::simulation::Count;
+use crate::store::{Script, State, is_ours};
+
+/// Which rule was broken, and how.
+pub(crate) type Broken = String;
+
+/// How long a Redisson waiter behind ours may lose of its own time: from the last sign of life of
+/// one of ours until it is known to be dead, and until somebody looks.
+const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
+/// How long it may take until somebody looks.
+const LOOK: i64 = PERIOD + JITTER + 100;
+/// How long a live head may take: a lost message, then two lost replies.
+const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
+
+/// One script, or one event without any, and what it made of the keys.
+pub(crate) struct Step<'a> {
+    pub(crate) now: i64,
+    pub(crate) actor: Option<usize>,
+    pub(crate) script: Option<Script>,
+    pub(crate) args: &'a [String],
+    pub(crate) before: &'a State,
+    pub(crate) after: &'a State,
+}
+
+impl Step<'_> {
+    fn is_by(&self, owner: &str, world: &World) -> bool {
+        self.actor.is_some_and(|w| world.waiters[w].owner == owner)
+    }
+}
+
+/// Looks at one step, and keeps in the waiters what later steps are measured by.
+pub(crate) fn check_step(
+    step: &Step<'_>,
+    world: &mut World,
+    serial: &mut u64,
+) -> Result<Vec<Count>, Broken> {
+    let mut seen = Vec::new();
+    check_keys(step.after)?;
+    check_end(step)?;
+    check_scores(step)?;
+    check_leavers(step, world, &mut seen)?;
+    check_comers(step, world, serial, &mut seen)?;
+    if step.script == Some(Script::KeepAlive) {
+        let mut ours_ahead = false;
+        for owner in &step.after.queue {
+            ours_ahead |= is_ours(owner);
+            let waiter = &mut world.waiters[world.by_owner[owner]];
+            if ours_ahead {
+                waiter.base = waiter.base.max(step.now - TIME_LOST);
+            }
+        }
+    }
+    if let (Some(Script::GiveUp | Script::RedissonGiveUp), Some(w)) = (step.script, step.actor) {
+        world.waiters[w].served = true;
+    }
+    if step.after.holders != step.before.holders && !step.after.holders.is_empty() {
+        seen.push(check_grant(step, world, serial)?);
+    }
+    Ok(seen)
+}
+
+/// At most one holder, no lock without an end, and the list and the set agree.
+fn check_keys(state: &State) -> Result<(), Broken> {
+    if state.holders.len() > 1 {
+        return Err(format!("two holders: {:?}", state.holders));
+    }
+    if !state.holders.is_empty() && state.lease_ends.is_none() {
+        return Err("a lock without an end".to_owned());
+    }
+    let in_list: HashSet<_> = state.queue.iter().collect();
+    let in_set: HashSet<_> = state.scores.keys().collect();
+    if in_list.len() != state.queue.len() || in_list != in_set {
+        return Err(format!("list and set differ: {state:?}"));
+    }
+    Ok(())
+}
+
+/// A hold is ended by its owner, and who leaves a lock free tells the first in line.
+fn check_end(step: &Step<'_>) -> Result<(), Broken> {
+    let Step { before, after, .. } = step;
+    let script = step.script;
+    let owner = match script {
+        Some(Script::Release | Script::GiveUp | Script::RedissonUnlock) => Some(&step.args[0]),
+        _ => None,
+    };
+    let ended = !before.holders.is_empty() && after.holders.is_empty();
+    if ended && owner.is_some_and(|owner| before.holders != [owner.as_str()]) {
+        return Err(format!("{owner:?} ends the hold of {:?}", before.holders));
+    }
+    if script == Some(Script::GiveUp) && after.holders.contains(&step.args[0]) {
+        return Err(format!("{owner:?} has given up and holds the lock"));
+    }
+    let frees = matches!(script, Some(Script::Release | Script::GiveUp | Script::ForceUnlock));
+    match after.queue.first() {
+        Some(head) if frees && after.holders.is_empty() && !after.told.contains(head) => {
+            Err(format!("{script:?} does not tell {head}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Time is taken from a Redisson waiter only by `keep_alive`, and only behind one of ours.
+fn check_scores(step: &Step<'_>) -> Result<(), Broken> {
+    let Some(script) = step.script.filter(|script| !script.is_redissons()) else {
+        return Ok(());
+    };
+    let mut ours_ahead = false;
+    for owner in &step.after.queue {
+        let (Some(old), Some(new)) = (step.before.scores.get(owner), step.after.scores.get(owner))
+        else {
+            continue;
+        };
+        if is_ours(owner) {
+            ours_ahead = true;
+        } else if new < old && (script != Script::KeepAlive || !ours_ahead) {
+            return Err(format!("{script:?} takes {} ms from {owner}", old - new));
+        }
+    }
+    Ok(())
+}
+
+/// Who is not in the queue any more has been served, has left, or was dropped with good reason.
+fn check_leavers(step: &Step<'_>, world: &mut World, seen: &mut Vec<Count>) -> Result<(), Broken> {
+    for owner in &step.before.queue {
+        let w = world.by_owner[owner];
+        let stays = step.after.place(owner).is_some();
+        let is_actor = step.is_by(owner, world);
+        // Redisson's own script may drop its own client from the head and put it at the end.
+        let drops_itself = step.script == Some(Script::RedissonAcquire)
+            && is_actor
+            && stays
+            && step.after.scores[owner] != step.before.scores[owner];
+        if (!stays || drops_itself) && !is_ours(owner) {
+            world.redissons_left.push(step.now);
+        }
+        let was_passed_to = step.script == Some(Script::Release) && step.args[3..].contains(owner);
+        if drops_itself {
+            check_drop(step, w, world)?;
+            seen.push(Count::RedissonsDropped);
+            world.waiters[w].rank = None;
+        } else if !stays && !is_actor && !was_passed_to {
+            check_drop(step, w, world)?;
+            world.waiters[w].dropped = true;
+            seen.push(if is_ours(owner) { Count::OursDropped } else { Count::RedissonsDropped });
+        }
+    }
+    Ok(())
+}
+
+/// A waiter is only dropped if it is dead, or shows no life, or, Redisson's, has had its time.
+fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
+    let waiter = &world.waiters[w];
+    let was_passed_the_lock = waiter.served;
+    if was_passed_the_lock || world.is_dead(waiter) || step.script.is_none() {
+        return Ok(());
+    }
+    if world.is_ours(w) {
+        return match world.client_of(w).well_since {
+            None => Ok(()),
+            Some(_) => Err(format!("{} lives and is dropped", waiter.owner)),
+        };
+    }
+    let clock = match step.actor {
+        Some(actor) if step.script.is_some_and(Script::is_redissons) => {
+            step.now + world.client_of(actor).clock_offset
+        }
+        _ => step.now,
+    };
+    let early = waiter.base + waiter.wait - clock;
+    if early > 0 {
+        return Err(format!("{} is dropped {early} ms before its time", waiter.owner));
+    }
+    Ok(())
+}
+
+/// Who is new in the queue has asked, and is there for the first time or had lost its place.
+fn check_comers(
+    step: &Step<'_>,
+    world: &mut World,
+    serial: &mut u64,
+    seen: &mut Vec<Count>,
+) -> Result<(), Broken> {
+    for owner in &step.after.queue {
+        let w = world.by_owner[owner];
+        let waiter = &world.waiters[w];
+        if step.before.place(owner).is_some() && waiter.rank.is_some() {
+            continue;
+        }
+        if !step.is_by(owner, world) {
+            return Err(format!("{owner} is in the queue without having asked"));
+        }
+        // One of ours that never heard that it is queued cannot say so when it asks again.
+        let comes_new = waiter.rank.is_none() || waiter.registered.is_none();
+        // A grant whose reply was lost may lapse before the request is sent again.
+        let may_return = waiter.dropped || waiter.place_lost || waiter.served;
+        if !comes_new && !may_return {
+            return Err(format!("{owner} is in the queue for the second time"));
+        }
+        let base = if is_ours(owner) { 0 } else { base_of(owner, step.now, step.after, world)? };
+        let waiter = &mut world.waiters[w];
+        if is_ours(owner) && !comes_new {
+            waiter.came_back = true;
+            seen.push(Count::OursCameBack);
+        } else {
+            *serial += 1;
+            waiter.rank = Some(*serial);
+        }
+        waiter.dropped = false;
+        waiter.served = false;
+        waiter.base = base;
+    }
+    Ok(())
+}
+
+/// A Redisson waiter's score is this base and the waits of Redisson's waiters up to itself.
+fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, Broken> {
+    let place = state.place(owner).unwrap();
+    let waits: i64 = state.queue[..=place]
+        .iter()
+        .filter(|id| !is_ours(id))
+        .map(|id| world.waiter(id).wait)
+        .sum();
+    let base = state.scores[owner] - waits;
+    let ahead = &state.queue[..place];
+    if let Some(last) = ahead.last().filter(|id| is_ours(id)) {
+        let lives = world.clients[world.waiter(last).client].well_since.is_some();
+        if lives && base < now {
+            let short = now - base;
+            return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
+        }
+        // Ours add nothing but for Redisson's ahead of them, or who were so a moment ago.
+        let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
+        let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
+        let spare = for_redissons - (waits - world.waiter(owner).wait)
+            + REDISSON_WAIT * gone.count() as i64;
+        let added = base - now - FAIR_WAIT - spare;
+        if lives && added > 0 {
+            return Err(format!("ours have added {added} ms to {owner}"));
+        }
+    }
+    // What it has beyond that, because one ahead is gone without subtracting, may be taken away.
+    Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
+}
+
+/// The lock was free, and goes to who asked and is first.
+fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<Count, Broken> {
+    let owner = &step.after.holders[0];
+    if !step.before.holders.is_empty() {
+        return Err(format!("{owner} takes it from {:?}", step.before.holders));
+    }
+    if !step.is_by(owner, world) {
+        return Err(format!("{owner} has the lock without having asked"));
+    }
+    let w = world.by_owner[owner];
+    let waiter = &mut world.waiters[w];
+    if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
+        *serial += 1;
+        waiter.rank = Some(*serial);
+    }
+    waiter.came_back |= waiter.dropped;
+    check_order(w, false, world)?;
+    world.waiters[w].served = true;
+    Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
+}
+
+/// Nobody who came earlier and is still entitled to its place waits. Who passes a hold on does not
+/// know of those that have come back to the head since it was taken.
+pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
+    let granted = &world.waiters[granted];
+    let is_entitled = |waiter: &Waiter| {
+        let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
+        // Of one client those that came back stand in the order of their numbers, which is another
+        // one if a first request was lost.
+        let by_number = waiter.client == granted.client && waiter.number() > granted.number();
+        let both_back = waiter.came_back && (granted.came_back || passed || by_number);
+        waiter.phase == Phase::Waiting
+            && !(waiter.served || world.is_dead(waiter) || lost || both_back)
+    };
+    let earlier = |waiter: &&Waiter| waiter.rank.is_some() && waiter.rank < granted.rank;
+    match world.waiters.iter().filter(earlier).find(|waiter| is_entitled(waiter)) {
+        Some(waiter) => Err(format!("{} before {}", granted.owner, waiter.owner)),
+        None => Ok(()),
+    }
+}
+
+/// A free lock with somebody in the queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Blocked {
+    head: String,
+    since: i64,
+}
+
+impl Blocked {
+    pub(crate) fn next(last: Option<Self>, now: i64, state: &State) -> Option<Self> {
+        let head = state.head()?;
+        if !state.holders.is_empty() {
+            return None;
+        }
+        match last {
+            Some(blocked) if blocked.head == head => Some(blocked),
+            _ => Some(Self { head: head.to_owned(), since: now }),
+        }
+    }
+}
+
+/// A lock does not stay free while a waiter of ours that is well stands in the queue.
+pub(crate) fn check_blocked(
+    blocked: Option<&Blocked>,
+    now: i64,
+    state: &State,
+    world: &World,
+) -> Result<(), Broken> {
+    let helped_since = state
+        .queue
+        .iter()
+        .filter(|id| is_ours(id))
+        .map(|id| world.waiter(id))
+        .filter(|waiter| waiter.phase == Phase::Waiting)
+        .filter_map(|waiter| {
+            let well_since = world.clients[waiter.client].well_since?;
+            Some(waiter.registered?.max(well_since))
+        })
+        .min();
+    let (Some(blocked), Some(helped_since)) = (blocked, helped_since) else {
+        return Ok(());
+    };
+    let since = blocked.since.max(helped_since);
+    let head = world.waiter(&blocked.head);
+    let client = &world.clients[head.client];
+    let bound = if world.is_dead(head) || client.well_since.is_none() {
+        // Until its score has passed, or until somebody sees that it has.
+        let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
+        if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }
+    } else {
+        SLOW
+    };
+    if now - since > bound {
+        let waited = now - since;
+        return Err(format!("{} has kept a free lock for {waited} ms", blocked.head));
+    }
+    Ok(())
+}

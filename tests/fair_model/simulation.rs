@@ -1,0 +1,378 @@
+//! One random history: events in the order of simulated time, a script for most of them, and a look
+//! at the rules after each.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use redis::Value;
+
+use crate::clients::{FAIR_WAIT, Phase, Run, World};
+use crate::random::Random;
+use crate::rules::{Blocked, Broken, Step, check_blocked, check_step};
+use crate::store::{CHANNEL, Script, State, Store};
+
+const START: i64 = 1_763_692_800_000;
+const HOUR: i64 = 3_600_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    Arrive(usize),
+    Ask(usize),
+    /// Only if it has not asked since.
+    AskAfter(usize, u64),
+    GiveUp(usize),
+    /// Its work with the lock is done.
+    Done(usize),
+    Renew(usize),
+    /// A hold of ours may have reached its end.
+    Lost(usize),
+    Interrupt(usize),
+    Try(usize),
+    KeepAlive(usize),
+    Stop(usize, i64),
+    Die(usize),
+    Deaf(usize, i64),
+    HearAgain(usize),
+    ForceUnlock,
+    DeleteKeys,
+}
+
+/// What happened how often: a case that never comes up is not tested.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) counts: [u64; COUNTED.len()],
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    Scripts,
+    GrantsToOurs,
+    GrantsToRedisson,
+    Passes,
+    GaveUp,
+    GaveUpWhenGranted,
+    Lapses,
+    Died,
+    Stopped,
+    TriesThatTook,
+    KeysDeleted,
+    OursDropped,
+    OursCameBack,
+    RedissonsDropped,
+}
+
+const COUNTED: [Count; 14] = [
+    Count::Scripts,
+    Count::GrantsToOurs,
+    Count::GrantsToRedisson,
+    Count::Passes,
+    Count::GaveUp,
+    Count::GaveUpWhenGranted,
+    Count::Lapses,
+    Count::Died,
+    Count::Stopped,
+    Count::TriesThatTook,
+    Count::KeysDeleted,
+    Count::OursDropped,
+    Count::OursCameBack,
+    Count::RedissonsDropped,
+];
+
+impl Summary {
+    pub(crate) fn add(&mut self, what: Count) {
+        self.counts[what as usize] += 1;
+    }
+
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+    }
+
+    pub(crate) fn has_seen_everything(&self) -> bool {
+        self.counts.iter().all(|count| *count > 0)
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (what, count) in COUNTED.iter().zip(self.counts) {
+            write!(f, "{what:?} {count}, ")?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) struct Simulation<'a> {
+    pub(crate) store: &'a mut Store,
+    pub(crate) random: Random,
+    pub(crate) now: i64,
+    pub(crate) world: World,
+    /// As of the last step.
+    pub(crate) state: State,
+    pub(crate) summary: Summary,
+    serial: u64,
+    events: BinaryHeap<Reverse<(i64, u64, Event)>>,
+    blocked: Option<Blocked>,
+    trace: Vec<String>,
+}
+
+impl<'a> Simulation<'a> {
+    pub(crate) fn new(store: &'a mut Store, seed: u64) -> Self {
+        store.clear();
+        let mut simulation = Self {
+            store,
+            random: Random::new(seed),
+            now: START,
+            world: World::default(),
+            state: State::default(),
+            summary: Summary::default(),
+            serial: 0,
+            events: BinaryHeap::new(),
+            blocked: None,
+            trace: Vec::new(),
+        };
+        simulation.plan();
+        simulation
+    }
+
+    /// Runs until everybody is served, has left or is dead, then looks for what was left behind.
+    pub(crate) fn run(&mut self) -> Result<(), Broken> {
+        let end = self.now + 100 * HOUR;
+        while let Some(Reverse((time, _, event))) = self.events.pop() {
+            self.pass_time(time)?;
+            if self.now > end {
+                return Err(format!("it never ends: {:?}", self.state));
+            }
+            self.happen(event)?;
+        }
+        if let Some(waiter) = self.world.waiters.iter().find(|waiter| {
+            waiter.phase == Phase::Waiting && !self.world.is_dead(waiter) && !waiter.sleeps
+        }) {
+            return Err(format!("{} waits for ever: {:?}", waiter.owner, self.state));
+        }
+        // Only the dead can be in the queue now. The next one who comes clears them away.
+        self.pass_time(self.now + 24 * HOUR)?;
+        let last = self.add_last();
+        let taken = if self.random.percent(50) {
+            self.try_lock(last)?
+        } else {
+            self.request(last)? == Value::Array(vec![Value::Int(1)])
+        };
+        if !taken {
+            return Err(format!("the dead keep the last one out: {:?}", self.state));
+        }
+        let owner = self.world.waiters[last].owner.clone();
+        let args = [owner, FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+        self.send(Some(last), Script::Release, &args)?;
+        let State { holders, queue, scores, .. } = &self.state;
+        if !(holders.is_empty() && queue.is_empty() && scores.is_empty()) {
+            return Err(format!("left behind: {:?}", self.state));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn trace(&self, last: usize) -> String {
+        self.trace[self.trace.len().saturating_sub(last)..].join("\n")
+    }
+
+    pub(crate) fn at(&mut self, time: i64, event: Event) {
+        self.serial += 1;
+        self.events.push(Reverse((time, self.serial, event)));
+    }
+
+    /// After a time on the network.
+    pub(crate) fn soon(&mut self, event: Event) {
+        let at = self.now + self.random.between(1, 15);
+        self.at(at, event);
+    }
+
+    /// Until `time`, with the leases that end meanwhile.
+    fn pass_time(&mut self, time: i64) -> Result<(), Broken> {
+        let time = time.max(self.now);
+        while let Some(ends) = self.state.lease_ends.filter(|ends| *ends <= time) {
+            check_blocked(self.blocked.as_ref(), ends, &self.state, &self.world)?;
+            self.now = ends;
+            let after = self.store.lapse(ends);
+            self.summary.add(Count::Lapses);
+            self.note("the lease ends");
+            self.step(None, None, &[], after)?;
+        }
+        check_blocked(self.blocked.as_ref(), time, &self.state, &self.world)?;
+        self.now = time;
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Broken> {
+        if let Some(client) = self.whose(&event) {
+            match self.world.clients[client].state {
+                Run::Dead => return Ok(()),
+                Run::StoppedUntil(until) if until > self.now => {
+                    let late = self.random.between(1, 40);
+                    self.at(until + late, event);
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+        match event {
+            Event::Arrive(w) => self.arrive(w),
+            Event::Ask(w) => self.ask(w),
+            Event::AskAfter(w, asked) if self.world.waiters[w].asked == asked => self.ask(w),
+            Event::AskAfter(..) => Ok(()),
+            Event::GiveUp(w) => self.give_up(w),
+            Event::Done(w) => self.done(w),
+            Event::Renew(w) => self.renew(w),
+            Event::Lost(w) => self.lost(w),
+            Event::Interrupt(w) => self.interrupt(w),
+            Event::Try(w) => {
+                self.name(w);
+                self.try_lock(w).map(|_| ())
+            }
+            Event::KeepAlive(c) => self.keep_alive(c),
+            Event::Stop(c, time) => {
+                self.summary.add(Count::Stopped);
+                self.note(&format!("client {c} stops for {time}"));
+                self.world.clients[c].state = Run::StoppedUntil(self.now + time);
+                self.world.clients[c].well_since = None;
+                Ok(())
+            }
+            Event::Die(c) => {
+                self.summary.add(Count::Died);
+                self.note(&format!("client {c} dies"));
+                self.world.clients[c].state = Run::Dead;
+                self.world.clients[c].well_since = None;
+                self.set_deaf(c, true);
+                Ok(())
+            }
+            Event::Deaf(c, time) => {
+                self.set_deaf(c, true);
+                self.at(self.now + time, Event::HearAgain(c));
+                Ok(())
+            }
+            Event::HearAgain(c) => {
+                self.set_deaf(c, false);
+                for w in self.world.waiting_of(c) {
+                    self.soon(Event::Ask(w));
+                }
+                Ok(())
+            }
+            Event::ForceUnlock => {
+                let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+                self.send(None, Script::ForceUnlock, &args).map(|_| ())
+            }
+            Event::DeleteKeys => {
+                self.summary.add(Count::KeysDeleted);
+                self.note("all keys are deleted");
+                for waiter in &mut self.world.waiters {
+                    waiter.place_lost |= waiter.rank.is_some() && !waiter.served;
+                }
+                let after = self.store.delete_keys(self.now);
+                self.state = State::default();
+                self.step(None, None, &[], after)
+            }
+        }
+    }
+
+    fn whose(&self, event: &Event) -> Option<usize> {
+        match *event {
+            Event::Arrive(w)
+            | Event::Ask(w)
+            | Event::AskAfter(w, _)
+            | Event::GiveUp(w)
+            | Event::Done(w)
+            | Event::Renew(w)
+            | Event::Lost(w)
+            | Event::Interrupt(w)
+            | Event::Try(w) => Some(self.world.waiters[w].client),
+            Event::KeepAlive(c)
+            | Event::Stop(c, _)
+            | Event::Die(c)
+            | Event::Deaf(c, _)
+            | Event::HearAgain(c) => Some(c),
+            Event::ForceUnlock | Event::DeleteKeys => None,
+        }
+    }
+
+    /// Gives a waiter that comes its owner id.
+    pub(crate) fn name(&mut self, w: usize) {
+        let client = self.world.waiters[w].client;
+        let owner = self.world.clients[client].next_owner();
+        self.world.by_owner.insert(owner.clone(), w);
+        self.world.waiters[w].owner = owner;
+    }
+
+    fn add_last(&mut self) -> usize {
+        let client = crate::clients::Client::new("last", true, 0);
+        self.world.clients.push(client);
+        let last = self.add_waiter(self.world.clients.len() - 1, &[(0, 0)]);
+        self.name(last);
+        last
+    }
+
+    /// A deaf client has lost the connection over which messages come.
+    fn set_deaf(&mut self, client: usize, deaf: bool) {
+        self.world.clients[client].deaf = deaf;
+        for w in self.world.waiting_of(client) {
+            let owner = &self.world.waiters[w].owner;
+            self.store.set_listening(owner, !deaf);
+        }
+    }
+
+    pub(crate) fn listen(&mut self, w: usize) {
+        if !self.world.client_of(w).deaf {
+            self.store.set_listening(&self.world.waiters[w].owner, true);
+        }
+    }
+
+    pub(crate) fn forget(&mut self, w: usize) {
+        self.store.set_listening(&self.world.waiters[w].owner, false);
+    }
+
+    /// Runs a script for a waiter, or for nobody in particular.
+    pub(crate) fn send(
+        &mut self,
+        actor: Option<usize>,
+        script: Script,
+        args: &[String],
+    ) -> Result<Value, Broken> {
+        self.summary.add(Count::Scripts);
+        let (reply, after) = self.store.run(self.now, script, args);
+        self.note(&format!("{script:?} {args:?} -> {reply:?}"));
+        self.note(&format!("    {}", after.short(self.now)));
+        if let Value::ServerError(error) = &reply {
+            return Err(format!("{script:?} {args:?} fails: {error:?}"));
+        }
+        for owner in &after.told {
+            let w = self.world.by_owner[owner];
+            // Some messages are lost.
+            if !self.world.client_of(w).deaf && !self.random.percent(3) {
+                self.soon(Event::Ask(w));
+            }
+        }
+        self.step(actor, Some(script), args, after)?;
+        Ok(reply)
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        actor: Option<usize>,
+        script: Option<Script>,
+        args: &[String],
+        after: State,
+    ) -> Result<(), Broken> {
+        let before = std::mem::replace(&mut self.state, after);
+        let step = Step { now: self.now, actor, script, args, before: &before, after: &self.state };
+        let seen = check_step(&step, &mut self.world, &mut self.serial)?;
+        for what in seen {
+            self.summary.add(what);
+        }
+        self.blocked = Blocked::next(self.blocked.take(), self.now, &self.state);
+        Ok(())
+    }
+
+    pub(crate) fn note(&mut self, line: &str) {
+        self.trace.push(format!("{:>10} {line}", self.now - START));
+    }
+}

@@ -1,0 +1,213 @@
+//! The scripts, and what they have made of the keys.
+
+use std::collections::HashMap;
+
+use redis::{Connection, Value};
+
+pub(crate) const LOCK: &str = "orders";
+pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
+pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
+/// Of the waiters' own channels.
+pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
+
+const SIMULATED: &str = include_str!("simulated.lua");
+const OBSERVE: &str = include_str!("observe.lua");
+
+/// Which script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Script {
+    Acquire,
+    Try,
+    GiveUp,
+    Release,
+    ForceUnlock,
+    KeepAlive,
+    RedissonAcquire,
+    RedissonGiveUp,
+    RedissonUnlock,
+}
+
+impl Script {
+    pub(crate) fn is_redissons(self) -> bool {
+        matches!(self, Self::RedissonAcquire | Self::RedissonGiveUp | Self::RedissonUnlock)
+    }
+
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::RedissonGiveUp => &[QUEUE, TIMEOUTS],
+            _ => &[LOCK, QUEUE, TIMEOUTS],
+        }
+    }
+}
+
+/// The texts of the scripts.
+#[derive(Clone, Debug)]
+pub(crate) struct Scripts(HashMap<Script, String>);
+
+impl Scripts {
+    pub(crate) fn ours() -> Self {
+        let texts = [
+            (Script::Acquire, include_str!("../../lua/fair/acquire.lua")),
+            (Script::Try, include_str!("../../lua/fair/try.lua")),
+            (Script::GiveUp, include_str!("../../lua/fair/give_up.lua")),
+            (Script::Release, include_str!("../../lua/fair/release.lua")),
+            (Script::ForceUnlock, include_str!("../../lua/fair/force_unlock.lua")),
+            (Script::KeepAlive, include_str!("../../lua/fair/keep_alive.lua")),
+            (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
+            (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
+            (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
+        ];
+        Self(texts.map(|(script, text)| (script, text.to_owned())).into())
+    }
+
+    /// One script with a part of its text replaced, which must occur in it.
+    pub(crate) fn broken(script: Script, part: &str, by: &str) -> Self {
+        let mut scripts = Self::ours();
+        let text = scripts.text(script).to_owned();
+        assert!(text.contains(part), "{script:?} has no {part:?}");
+        scripts.0.insert(script, text.replace(part, by));
+        scripts
+    }
+
+    pub(crate) fn text(&self, script: Script) -> &str {
+        &self.0[&script]
+    }
+}
+
+/// What the keys hold, and which messages were sent since the last look.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) holders: Vec<String>,
+    pub(crate) queue: Vec<String>,
+    pub(crate) scores: HashMap<String, i64>,
+    pub(crate) lease_ends: Option<i64>,
+    pub(crate) told: Vec<String>,
+}
+
+/// Runs scripts at simulated times.
+pub(crate) struct Store {
+    connection: Connection,
+    scripts: HashMap<Script, String>,
+    observe: String,
+}
+
+impl Store {
+    pub(crate) fn new(mut connection: Connection, scripts: &Scripts) -> Self {
+        let mut load = |text: &str| -> String {
+            redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut connection).unwrap()
+        };
+        let observe = load(OBSERVE);
+        let scripts = scripts
+            .0
+            .iter()
+            .map(|(script, text)| (*script, load(&format!("{SIMULATED}{text}"))))
+            .collect();
+        Self { connection, scripts, observe }
+    }
+
+    /// Forgets everything but the scripts.
+    pub(crate) fn clear(&mut self) {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+    }
+
+    pub(crate) fn run(&mut self, now: i64, script: Script, args: &[String]) -> (Value, State) {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.scripts[&script]);
+        command.arg(script.keys().len()).arg(script.keys());
+        command.arg(args);
+        self.run_command(now, command)
+    }
+
+    /// The lock's lease has ended.
+    pub(crate) fn lapse(&mut self, now: i64) -> State {
+        let mut command = redis::cmd("DEL");
+        command.arg(LOCK);
+        self.run_command(now, command).1
+    }
+
+    /// The holder's watchdog has renewed the lease.
+    pub(crate) fn renew(&mut self, now: i64, lease: i64) -> State {
+        let mut command = redis::cmd("SET");
+        command.arg("sim:ends").arg(now + lease);
+        self.run_command(now, command).1
+    }
+
+    /// Somebody deletes all the keys of the lock.
+    pub(crate) fn delete_keys(&mut self, now: i64) -> State {
+        let mut command = redis::cmd("DEL");
+        command.arg(&[LOCK, QUEUE, TIMEOUTS]);
+        self.run_command(now, command).1
+    }
+
+    /// Whether the waiter hears messages.
+    pub(crate) fn set_listening(&mut self, owner: &str, listens: bool) {
+        redis::cmd(if listens { "SADD" } else { "SREM" })
+            .arg("sim:listening")
+            .arg(format!("{CHANNEL}{owner}"))
+            .exec(&mut self.connection)
+            .unwrap();
+    }
+
+    fn run_command(&mut self, now: i64, command: redis::Cmd) -> (Value, State) {
+        let mut observe = redis::cmd("EVALSHA");
+        observe.arg(&self.observe);
+        observe.arg(3).arg(&[LOCK, QUEUE, TIMEOUTS]);
+        let mut both = redis::pipe();
+        both.ignore_errors();
+        both.cmd("SET").arg("sim:now").arg(now).ignore();
+        both.add_command(command).add_command(observe);
+        let mut replies: Vec<Value> = both.query(&mut self.connection).unwrap();
+        let state = replies.pop().unwrap();
+        let reply = replies.pop().unwrap();
+        (reply, State::from_reply(state))
+    }
+}
+
+/// Holders, queue, scores, the lease's end, and the channels of the messages.
+type Observed = (Vec<String>, Vec<String>, Vec<(String, i64)>, String, Vec<String>);
+
+impl State {
+    fn from_reply(reply: Value) -> Self {
+        let (holders, queue, scores, ends, told): Observed =
+            redis::from_redis_value(reply).unwrap();
+        let owner = |channel: &String| channel.strip_prefix(CHANNEL).unwrap().to_owned();
+        Self {
+            holders,
+            queue,
+            scores: scores.into_iter().collect(),
+            lease_ends: ends.parse().ok(),
+            told: told.iter().map(owner).collect(),
+        }
+    }
+
+    pub(crate) fn head(&self) -> Option<&str> {
+        self.queue.first().map(String::as_str)
+    }
+
+    pub(crate) fn place(&self, owner: &str) -> Option<usize> {
+        self.queue.iter().position(|id| id == owner)
+    }
+
+    /// In one line, for the trace.
+    pub(crate) fn short(&self, now: i64) -> String {
+        let line: Vec<_> = self
+            .queue
+            .iter()
+            .map(|id| format!("{} {:+}", short(id), self.scores.get(id).map_or(-1, |s| s - now)))
+            .collect();
+        let holders: Vec<_> = self.holders.iter().map(|id| short(id)).collect();
+        let told: Vec<_> = self.told.iter().map(|id| short(id)).collect();
+        format!("held by {holders:?}, queue {line:?}, told {told:?}")
+    }
+}
+
+/// Whether the waiter is one of ours, as the scripts tell it.
+pub(crate) fn is_ours(owner: &str) -> bool {
+    owner.as_bytes().get(14) == Some(&b'8')
+}
+
+/// `8` or `4`, the client and the number.
+pub(crate) fn short(owner: &str) -> String {
+    let kind = if is_ours(owner) { "ours" } else { "java" };
+    format!("{kind}{}:{}", owner[..8].trim_start_matches('0'), &owner[37..])
+}

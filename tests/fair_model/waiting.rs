@@ -1,0 +1,366 @@
+//! What clients do: ours as the library is to do it, Redisson's as Redisson 4.7 does.
+
+use std::collections::VecDeque;
+
+use redis::Value;
+
+use crate::clients::{FAIR_WAIT, Hold, JITTER, PERIOD, Phase, REDISSON_WAIT, TURN, WATCHDOG};
+use crate::rules::{Broken, check_order};
+use crate::simulation::{Count, Event, Simulation};
+use crate::store::{CHANNEL, Script};
+
+/// How long a request whose reply is lost stays without an answer.
+const NO_ANSWER: (i64, i64) = (300, 2_000);
+/// A Redisson client may ask without any pause; the model need not.
+const REDISSON_PAUSE: i64 = 200;
+
+impl Simulation<'_> {
+    // ---- both kinds -----------------------------------------------------------------------
+
+    pub(crate) fn arrive(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].owner.is_empty() {
+            self.name(w);
+            if let Some(wait) = self.world.waiters[w].deadline {
+                self.at(self.now + wait, Event::GiveUp(w));
+            }
+            if !self.world.is_ours(w) && self.random.percent(6) {
+                let at = self.now + self.random.between(0, 60_000);
+                self.at(at, Event::Interrupt(w));
+            }
+        }
+        if self.world.waiters[w].phase == Phase::Gone {
+            return Ok(());
+        }
+        self.world.waiters[w].phase = Phase::Waiting;
+        if !self.world.is_ours(w) {
+            self.ask_redisson(w)?;
+            return self.listen_and_ask_again(w);
+        }
+        // Before it asks for the first time: the reply may be long in coming.
+        let client = self.world.waiters[w].client;
+        if !self.world.clients[client].keeps_alive {
+            self.world.clients[client].keeps_alive = true;
+            self.at(self.now + PERIOD, Event::KeepAlive(client));
+        }
+        let subscribed_before = self.random.percent(50);
+        if subscribed_before {
+            self.listen(w);
+        }
+        if self.random.percent(4) {
+            // The reply is lost, and the request sent again.
+            self.request(w)?;
+            let at = self.now + self.random.one_of(&[NO_ANSWER]);
+            self.at(at, Event::Arrive(w));
+            return Ok(());
+        }
+        self.ask(w)?;
+        if subscribed_before {
+            return Ok(());
+        }
+        self.listen_and_ask_again(w)
+    }
+
+    fn listen_and_ask_again(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].phase == Phase::Waiting {
+            self.listen(w);
+            self.soon(Event::Ask(w));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ask(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].phase != Phase::Waiting {
+            return Ok(());
+        }
+        self.world.waiters[w].asked += 1;
+        if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
+    }
+
+    fn hold(&mut self, w: usize, followers: VecDeque<usize>) {
+        let waiter = &self.world.waiters[w];
+        self.world.holds.push(Hold {
+            owner: waiter.owner.clone(),
+            begun: self.now,
+            ends: self.now + waiter.lease,
+            followers,
+            passed: Vec::new(),
+        });
+        self.work(w, self.world.holds.len() - 1);
+    }
+
+    fn work(&mut self, w: usize, hold: usize) {
+        let waiter = &mut self.world.waiters[w];
+        waiter.phase = Phase::Holding(hold);
+        let (done, watched) = (self.now + waiter.work, waiter.watched);
+        self.at(done, Event::Done(w));
+        if watched {
+            self.at(self.now + WATCHDOG / 3, Event::Renew(w));
+        }
+        if self.world.is_ours(w) {
+            self.at(self.world.holds[hold].ends, Event::Lost(w));
+        }
+    }
+
+    pub(crate) fn renew(&mut self, w: usize) -> Result<(), Broken> {
+        let Phase::Holding(hold) = self.world.waiters[w].phase else {
+            return Ok(());
+        };
+        if self.state.holders != [self.world.holds[hold].owner.as_str()] {
+            return Ok(());
+        }
+        self.world.holds[hold].ends = self.now + WATCHDOG;
+        let after = self.store.renew(self.now, WATCHDOG);
+        self.at(self.now + WATCHDOG / 3, Event::Renew(w));
+        self.step(None, None, &[], after)
+    }
+
+    pub(crate) fn done(&mut self, w: usize) -> Result<(), Broken> {
+        let Phase::Holding(hold) = self.world.waiters[w].phase else {
+            return Ok(());
+        };
+        self.world.waiters[w].phase = Phase::Gone;
+        self.forget(w);
+        if self.world.is_ours(w) { self.pass_or_release(w, hold) } else { self.unlock_redisson(w) }
+    }
+
+    pub(crate) fn give_up(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].phase != Phase::Waiting {
+            return Ok(());
+        }
+        self.summary.add(Count::GaveUp);
+        self.world.waiters[w].phase = Phase::Gone;
+        self.forget(w);
+        let owner = self.world.waiters[w].owner.clone();
+        if !self.world.is_ours(w) {
+            let args = [owner, self.world.waiters[w].wait.to_string()];
+            return self.send(Some(w), Script::RedissonGiveUp, &args).map(|_| ());
+        }
+        let args = [owner, FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+        if self.send(Some(w), Script::GiveUp, &args)? == Value::Int(2) {
+            self.summary.add(Count::GaveUpWhenGranted);
+        }
+        Ok(())
+    }
+
+    // ---- ours -----------------------------------------------------------------------------
+
+    pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
+        let waiter = &self.world.waiters[w];
+        let args = [
+            waiter.lease.to_string(),
+            waiter.owner.clone(),
+            FAIR_WAIT.to_string(),
+            REDISSON_WAIT.to_string(),
+            CHANNEL.to_owned(),
+            u8::from(waiter.registered.is_some()).to_string(),
+            "15".to_owned(),
+        ];
+        self.send(Some(w), Script::Acquire, &args)
+    }
+
+    fn ask_ours(&mut self, w: usize) -> Result<(), Broken> {
+        let reply = self.request(w)?;
+        let waiter = &self.world.waiters[w];
+        if waiter.registered.is_some() && self.random.percent(8) {
+            // The reply is lost. It asks again after a while, unless it has to leave.
+            if waiter.deadline.is_some() && self.random.percent(50) {
+                self.soon(Event::GiveUp(w));
+            }
+            let at = self.now + self.random.one_of(&[NO_ANSWER]);
+            self.at(at, Event::Ask(w));
+            return Ok(());
+        }
+        let Value::Array(parts) = reply else {
+            return Err(format!("acquire answers {reply:?}"));
+        };
+        match parts[..] {
+            [Value::Int(1), ref followers @ ..] => {
+                let followers =
+                    followers.iter().map(|owner| self.world.by_owner[&text(owner)]).collect();
+                self.hold(w, followers);
+                return Ok(());
+            }
+            [Value::Int(0), Value::Int(place), Value::Int(again)] => {
+                let owner = &waiter.owner;
+                if (place == 0) != (self.state.head() == Some(owner)) {
+                    return Err(format!("{owner} is told that its place is {place}"));
+                }
+                if again >= 0 {
+                    let asked = waiter.asked;
+                    self.at(self.now + again + 1, Event::AskAfter(w, asked));
+                }
+            }
+            _ => return Err(format!("acquire answers {parts:?}")),
+        }
+        let now = self.now;
+        self.world.waiters[w].registered.get_or_insert(now);
+        Ok(())
+    }
+
+    fn pass_or_release(&mut self, w: usize, hold: usize) -> Result<(), Broken> {
+        let in_turn = self.now - self.world.holds[hold].begun <= TURN;
+        while let Some(next) = self.world.holds[hold].followers.pop_front() {
+            if self.world.waiters[next].phase != Phase::Waiting {
+                continue;
+            }
+            if in_turn && self.random.percent(90) {
+                return self.pass(next, hold);
+            }
+            break;
+        }
+        self.release(w, hold)?;
+        // Its reply may be lost, too.
+        if self.random.percent(5) && self.release(w, hold)? != Value::Nil {
+            return Err("a second release finds the lock".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Without a word to the server: `next` stands directly behind.
+    fn pass(&mut self, next: usize, hold: usize) -> Result<(), Broken> {
+        self.summary.add(Count::Passes);
+        let owner = self.world.waiters[next].owner.clone();
+        self.note(&format!("passed on to {owner}"));
+        if self.state.holders == [self.world.holds[hold].owner.as_str()] {
+            check_order(next, true, &self.world)?;
+        }
+        self.world.waiters[next].served = true;
+        self.world.holds[hold].passed.push(owner);
+        self.work(next, hold);
+        Ok(())
+    }
+
+    fn release(&mut self, w: usize, hold: usize) -> Result<Value, Broken> {
+        let hold = &self.world.holds[hold];
+        let mut args = vec![hold.owner.clone(), FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+        args.extend(hold.passed.iter().cloned());
+        self.send(Some(w), Script::Release, &args)
+    }
+
+    /// Those to whom a lost hold was passed must not stay at the head of the queue.
+    pub(crate) fn lost(&mut self, w: usize) -> Result<(), Broken> {
+        let Phase::Holding(hold) = self.world.waiters[w].phase else {
+            return Ok(());
+        };
+        if self.world.holds[hold].ends > self.now {
+            self.at(self.world.holds[hold].ends, Event::Lost(w));
+            return Ok(());
+        }
+        self.release(w, hold).map(|_| ())
+    }
+
+    pub(crate) fn try_lock(&mut self, w: usize) -> Result<bool, Broken> {
+        let waiter = &self.world.waiters[w];
+        let args = [
+            waiter.lease.to_string(),
+            waiter.owner.clone(),
+            FAIR_WAIT.to_string(),
+            CHANNEL.to_owned(),
+        ];
+        let taken = self.send(Some(w), Script::Try, &args)? == Value::Int(1);
+        if taken {
+            self.summary.add(Count::TriesThatTook);
+            self.hold(w, VecDeque::new());
+        } else {
+            self.world.waiters[w].phase = Phase::Gone;
+        }
+        Ok(taken)
+    }
+
+    pub(crate) fn keep_alive(&mut self, client: usize) -> Result<(), Broken> {
+        let mut args = vec![FAIR_WAIT.to_string(), REDISSON_WAIT.to_string(), CHANNEL.to_owned()];
+        for waiter in &self.world.waiters {
+            let stands_in_queue = match waiter.phase {
+                Phase::Waiting => true,
+                Phase::Holding(hold) => self.world.holds[hold].passed.contains(&waiter.owner),
+                _ => false,
+            };
+            if waiter.client == client && stands_in_queue {
+                args.push(waiter.owner.clone());
+            }
+        }
+        if args.len() == 3 {
+            self.world.clients[client].keeps_alive = false;
+            return Ok(());
+        }
+        let reply = self.send(None, Script::KeepAlive, &args)?;
+        let now = self.now;
+        self.world.clients[client].well_since.get_or_insert(now);
+        let Value::Array(parts) = reply else {
+            return Err(format!("keep_alive answers {reply:?}"));
+        };
+        let [Value::Int(again), ref owners @ ..] = parts[..] else {
+            return Err(format!("keep_alive answers {parts:?}"));
+        };
+        for owner in owners {
+            let w = self.world.by_owner[&text(owner)];
+            if let Phase::Holding(hold) = self.world.waiters[w].phase {
+                // It was passed a hold that Redis does not know any more.
+                self.world.holds[hold].ends = now;
+                self.soon(Event::Lost(w));
+            }
+            self.soon(Event::Ask(w));
+        }
+        let late = self.random.between(0, JITTER);
+        let pause = if again < 0 { PERIOD } else { PERIOD.min(again + 1) };
+        self.at(now + pause + late, Event::KeepAlive(client));
+        Ok(())
+    }
+
+    // ---- Redisson's -----------------------------------------------------------------------
+
+    fn clock_of(&self, w: usize) -> i64 {
+        self.now + self.world.client_of(w).clock_offset
+    }
+
+    fn ask_redisson(&mut self, w: usize) -> Result<(), Broken> {
+        let waiter = &self.world.waiters[w];
+        let args = [
+            waiter.lease.to_string(),
+            waiter.owner.clone(),
+            waiter.wait.to_string(),
+            self.clock_of(w).to_string(),
+        ];
+        let reply = self.send(Some(w), Script::RedissonAcquire, &args)?;
+        // Without time left it waits for a message and nothing else. That happens to those that
+        // come when the last in the queue has had its time.
+        self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
+        match reply {
+            Value::Nil => self.hold(w, VecDeque::new()),
+            Value::Int(left) if left >= 0 => {
+                let asked = self.world.waiters[w].asked;
+                let at = self.now + left.max(REDISSON_PAUSE);
+                self.at(at, Event::AskAfter(w, asked));
+            }
+            Value::Int(_) => {}
+            other => return Err(format!("Redisson's acquire answers {other:?}")),
+        }
+        Ok(())
+    }
+
+    fn unlock_redisson(&mut self, w: usize) -> Result<(), Broken> {
+        let waiter = &self.world.waiters[w];
+        let args = [
+            waiter.owner.clone(),
+            waiter.lease.to_string(),
+            self.clock_of(w).to_string(),
+            CHANNEL.trim_end_matches(':').to_owned(),
+        ];
+        self.send(Some(w), Script::RedissonUnlock, &args).map(|_| ())
+    }
+
+    /// It leaves its entries where they are.
+    pub(crate) fn interrupt(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].phase == Phase::Waiting {
+            self.note(&format!("waiter {w} is interrupted"));
+            self.world.waiters[w].interrupted = true;
+            self.world.waiters[w].phase = Phase::Gone;
+            self.forget(w);
+        }
+        Ok(())
+    }
+}
+
+fn text(value: &Value) -> String {
+    redis::from_redis_value(value.clone()).unwrap()
+}

@@ -1,0 +1,513 @@
+//! What every lock does, whatever its kind: each test runs over all of them, through the trait.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, LostReason};
+use redlatch_testkit::Server;
+
+/// Short enough to see its end.
+const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+
+/// How a kind of lock is made.
+#[derive(Clone, Copy)]
+struct Kind {
+    plain: fn(&Client, &str) -> Arc<dyn Lock>,
+    leased: fn(&Client, &str, Duration) -> Arc<dyn Lock>,
+}
+
+impl Kind {
+    fn make(self, client: &Client, name: &str) -> Arc<dyn Lock> {
+        (self.plain)(client, name)
+    }
+
+    fn leased(self, client: &Client, name: &str, lease: Duration) -> Arc<dyn Lock> {
+        (self.leased)(client, name, lease)
+    }
+}
+
+const REENTRANT: Kind = Kind {
+    plain: |client, name| Arc::new(client.reentrant_lock(name)),
+    leased: |client, name, lease| Arc::new(client.reentrant_lock(name).with_lease(lease)),
+};
+
+const FAIR: Kind = Kind {
+    plain: |client, name| Arc::new(client.fair_lock(name)),
+    leased: |client, name, lease| Arc::new(client.fair_lock(name).with_lease(lease)),
+};
+
+/// Runs each of these over each kind.
+macro_rules! over_all_kinds {
+    ($($test:ident)*) => {
+        mod reentrant {
+            $(#[test] fn $test() { super::$test(super::REENTRANT) })*
+        }
+        mod fair {
+            $(#[test] fn $test() { super::$test(super::FAIR) })*
+        }
+    };
+}
+
+over_all_kinds! {
+    only_one_holds_it
+    it_is_taken_again_by_its_thread_and_released_level_by_level
+    who_does_not_hold_it_cannot_unlock_it
+    a_guard_of_an_earlier_stay_does_nothing_to_the_next
+    a_forgotten_guard_keeps_it_until_unlock
+    a_panic_releases_it
+    a_bounded_wait_ends_at_its_deadline_and_leaves_nothing
+    a_cancel_ends_a_wait_and_leaves_nothing
+    a_release_wakes_a_waiter_of_another_client_and_of_its_own
+    a_lease_ends_and_is_told
+    a_watched_hold_outlives_its_lease
+    a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it
+    force_unlock_takes_it_from_anybody
+    a_java_services_hold_is_respected
+    a_shutdown_ends_waits_and_holds
+    names_and_leases_that_cannot_be_are_errors
+    every_other_name_works
+    a_key_that_is_no_lock_is_an_error_and_left_as_it_is
+    a_frozen_server_is_an_error_in_time_and_leaves_nothing
+    a_lock_that_the_server_has_lost_is_told
+}
+
+/// One more client, where `client` is a name already.
+fn another(server: &Server) -> Client {
+    client(server)
+}
+
+/// Waits until nothing of the lock is left on the server.
+#[track_caller]
+fn leaves_nothing(server: &Server) {
+    let mut redis = server.connection();
+    let until = Instant::now() + BEFORE_A_POLL;
+    loop {
+        let keys: Vec<String> = redis.keys("*").unwrap();
+        if keys.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "left behind: {keys:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn only_one_holds_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mut random = Random::new();
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..6_usize)
+        .map(|at| {
+            let lock = kind.make(&clients[at % 2], "one");
+            let inside = Arc::clone(&inside);
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                for _ in 0..150 {
+                    let guard = match random.below(4) {
+                        0 => lock.try_lock().unwrap(),
+                        1 => lock.try_lock_for(Duration::from_millis(random.below(5))).unwrap(),
+                        _ => Some(lock.lock().unwrap()),
+                    };
+                    let Some(guard) = guard else { continue };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    if random.below(2) == 0 { drop(guard) } else { guard.unlock().unwrap() }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    leaves_nothing(&server);
+}
+
+fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (lock, same) = (kind.make(&client, "levels"), kind.make(&client, "levels"));
+    assert_eq!(lock.name(), "levels");
+    assert!(!lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
+    let first = lock.lock().unwrap();
+    let before = Commands::so_far(&server).of_locks();
+    let second = same.try_lock().unwrap().unwrap();
+    let third = lock.try_lock_for(SOON).unwrap().unwrap();
+    assert_eq!((lock.hold_count(), same.hold_count()), (3, 3));
+    first.unlock().unwrap();
+    drop(third);
+    assert_eq!(lock.hold_count(), 1);
+    assert!(second.is_held() && lock.is_held_by_current_thread());
+    assert_eq!(Commands::so_far(&server).of_locks(), before, "a level is nothing to the server");
+    assert_eq!(holder(&mut server.connection(), "levels").unwrap().1, "1");
+    let other = Arc::clone(&lock);
+    assert!(elsewhere(move || other.try_lock().unwrap().is_none()));
+    second.unlock().unwrap();
+    assert!(!lock.is_locked().unwrap());
+    assert_eq!(lock.remaining_lease().unwrap(), None);
+    leaves_nothing(&server);
+}
+
+fn who_does_not_hold_it_cannot_unlock_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, foreign) = (client(&server), another(&server));
+    let (lock, theirs) = (kind.make(&client, "mine"), kind.make(&foreign, "mine"));
+    assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    let guard = lock.lock().unwrap();
+    let held = holder(&mut server.connection(), "mine");
+    assert_eq!(theirs.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    let same = Arc::clone(&lock);
+    assert_eq!(elsewhere(move || same.unlock().unwrap_err().kind()), ErrorKind::NotHeld);
+    assert_eq!(holder(&mut server.connection(), "mine"), held);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_guard_of_an_earlier_stay_does_nothing_to_the_next(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.make(&client, "stay");
+    let (early, dropped) = (lock.lock().unwrap(), lock.lock().unwrap());
+    lock.unlock().unwrap();
+    lock.unlock().unwrap();
+    let guard = lock.lock().unwrap();
+    assert!(!early.is_held() && guard.is_held());
+    assert_eq!(early.state(), HoldState::Released);
+    assert_eq!(early.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    drop(dropped);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_forgotten_guard_keeps_it_until_unlock(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    kind.make(&client, "forgotten").lock().unwrap().forget();
+    let lock = kind.make(&client, "forgotten");
+    assert_eq!(lock.hold_count(), 1);
+    lock.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_panic_releases_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let (lock, waits) = (kind.make(&client, "panic"), kind.make(&client, "panic"));
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = lock.lock().unwrap();
+        panic!("as the test wants it");
+    }));
+    assert!(panicked.is_err());
+    elsewhere(move || drop(waits.try_lock_for(SOON).unwrap().expect("it is free")));
+    leaves_nothing(&server);
+}
+
+fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "bounded").lock().unwrap();
+    for lock in [kind.make(&client, "bounded"), kind.make(&other, "bounded")] {
+        let took = elsewhere(move || {
+            let begun = Instant::now();
+            assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+            assert!(lock.try_lock_until(begun + UNIT * 2).unwrap().is_none());
+            assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+            assert!(lock.try_lock_until(begun).unwrap().is_none());
+            begun.elapsed()
+        });
+        assert!(took >= UNIT * 2 && took < BEFORE_A_POLL, "{took:?}");
+    }
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+    drop(kind.make(&other, "bounded").try_lock_for(Duration::MAX).unwrap().unwrap());
+    leaves_nothing(&server);
+}
+
+fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "cancelled").lock().unwrap();
+    for waits in [&client, &other] {
+        let (lock, token) = (kind.make(waits, "cancelled"), CancelToken::new());
+        let cancel = token.clone();
+        let waiter = spawn(move || {
+            let first = lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind();
+            (first, lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind())
+        });
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        token.cancel();
+        assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+    }
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    for round in 0..6 {
+        let guard = kind.make(&client, "woken").lock().unwrap();
+        let waiters: Vec<_> = [&other, &client, &other]
+            .into_iter()
+            .map(|client| {
+                let lock = kind.make(client, "woken");
+                let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        let begun = Instant::now();
+        if round % 2 == 0 {
+            drop(guard);
+        } else {
+            guard.unlock().unwrap();
+        }
+        waiters.into_iter().for_each(Running::join);
+        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+    }
+    leaves_nothing(&server);
+}
+
+fn a_lease_ends_and_is_told(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.leased(&client, "leased", LEASE).lock().unwrap();
+    let calls = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&calls);
+    guard.on_lost(move |_| {
+        told.fetch_add(1, Ordering::SeqCst);
+    });
+    let begun = Instant::now();
+    let theirs = kind.make(&other, "leased").try_lock_for(SOON).unwrap().expect("it ends");
+    let took = begun.elapsed();
+    assert!(took + UNIT / 5 >= LEASE * 9 / 10 && took < LEASE + BEFORE_A_POLL, "{took:?}");
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+    wait_until("it is told", SOON, || calls.load(Ordering::SeqCst) == 1);
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert!(theirs.is_held());
+    assert!(holder(&mut server.connection(), "leased").is_some());
+    theirs.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_watched_hold_outlives_its_lease(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = kind.make(&client, "watched");
+    let guard = lock.lock().unwrap();
+    // Time is the subject.
+    std::thread::sleep(LEASE * 3);
+    assert!(guard.is_held() && lock.is_locked().unwrap());
+    let left = pttl(&mut server.connection(), "watched");
+    assert!(left > 0 && left <= i64::try_from(LEASE.as_millis()).unwrap(), "{left}");
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let outer = kind.leased(&client, "longer", LONG).lock().unwrap();
+    let shorter = kind.leased(&client, "longer", LEASE).lock().unwrap();
+    assert!(outer.remaining() > LONG / 2);
+    let longer = kind.leased(&client, "longer", LONG * 3).lock().unwrap();
+    assert!(outer.remaining() > LONG * 2);
+    let left = kind.make(&client, "longer").remaining_lease().unwrap().unwrap();
+    assert!(left > LONG * 2, "{left:?}");
+    drop((longer, shorter));
+    outer.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn force_unlock_takes_it_from_anybody(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    for forces in [&client, &other] {
+        let lock = kind.make(forces, "forced");
+        assert!(!lock.force_unlock().unwrap());
+        let guard = kind.make(&client, "forced").lock().unwrap();
+        let waits = kind.make(&other, "forced");
+        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        assert!(lock.force_unlock().unwrap());
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+        let kind = guard.unlock().unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::LeaseLost);
+        leaves_nothing(&server);
+    }
+}
+
+fn a_java_services_hold_is_respected(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "java", LEASE);
+    let lock = kind.make(&client, "java");
+    assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().is_none());
+    let begun = Instant::now();
+    let guard = lock.try_lock_for(SOON).unwrap().expect("the lease ends");
+    let took = begun.elapsed();
+    assert!(took + UNIT >= LEASE && took < LEASE + BEFORE_A_POLL, "{took:?}");
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_shutdown_ends_waits_and_holds(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let lock = kind.make(&client, "shut");
+    let guard = lock.lock().unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = Arc::clone(&lock);
+            let waiter = spawn(move || lock.lock().map(drop).unwrap_err().kind());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    client.shutdown();
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::ShutDown));
+    for waiter in waiters {
+        assert_eq!(waiter.join(), ErrorKind::ShutDown);
+    }
+    assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(lock.try_lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
+    let begun = Instant::now();
+    kind.make(&other, "shut").lock().unwrap().unlock().unwrap();
+    assert!(begun.elapsed() < BEFORE_A_POLL);
+    leaves_nothing(&server);
+}
+
+fn names_and_leases_that_cannot_be_are_errors(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let nameless = kind.make(&client, "");
+    let kinds = [
+        nameless.lock().map(drop).unwrap_err().kind(),
+        nameless.try_lock().map(drop).unwrap_err().kind(),
+        nameless.try_lock_for(UNIT).map(drop).unwrap_err().kind(),
+        nameless.is_locked().map(drop).unwrap_err().kind(),
+        nameless.force_unlock().map(drop).unwrap_err().kind(),
+        kind.leased(&client, "none", Duration::ZERO).lock().map(drop).unwrap_err().kind(),
+        kind.leased(&client, "ages", Duration::MAX).lock().map(drop).unwrap_err().kind(),
+    ];
+    assert!(kinds.iter().all(|kind| *kind == ErrorKind::Config), "{kinds:?}");
+    let longest = Duration::from_millis(1_000_000_000_000_000);
+    drop(kind.leased(&client, "longest", longest).lock().unwrap());
+    leaves_nothing(&server);
+}
+
+fn every_other_name_works(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let long = "x".repeat(65_536);
+    for name in
+        ["{", "}", "{}", "a{b}c", "a}b", " ", "a\0b", "\n\r", "*", "a?[x]^\\", "größe", &long]
+    {
+        let guard = kind.make(&client, name).lock().unwrap();
+        let waits = kind.make(&other, name);
+        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        guard.unlock().unwrap();
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}: {:?}", name.get(..9), begun.elapsed());
+        leaves_nothing(&server);
+    }
+}
+
+fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let () = redis.set("string", "precious").unwrap();
+    let lock = kind.make(&client, "string");
+    for error in [
+        lock.lock().map(drop).unwrap_err(),
+        lock.try_lock().map(drop).unwrap_err(),
+        lock.try_lock_for(UNIT).map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert_eq!(error.name(), Some("string"));
+        assert!(error.to_string().contains("no lock"), "{error}");
+    }
+    assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
+    let guard = kind.make(&client, "over").lock().unwrap();
+    let () = redis.set("over", "precious").unwrap();
+    assert!(guard.unlock().is_err());
+    assert_eq!(redis.get::<_, String>("over").unwrap(), "precious");
+    let keys: Vec<String> = redis.keys("*").unwrap();
+    assert_eq!(keys.len(), 2, "{keys:?}");
+}
+
+fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    let held = kind.make(&client, "held").lock().unwrap();
+    server.pause();
+    let begun = Instant::now();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let lock = kind.make(&client, "frozen");
+            spawn(move || lock.lock().map(drop).unwrap_err().kind())
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join(), ErrorKind::Redis);
+    }
+    assert!(begun.elapsed() < IMPATIENT * 8, "{:?}", begun.elapsed());
+    assert_eq!(held.unlock().unwrap_err().kind(), ErrorKind::Redis);
+    server.resume();
+    std::thread::sleep(UNIT * 2);
+    let mut redis = server.connection();
+    wait_until("all is free", SOON, || redis.keys::<_, Vec<String>>("*").unwrap().is_empty());
+}
+
+fn a_lock_that_the_server_has_lost_is_told(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    for way in ["DEL", "FLUSHALL", "restart"] {
+        let guard = kind.make(&client, "gone").lock().unwrap();
+        match way {
+            "DEL" => server.connection().del("gone").unwrap(),
+            "FLUSHALL" => redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap(),
+            _ => server.restart_empty(),
+        }
+        wait_until("a renewal finds out", SOON, || !guard.is_held());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost, "{way}");
+        kind.make(&client, "gone").lock().unwrap().unlock().unwrap();
+        leaves_nothing(&server);
+    }
+}

@@ -1,0 +1,1256 @@
+//! What the semaphore means: to its threads, to other clients, on the wire, and when things break.
+//!
+//! Whatever breaks, the sum of the free permits and of those that are out is what was set.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, Error, ErrorKind, Semaphore};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// The channel of a name without braces.
+fn channel(name: &str) -> String {
+    format!("redisson_sc:{{{name}}}")
+}
+
+fn semaphore(client: &Client, name: &str, permits: u32) -> Semaphore {
+    let semaphore = client.semaphore(name);
+    assert!(semaphore.try_set_permits(permits).unwrap());
+    semaphore
+}
+
+/// Waits until so many permits are free on the server.
+#[track_caller]
+fn wait_permits(server: &Server, name: &str, permits: i64) {
+    let mut redis = server.connection();
+    let mut free = None;
+    let until = Instant::now() + SOON;
+    while free != Some(permits) {
+        assert!(Instant::now() < until, "{name:?} has {free:?} permits, not {permits}");
+        free = redis.get(name).unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// As [`wait_permits`], and a while later it is still so.
+#[track_caller]
+fn stays(server: &Server, name: &str, permits: i64) {
+    wait_permits(server, name, permits);
+    // Time is the subject: what is given twice comes late.
+    thread::sleep(UNIT * 2);
+    assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
+}
+
+/// What `work` has the server publish.
+fn messages(server: &Server, pattern: &str, work: impl FnOnce()) -> Vec<(String, String)> {
+    let mut connection = server.connection();
+    let mut subscriber = connection.as_pubsub();
+    subscriber.psubscribe(pattern).unwrap();
+    subscriber.subscribe("end").unwrap();
+    work();
+    let () = server.connection().publish("end", "").unwrap();
+    let mut messages = Vec::new();
+    loop {
+        let message = subscriber.get_message().unwrap();
+        if message.get_channel_name() == "end" {
+            return messages;
+        }
+        messages.push((message.get_channel_name().to_owned(), message.get_payload().unwrap()));
+    }
+}
+
+// What it means.
+
+#[test]
+fn permits_are_set_once_added_taken_away_and_drained() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("numbers");
+    assert_eq!(semaphore.name(), "numbers");
+    assert_eq!(semaphore.available_permits().unwrap(), 0);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert_eq!(semaphore.drain_permits().unwrap(), 0);
+    assert!(semaphore.try_set_permits(3).unwrap());
+    assert!(!semaphore.try_set_permits(7).unwrap());
+    assert_eq!(semaphore.available_permits().unwrap(), 3);
+    semaphore.add_permits(4).unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 7);
+    semaphore.add_permits(-9).unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), -2);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert_eq!(semaphore.drain_permits().unwrap(), -2);
+    assert_eq!(semaphore.available_permits().unwrap(), 0);
+    semaphore.add_permits(5).unwrap();
+    assert_eq!(semaphore.drain_permits().unwrap(), 5);
+    assert!(!semaphore.try_set_permits(1).unwrap(), "none free is not none there");
+    semaphore.add_permits(i64::from(u32::MAX) * 2).unwrap();
+    let many = semaphore.acquire_many(u32::MAX).unwrap();
+    assert_eq!(many.permits(), u32::MAX);
+    many.release().unwrap();
+    assert_eq!(semaphore.drain_permits().unwrap(), i64::from(u32::MAX) * 2);
+}
+
+#[test]
+fn what_was_taken_comes_back_by_release_and_by_drop() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "taken", 5);
+    let (one, two) = (semaphore.acquire().unwrap(), semaphore.acquire_many(2).unwrap());
+    assert_eq!((one.permits(), two.permits()), (1, 2));
+    assert_eq!(semaphore.available_permits().unwrap(), 2);
+    assert!(semaphore.try_acquire_many(3).unwrap().is_none());
+    assert_eq!(semaphore.available_permits().unwrap(), 2, "none is taken before all are there");
+    let rest = semaphore.try_acquire_many(2).unwrap().unwrap();
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    one.release().unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 1);
+    // Permits belong to no thread.
+    elsewhere(move || drop(two));
+    wait_permits(&server, "taken", 3);
+    drop(rest);
+    // The drop's release is ordered before this.
+    assert_eq!(semaphore.available_permits().unwrap(), 5);
+}
+
+#[test]
+fn permits_are_split_merged_forgotten_and_released_without_one() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let other = semaphore(&client, "other", 1).acquire().unwrap();
+    let semaphore = semaphore(&client, "split", 6);
+    let mut permit = semaphore.acquire_many(5).unwrap();
+    assert!(permit.split(6).is_none());
+    assert_eq!(permit.permits(), 5);
+    let two = permit.split(2).unwrap();
+    assert_eq!((permit.permits(), two.permits()), (3, 2));
+    drop(permit.split(1).unwrap());
+    wait_permits(&server, "split", 2);
+    permit.merge(two).unwrap();
+    assert_eq!(permit.permits(), 4);
+    let other = permit.merge(other).unwrap_err();
+    assert_eq!((permit.permits(), other.permits()), (4, 1));
+    // Another client's permit is released by that one.
+    let foreign = common::client(&server).semaphore("split").acquire().unwrap();
+    drop(permit.merge(foreign).unwrap_err());
+    wait_permits(&server, "split", 2);
+    permit.forget();
+    assert_eq!(semaphore.available_permits().unwrap(), 2);
+    semaphore.release_many(3).unwrap();
+    semaphore.release().unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 6);
+    let mut empty = semaphore.acquire().unwrap();
+    let all = empty.split(1).unwrap();
+    assert_eq!(empty.permits(), 0);
+    empty.release().unwrap();
+    drop(all);
+    assert_eq!(semaphore.available_permits().unwrap(), 6);
+}
+
+#[test]
+fn a_release_makes_a_semaphore_unless_it_is_only_for_one_that_exists() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("absent");
+    assert!(!semaphore.release_if_exists(2).unwrap());
+    assert!(!server.connection().exists::<_, bool>("absent").unwrap());
+    semaphore.release().unwrap();
+    assert!(semaphore.release_if_exists(2).unwrap());
+    assert_eq!(semaphore.available_permits().unwrap(), 3);
+}
+
+#[test]
+fn no_permits_are_granted_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("zero");
+    let before = Commands::so_far(&server).scripts();
+    drop(semaphore.acquire_many(0).unwrap());
+    semaphore.try_acquire_many(0).unwrap().unwrap().release().unwrap();
+    drop(semaphore.try_acquire_many_for(0, LONG).unwrap().unwrap());
+    semaphore.release_many(0).unwrap();
+    assert_eq!(Commands::so_far(&server).scripts(), before);
+    assert!(!server.connection().exists::<_, bool>("zero").unwrap());
+}
+
+#[test]
+fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = semaphore(&client(&server), "bounded", 1);
+    let begun = Instant::now();
+    assert!(semaphore.try_acquire_many_for(2, UNIT).unwrap().is_none());
+    assert!(begun.elapsed() >= UNIT);
+    let held = semaphore.try_acquire_for(SOON).unwrap().unwrap();
+    let begun = Instant::now();
+    assert!(semaphore.try_acquire_for(UNIT).unwrap().is_none());
+    assert!(semaphore.try_acquire_until(begun + UNIT * 2).unwrap().is_none());
+    let took = begun.elapsed();
+    assert!(took >= UNIT * 2 && took < BEFORE_A_POLL, "{took:?}");
+    assert!(semaphore.try_acquire_for(Duration::ZERO).unwrap().is_none());
+    assert!(semaphore.try_acquire_until(Instant::now()).unwrap().is_none());
+    held.release().unwrap();
+    assert!(semaphore.try_acquire_for(Duration::MAX).unwrap().is_some());
+    stays(&server, "bounded", 1);
+}
+
+#[test]
+fn a_cancel_ends_the_wait_of_the_first_and_of_those_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("cancelled");
+    let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
+    let waiters: Vec<_> = tokens
+        .iter()
+        .map(|token| {
+            let (semaphore, token) = (semaphore.clone(), token.clone());
+            let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(drop));
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    for at in [1, 0, 2] {
+        tokens[at].cancel();
+        wait_until("it ends", SOON, || waiters[at].is_finished());
+    }
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+    let error = semaphore.acquire_cancellable(&tokens[0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    semaphore.release().unwrap();
+    drop(semaphore.acquire_cancellable(&CancelToken::new()).unwrap());
+    stays(&server, "cancelled", 1);
+}
+
+#[test]
+fn a_shutdown_ends_all_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.semaphore("shut");
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            let waiter = spawn(move || semaphore.acquire().map(drop));
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    client.shutdown();
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    }
+    assert_eq!(semaphore.release().unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[test]
+fn threads_of_one_process_are_served_in_the_order_they_came() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("order");
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let waiters: Vec<_> = [3, 1, 1, 2]
+        .into_iter()
+        .enumerate()
+        .map(|(at, need)| {
+            let (semaphore, served) = (semaphore.clone(), Arc::clone(&served));
+            let waiter = spawn(move || {
+                let permit = semaphore.acquire_many(need).unwrap();
+                served.lock().unwrap().push(at);
+                permit.forget();
+            });
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    // Enough for those behind, not for the first: nobody passes it.
+    semaphore.release_many(2).unwrap();
+    assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
+    thread::sleep(UNIT);
+    assert!(served.lock().unwrap().is_empty());
+    for at in 0..5 {
+        semaphore.release().unwrap();
+        let expected = [1, 2, 3, 3, 4][at];
+        wait_until("the next are served", SOON, || served.lock().unwrap().len() == expected);
+    }
+    waiters.into_iter().for_each(Running::join);
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+    stays(&server, "order", 0);
+}
+
+#[test]
+fn small_releases_add_up_for_one_that_needs_many() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let semaphore = one.semaphore("sum");
+    for releaser in [&one, &other] {
+        let releaser = releaser.semaphore("sum");
+        let waiting = semaphore.clone();
+        let waiter = spawn(move || waiting.acquire_many(3).unwrap().forget());
+        wait_subscribed(&server, &channel("sum"));
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        for _ in 0..3 {
+            assert!(!waiter.is_finished());
+            releaser.release().unwrap();
+        }
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+        assert_eq!(semaphore.available_permits().unwrap(), 0);
+    }
+}
+
+#[test]
+fn two_processes_that_need_many_do_not_keep_parts_from_each_other() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let first = semaphore(&clients[0], "parts", 3);
+    let waiters: Vec<_> = (0..8)
+        .map(|at| {
+            let semaphore = clients[at % 2].semaphore("parts");
+            spawn(move || {
+                for round in 0..50 {
+                    let need = u32::try_from((at + round) % 3 + 1).unwrap();
+                    let mut permit = semaphore.acquire_many(need).unwrap();
+                    // Given back one by one.
+                    while let Some(part) = permit.split(1) {
+                        drop(part);
+                    }
+                }
+            })
+        })
+        .collect();
+    waiters.into_iter().for_each(Running::join);
+    wait_permits(&server, "parts", 3);
+    assert_eq!(first.available_permits().unwrap(), 3);
+}
+
+#[test]
+fn a_waiter_asks_once_for_a_message_and_not_in_between() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.semaphore("quiet");
+    let waiters: Vec<_> = (0..20)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            let waiter = spawn(move || semaphore.acquire().unwrap().forget());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    let before = Commands::so_far(&server).scripts();
+    thread::sleep(UNIT * 3);
+    let polled = Commands::so_far(&server).scripts() - before;
+    assert!(polled <= 1, "{polled} scripts of sleepers");
+    semaphore.release_many(20).unwrap();
+    waiters.into_iter().for_each(Running::join);
+    stays(&server, "quiet", 0);
+}
+
+#[test]
+fn a_release_wakes_a_waiter_of_another_client_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let semaphore = semaphore(&one, "awake", 1);
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let permit = semaphore.acquire().unwrap();
+        let waiting = other.semaphore("awake");
+        let waiter = spawn(move || {
+            let permit = waiting.acquire().unwrap();
+            let entered = Instant::now();
+            permit.release().unwrap();
+            entered
+        });
+        wait_subscribed(&server, &channel("awake"));
+        waiter.wait_asleep();
+        let released = Instant::now();
+        drop(permit);
+        fastest = fastest.min(waiter.join().saturating_duration_since(released));
+    }
+    assert!(fastest < UNIT, "{fastest:?}");
+}
+
+// The wire.
+
+#[test]
+fn the_key_and_the_messages_are_redissons() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    for (name, channel) in [
+        ("wire", "redisson_sc:{wire}"),
+        ("a{b}c", "redisson_sc:a{b}c"),
+        ("größe \u{1F512}", "redisson_sc:{größe \u{1F512}}"),
+    ] {
+        let semaphore = client.semaphore(name);
+        let heard = messages(&server, "redisson_sc:*", || {
+            assert!(semaphore.try_set_permits(2).unwrap());
+            let kind: String = redis::cmd("TYPE").arg(name).query(&mut redis).unwrap();
+            assert_eq!(kind, "string");
+            assert_eq!(redis.get::<_, String>(name).unwrap(), "2");
+            assert_eq!(pttl(&mut redis, name), -1);
+            let permit = semaphore.acquire().unwrap();
+            assert_eq!(redis.get::<_, String>(name).unwrap(), "1");
+            permit.release().unwrap();
+            drop(semaphore.acquire_many(2).unwrap());
+            semaphore.add_permits(3).unwrap();
+            assert_eq!(semaphore.drain_permits().unwrap(), 5);
+            // Redisson's clients fail on a negative one.
+            semaphore.add_permits(-2).unwrap();
+            semaphore.release().unwrap();
+            semaphore.release_many(3).unwrap();
+        });
+        let heard: Vec<_> = heard.iter().map(|(at, what)| (at.as_str(), what.as_str())).collect();
+        let expected = ["2", "2", "2", "5", "2"].map(|value| (channel, value));
+        assert_eq!(heard, expected);
+    }
+    let keys: Vec<String> = redis.keys("redlatch_request:*").unwrap();
+    for key in keys {
+        assert!(pttl(&mut redis, &key) > 0, "{key:?} has no end");
+    }
+}
+
+#[test]
+fn a_java_services_release_wakes_a_waiter() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("java");
+    let waiters: Vec<_> = [1, 2]
+        .into_iter()
+        .map(|need| {
+            let semaphore = semaphore.clone();
+            let waiter = spawn(move || semaphore.acquire_many(need).unwrap().forget());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    wait_subscribed(&server, &channel("java"));
+    let begun = Instant::now();
+    let mut redis = server.connection();
+    for _ in 0..3 {
+        let () = redis::pipe()
+            .atomic()
+            .incr("java", 1)
+            .publish(channel("java"), "1")
+            .query(&mut redis)
+            .unwrap();
+    }
+    waiters.into_iter().for_each(Running::join);
+    assert!(begun.elapsed() < BEFORE_A_POLL);
+    assert_eq!(semaphore.available_permits().unwrap(), 0);
+}
+
+#[test]
+fn a_message_without_a_permit_grants_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).semaphore("lies");
+    let waiter = spawn(move || semaphore.try_acquire_for(UNIT * 5).unwrap().is_some());
+    wait_subscribed(&server, &channel("lies"));
+    let mut redis = server.connection();
+    while !waiter.is_finished() {
+        for message in ["1", "0", "-3", "no number", ""] {
+            let () = redis.publish(channel("lies"), message).unwrap();
+        }
+        thread::sleep(UNIT / 10);
+    }
+    assert!(!waiter.join());
+    assert!(!redis.exists::<_, bool>("lies").unwrap());
+}
+
+// Never more than there are, and none lost.
+
+/// Takes and gives back permits in all ways for a while; counts in Redis what is out.
+struct Contender {
+    semaphore: Semaphore,
+    count: Count,
+    random: Random,
+    permits: u32,
+}
+
+/// Where the number of permits that are out is counted.
+struct Count(redis::Connection);
+
+impl Count {
+    fn taken(&mut self, permits: u32, of: u32) {
+        let out: i64 = self.0.incr("out", permits).unwrap();
+        assert!(out <= i64::from(of), "{out} are out of {of}");
+    }
+
+    fn given(&mut self, permits: u32) {
+        let () = self.0.decr("out", permits).unwrap();
+    }
+}
+
+impl Contender {
+    fn round(&mut self) -> Result<bool, Error> {
+        let need = 1 + u32::try_from(self.random.below(u64::from(self.permits))).unwrap();
+        let wait = Duration::from_micros(self.random.below(3_000));
+        let permit = match self.random.below(6) {
+            0 => self.semaphore.try_acquire_many(need)?,
+            1 => self.semaphore.try_acquire_many_for(need, wait)?,
+            2 => {
+                let token = CancelToken::new();
+                let cancel = token.clone();
+                let canceller = thread::spawn(move || {
+                    thread::sleep(wait);
+                    cancel.cancel();
+                });
+                let acquired = self.semaphore.acquire_cancellable(&token);
+                canceller.join().unwrap();
+                match acquired {
+                    Err(error) if error.kind() == ErrorKind::Cancelled => None,
+                    acquired => Some(acquired?),
+                }
+            }
+            _ => Some(self.semaphore.acquire_many(need)?),
+        };
+        let Some(mut permit) = permit else { return Ok(false) };
+        let need = permit.permits();
+        self.count.taken(need, self.permits);
+        if self.random.below(8) == 0 {
+            thread::sleep(Duration::from_micros(self.random.below(500)));
+        }
+        self.count.given(need);
+        match self.random.below(4) {
+            0 => drop(permit),
+            1 => {
+                let part = permit.split(need / 2).unwrap();
+                drop(permit);
+                part.release()?;
+            }
+            2 => {
+                permit.forget();
+                // It says whether it is the caller's to repeat.
+                while let Err(error) = self.semaphore.release_many(need) {
+                    if !error.to_string().contains("no permit was given back") {
+                        return Err(error);
+                    }
+                }
+            }
+            _ => permit.release()?,
+        }
+        Ok(true)
+    }
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..3)
+        .map(|at| {
+            let mut contender = Contender {
+                semaphore: client.semaphore("most"),
+                count: Count(redis::Client::open(job.arg(0)).unwrap().get_connection().unwrap()),
+                random: Random::of(job.arg(1).parse::<u64>().unwrap() * 31 + at),
+                permits: 3,
+            };
+            let stop = Arc::clone(&stop);
+            spawn(move || {
+                let mut grants = 0_u64;
+                while !stop.load(Ordering::SeqCst) {
+                    grants += u64::from(contender.round().unwrap());
+                }
+                grants
+            })
+        })
+        .collect();
+    job.say("starts");
+    let _ = job.wait_line();
+    stop.store(true, Ordering::SeqCst);
+    let grants: Vec<_> = threads.into_iter().map(Running::join).collect();
+    job.say(&format!("grants {grants:?}"));
+    drop(client);
+    job.say("ended");
+    let _ = job.wait_line();
+}
+
+#[test]
+fn never_are_more_out_than_there_are_and_none_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "most", 3);
+    let mut random = Random::new();
+    let mut workers: Vec<_> = (0..3)
+        .map(|_| {
+            let seed = (random.next() >> 16).to_string();
+            Worker::spawn_test("worker", "contender", &[&server.url(), &seed])
+        })
+        .collect();
+    for worker in &mut workers {
+        worker.expect_line("starts", SOON);
+    }
+    thread::sleep(UNIT * 20);
+    for worker in &mut workers {
+        worker.send_line("stop");
+    }
+    for worker in &mut workers {
+        let grants = worker.expect_line("grants", SOON);
+        println!("{grants}");
+        assert!(!grants.contains("[0,") && !grants.contains(" 0"), "somebody starved: {grants}");
+        worker.expect_line("ended", SOON);
+    }
+    stays(&server, "most", 3);
+    assert_eq!(semaphore.available_permits().unwrap(), 3);
+    assert_eq!(server.connection().get::<_, i64>("out").unwrap(), 0);
+}
+
+/// Threads of two clients contend, while `trouble` is made. Errors of the server's are expected.
+fn contend(urls: [String; 2], server: &Server, trouble: impl FnOnce(&mut Random)) -> (u64, u64) {
+    let mut random = Random::new();
+    let clients = urls.map(|url| impatient(&url).connect().unwrap());
+    let _kept = semaphore(&clients[0], "most", 3);
+    let stop = Arc::new(AtomicBool::new(false));
+    let errors = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..6_usize)
+        .map(|at| {
+            let mut contender = Contender {
+                semaphore: clients[at % 2].semaphore("most"),
+                count: Count(server.connection()),
+                random: Random::of(random.next()),
+                permits: 3,
+            };
+            let (stop, errors) = (Arc::clone(&stop), Arc::clone(&errors));
+            spawn(move || {
+                let mut grants = 0_u64;
+                while !stop.load(Ordering::SeqCst) {
+                    match contender.round() {
+                        Ok(granted) => grants += u64::from(granted),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+                            errors.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                }
+                grants
+            })
+        })
+        .collect();
+    trouble(&mut random);
+    stop.store(true, Ordering::SeqCst);
+    let grants = threads.into_iter().map(Running::join).sum();
+    (grants, errors.load(Ordering::SeqCst))
+}
+
+#[test]
+fn threads_that_release_at_once_all_give_back() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.semaphore("at once");
+    for way in [false, true] {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let semaphore = semaphore.clone();
+                spawn(move || {
+                    for _ in 0..500 {
+                        if way {
+                            semaphore.release().unwrap();
+                        } else {
+                            semaphore.add_permits(1).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(Running::join);
+        assert_eq!(semaphore.drain_permits().unwrap(), 4_000);
+    }
+}
+
+#[test]
+fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    let clients = [client(&server), client(&server)];
+    let semaphore = semaphore(&clients[0], "races", 1);
+    let ended = Arc::new(AtomicU64::new(0));
+    let rounds = 1_000;
+    let threads: Vec<_> = (0..4_usize)
+        .map(|at| {
+            let semaphore = clients[at % 2].semaphore("races");
+            let ended = Arc::clone(&ended);
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                let mut granted = 0;
+                for _ in 0..rounds {
+                    let wait = Duration::from_micros(random.below(400));
+                    let permit = semaphore.try_acquire_for(wait).unwrap();
+                    granted += u64::from(permit.is_some());
+                    ended.fetch_add(1, Ordering::SeqCst);
+                }
+                granted
+            })
+        })
+        .collect();
+    // One whose waits are cancelled.
+    let token = Arc::new(Mutex::new(CancelToken::new()));
+    let (cancelled, waiting) = (Arc::clone(&token), semaphore);
+    let total = 4 * rounds;
+    let finished = Arc::clone(&ended);
+    let waiter = spawn(move || {
+        let mut granted = 0;
+        while finished.load(Ordering::SeqCst) < total {
+            let token = cancelled.lock().unwrap().clone();
+            match waiting.acquire_cancellable(&token) {
+                Ok(_permit) => granted += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+                    *cancelled.lock().unwrap() = CancelToken::new();
+                }
+            }
+        }
+        granted
+    });
+    while !waiter.is_finished() {
+        token.lock().unwrap().clone().cancel();
+        thread::sleep(Duration::from_micros(random.below(400)));
+    }
+    let granted: u64 = threads.into_iter().map(Running::join).sum();
+    println!("{granted} of {total} granted, {} cancellable", waiter.join());
+    stays(&server, "races", 1);
+}
+
+// What breaks.
+
+fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+/// Does this to the next requests that take permits of this name.
+fn on_acquire(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
+    proxy.on(Direction::Request, times, action, move |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, name) && !contains(bytes, &channel(name))
+    });
+}
+
+/// Does this to the next requests that give permits of this name back.
+fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
+    proxy.on(Direction::Request, times, action, move |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, &channel(name))
+    });
+}
+
+/// A client behind a network, which has its connection and knows its scripts.
+fn behind(proxy: &Proxy) -> Client {
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let semaphore = semaphore(&client, "warm", 1);
+    drop(semaphore.acquire().unwrap());
+    semaphore.release().unwrap();
+    client
+}
+
+#[track_caller]
+fn is_clear(error: &Error, name: &str, hint: &str) {
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert_eq!(error.name(), Some(name), "{error}");
+    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+}
+
+#[test]
+fn a_lost_reply_or_request_of_an_acquire_takes_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "acquired", 5);
+    for (round, action) in [Action::LoseReply, Action::LoseRequest].into_iter().enumerate() {
+        on_acquire(&proxy, "acquired", 1, action);
+        let permit = semaphore.acquire_many(2).unwrap();
+        assert_eq!(proxy.fired(), round + 1);
+        stays(&server, "acquired", 3);
+        permit.release().unwrap();
+        stays(&server, "acquired", 5);
+    }
+}
+
+#[test]
+fn a_lost_reply_of_a_refusal_is_a_refusal_and_takes_nothing_later() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "refused", 1);
+    on_acquire(&proxy, "refused", 1, Action::LoseReply);
+    assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    assert_eq!(proxy.fired(), 1);
+    semaphore.release_many(3).unwrap();
+    stays(&server, "refused", 4);
+}
+
+#[test]
+fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "unknown", 5);
+    let mut fired = 0;
+    for (action, times) in [
+        (Action::LoseReply, 2),
+        (Action::LoseRequest, 2),
+        (Action::HoldReply, 1),
+        (Action::Silence, 1),
+    ] {
+        on_acquire(&proxy, "unknown", times, action);
+        let error = semaphore.acquire_many(3).map(drop).unwrap_err();
+        fired += times;
+        assert_eq!(proxy.fired(), fired);
+        is_clear(&error, "unknown", "given back in the background");
+        proxy.release();
+        stays(&server, "unknown", 5);
+    }
+    // What gives it back is lost as well, again and again.
+    on_acquire(&proxy, "unknown", 2, Action::LoseReply);
+    on_release(&proxy, "unknown", 3, Action::LoseReply);
+    on_release(&proxy, "unknown", 2, Action::LoseRequest);
+    assert!(semaphore.acquire_many(3).is_err());
+    proxy.wait_fired(fired + 7, SOON);
+    stays(&server, "unknown", 5);
+    drop(semaphore.acquire_many(5).unwrap());
+}
+
+#[test]
+fn a_release_is_given_back_once_whatever_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "released", 5);
+    let mut fired = 0;
+    for (action, times) in [
+        (Action::LoseReply, 1),
+        (Action::LoseRequest, 1),
+        (Action::LoseReply, 4),
+        (Action::LoseRequest, 4),
+        (Action::HoldReply, 1),
+        (Action::Silence, 1),
+    ] {
+        for way in ["drop", "release", "without a permit"] {
+            let permit = semaphore.acquire_many(2).or_else(|error| {
+                // The first call on a connection that went silent under a drop.
+                is_clear(&error, "released", "did not answer in time");
+                wait_permits(&server, "released", 5);
+                semaphore.acquire_many(2)
+            });
+            let permit = permit.unwrap();
+            wait_permits(&server, "released", 3);
+            on_release(&proxy, "released", times, action);
+            let released = match way {
+                "drop" => {
+                    drop(permit);
+                    Ok(())
+                }
+                "release" => permit.release(),
+                _ => {
+                    permit.forget();
+                    semaphore.release_many(2)
+                }
+            };
+            if let Err(error) = released {
+                is_clear(&error, "released", "in the background, once");
+            }
+            fired += times;
+            proxy.wait_fired(fired, SOON);
+            proxy.release();
+            stays(&server, "released", 5);
+        }
+    }
+}
+
+#[test]
+fn each_other_change_is_made_once_though_its_reply_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = client.semaphore("changed");
+    let lose = || {
+        proxy.on(Direction::Request, 1, Action::LoseReply, |bytes| {
+            contains(bytes, "EVAL") && contains(bytes, "changed")
+        });
+    };
+    semaphore.release_if_exists(1).unwrap();
+    lose();
+    assert!(semaphore.try_set_permits(3).unwrap(), "it was set by this call");
+    lose();
+    semaphore.add_permits(4).unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 7);
+    lose();
+    assert!(semaphore.release_if_exists(1).unwrap());
+    lose();
+    assert_eq!(semaphore.drain_permits().unwrap(), 8);
+    assert_eq!(proxy.fired(), 4);
+    stays(&server, "changed", 0);
+}
+
+#[test]
+fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    let semaphore = semaphore(&client, "frozen", 10);
+    let (released, dropped) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    for round in 0..3 {
+        server.pause();
+        let begun = Instant::now();
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let semaphore = semaphore.clone();
+                spawn(move || semaphore.acquire_many(2).map(drop).unwrap_err())
+            })
+            .collect();
+        for thread in threads {
+            is_clear(&thread.join(), "frozen", "the server");
+        }
+        assert!(begun.elapsed() < IMPATIENT * 6);
+        if round == 0 {
+            server.resume();
+            stays(&server, "frozen", 8);
+            server.pause();
+        } else if round == 1 {
+            is_clear(&semaphore.release().unwrap_err(), "frozen", "permit");
+        }
+        server.resume();
+        if round == 1 {
+            thread::sleep(UNIT);
+        }
+        wait_until("it answers", SOON, || semaphore.available_permits().is_ok());
+    }
+    drop(dropped);
+    released.release().unwrap();
+    // Whether the release of the second round was applied, it has said.
+    let free: i64 = server.connection().get("frozen").unwrap();
+    assert!(free == 10 || free == 11, "{free}");
+    stays(&server, "frozen", free);
+}
+
+/// Ends all connections of this kind, as an administrator would.
+fn kill(redis: &mut redis::Connection, kind: &str) {
+    let () =
+        redis::cmd("CLIENT").arg(&["KILL", "TYPE", kind, "SKIPME", "yes"]).query(redis).unwrap();
+}
+
+#[test]
+fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    // The proxies end connections, and not those of the test's own counters.
+    let proxies = [Proxy::before(&server), Proxy::before(&server)];
+    let urls = [proxies[0].url(), proxies[1].url()];
+    let (grants, errors) = contend(urls, &server, |random| {
+        let until = Instant::now() + UNIT * 30;
+        while Instant::now() < until {
+            let at = usize::try_from(random.below(2)).unwrap();
+            proxies[at].cut_all();
+            thread::sleep(Duration::from_micros(random.below(20_000)));
+        }
+    });
+    println!("{grants} grants, {errors} errors");
+    assert!(grants > 20, "{grants}");
+    stays(&server, "most", 3);
+}
+
+#[test]
+fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
+    let _bounded = bounded();
+    let server = server();
+    let proxies = [Proxy::before(&server), Proxy::before(&server)];
+    let urls = [proxies[0].url(), proxies[1].url()];
+    let (grants, errors) = contend(urls, &server, |random| {
+        let until = Instant::now() + UNIT * 30;
+        let seen = AtomicU64::new(1);
+        let salt = random.next();
+        let seen = Arc::new(seen);
+        for proxy in &proxies {
+            for action in [Action::LoseReply, Action::LoseRequest] {
+                let seen = Arc::clone(&seen);
+                proxy.on(Direction::Request, usize::MAX, action, move |bytes| {
+                    let at = seen.fetch_add(1, Ordering::SeqCst) ^ salt;
+                    contains(bytes, "EVAL") && at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59 == 0
+                });
+            }
+        }
+        while Instant::now() < until {
+            thread::sleep(UNIT);
+        }
+        proxies.iter().for_each(Proxy::clear_rules);
+    });
+    let fired: usize = proxies.iter().map(Proxy::fired).sum();
+    println!("{grants} grants, {errors} errors, {fired} lost");
+    assert!(grants > 20 && fired > 20, "{grants} {fired}");
+    stays(&server, "most", 3);
+}
+
+#[test]
+fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let (waits, releases) = (client(&server), client(&server).semaphore("absence"));
+    let mut redis = server.connection();
+    for round in 0..6 {
+        let semaphore = waits.semaphore("absence");
+        let waiter = spawn(move || semaphore.acquire().unwrap().forget());
+        wait_subscribed(&server, &channel("absence"));
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        match round % 3 {
+            0 => {
+                kill(&mut redis, "pubsub");
+                releases.release().unwrap();
+            }
+            1 => {
+                releases.release().unwrap();
+                kill(&mut redis, "pubsub");
+            }
+            // Before the message is read, if it is quick: in one packet.
+            _ => {
+                let () = redis::pipe()
+                    .cmd("CLIENT")
+                    .arg(&["KILL", "TYPE", "pubsub"])
+                    .ignore()
+                    .incr("absence", 1)
+                    .ignore()
+                    .publish(channel("absence"), "1")
+                    .ignore()
+                    .query(&mut redis)
+                    .unwrap();
+            }
+        }
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL, "{round}: {:?}", begun.elapsed());
+    }
+    stays(&server, "absence", 0);
+}
+
+#[test]
+fn who_waits_gets_on_when_the_servers_data_is_gone() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    for way in ["FLUSHALL", "restart"] {
+        let semaphore = semaphore(&one, "emptied", 2);
+        let held = semaphore.acquire_many(2).unwrap();
+        let waiters: Vec<_> = (0..4_usize)
+            .map(|at| {
+                let semaphore = [&one, &other][at % 2].semaphore("emptied");
+                let waiter = spawn(move || semaphore.acquire().unwrap().forget());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        wait_subscribed(&server, &channel("emptied"));
+        match way {
+            "FLUSHALL" => {
+                let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
+            }
+            _ => server.restart_empty(),
+        }
+        held.forget();
+        // None is made of nothing.
+        thread::sleep(UNIT * 2);
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        let again = one.semaphore("emptied");
+        again.add_permits(4).unwrap();
+        waiters.into_iter().for_each(Running::join);
+        stays(&server, "emptied", 0);
+        let () = server.connection().del("emptied").unwrap();
+    }
+}
+
+#[test]
+fn a_key_that_is_no_semaphore_is_left_as_it_is() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let () = redis.hset("hash", "field", "precious").unwrap();
+    let () = redis.set("text", "precious").unwrap();
+    for name in ["hash", "text"] {
+        let semaphore = client.semaphore(name);
+        let mut errors = vec![
+            semaphore.acquire().map(drop).unwrap_err(),
+            semaphore.try_acquire().map(drop).unwrap_err(),
+            semaphore.try_acquire_for(UNIT).map(drop).unwrap_err(),
+            semaphore.add_permits(1).unwrap_err(),
+            semaphore.drain_permits().map(drop).unwrap_err(),
+            semaphore.release().unwrap_err(),
+            semaphore.release_if_exists(1).map(drop).unwrap_err(),
+            semaphore.available_permits().map(drop).unwrap_err(),
+        ];
+        if let Err(error) = semaphore.try_set_permits(1) {
+            errors.push(error);
+        }
+        for error in errors {
+            assert_eq!(error.name(), Some(name), "{error}");
+            let kind = error.kind();
+            assert!(matches!(kind, ErrorKind::Redis | ErrorKind::Protocol), "{error:?}");
+        }
+    }
+    assert_eq!(redis.hget::<_, _, String>("hash", "field").unwrap(), "precious");
+    assert_eq!(redis.get::<_, String>("text").unwrap(), "precious");
+}
+
+#[test]
+fn something_else_under_the_requests_key_is_an_error_and_changes_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = semaphore(&client(&server), "requests", 3);
+    let mut redis = server.connection();
+    let permit = semaphore.acquire().unwrap();
+    let keys: Vec<String> = redis.keys("redlatch_request:*").unwrap();
+    assert_eq!(keys.len(), 1);
+    let () = redis.del(&keys[0]).unwrap();
+    let () = redis.rpush(&keys[0], "no string").unwrap();
+    assert_eq!(semaphore.acquire().map(drop).unwrap_err().kind(), ErrorKind::Redis);
+    assert!(semaphore.release().is_err());
+    // Tried again until it can be done.
+    drop(permit);
+    assert_eq!(redis.get::<_, i64>("requests").unwrap(), 2);
+    let () = redis.del(&keys[0]).unwrap();
+    stays(&server, "requests", 3);
+}
+
+#[test]
+fn without_memory_nothing_is_taken_and_what_is_given_back_comes_back_later() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = client(&server);
+    let semaphore = semaphore(&client, "memory", 5);
+    let limit = |bytes: &str| {
+        let () = redis::cmd("CONFIG")
+            .arg(&["SET", "maxmemory", bytes])
+            .query(&mut server.connection())
+            .unwrap();
+    };
+    let (dropped, released) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    limit("1");
+    is_clear(&semaphore.acquire().map(drop).unwrap_err(), "memory", "maxmemory");
+    is_clear(&semaphore.try_acquire().map(drop).unwrap_err(), "memory", "maxmemory");
+    is_clear(&semaphore.release().unwrap_err(), "memory", "no permit was given back");
+    drop(dropped);
+    is_clear(&released.release().unwrap_err(), "memory", "in the background, once");
+    limit("0");
+    stays(&server, "memory", 5);
+    semaphore.acquire_many(5).unwrap().release().unwrap();
+    stays(&server, "memory", 5);
+}
+
+#[test]
+fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let (client, other) = (client(&server), client(&server));
+    let semaphore = semaphore(&client, "in part", 3);
+    let mut redis = server.connection();
+    for _ in 0..8 {
+        let all = other.semaphore("in part").acquire_many(3).unwrap();
+        let (first, second) = (semaphore.clone(), semaphore.clone());
+        let mut limits = server.connection();
+        let mut limit = move |bytes: &str| {
+            let () =
+                redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).query(&mut limits).unwrap();
+        };
+        let first = spawn(move || {
+            let permit = first.acquire_many(3).unwrap();
+            // The next one in line finds that there are none, before this one's turn is over.
+            thread::sleep(Duration::from_millis(2));
+            limit("1");
+            permit.forget();
+            first.release_many(3)
+        });
+        first.wait_asleep();
+        let second = spawn(move || second.acquire().map(redlatch::Permit::forget));
+        second.wait_asleep();
+        all.release().unwrap();
+        let released = first.join();
+        let () = redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).query(&mut redis).unwrap();
+        if let Err(error) = released
+            && error.to_string().contains("no permit was given back")
+        {
+            semaphore.release_many(3).unwrap();
+        }
+        // It may have been told that there is no memory.
+        if second.join().is_ok() {
+            semaphore.release().unwrap();
+        }
+        stays(&server, "in part", 3);
+    }
+}
+
+#[test]
+fn a_flush_of_the_scripts_is_not_noticed() {
+    let _bounded = bounded();
+    let server = server();
+    let urls = [server.url(), server.url()];
+    let (grants, errors) = contend(urls, &server, |_| {
+        let mut redis = server.connection();
+        let until = Instant::now() + UNIT * 10;
+        while Instant::now() < until {
+            let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
+            thread::yield_now();
+        }
+    });
+    assert!(grants > 20 && errors == 0, "{grants} {errors}");
+    stays(&server, "most", 3);
+}
+
+#[test]
+fn without_the_right_to_publish_permits_come_back_all_the_same() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let () = redis::cmd("ACL")
+        .arg(&["SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-publish"])
+        .query(&mut redis)
+        .unwrap();
+    let url = format!("redis://mute:secret@127.0.0.1:{}/", server.port());
+    let semaphore = semaphore(&Client::connect(&url).unwrap(), "mute", 2);
+    semaphore.acquire_many(2).unwrap().release().unwrap();
+    drop(semaphore.acquire().unwrap());
+    semaphore.add_permits(1).unwrap();
+    stays(&server, "mute", 3);
+}
+
+#[test]
+fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let first = semaphore(&client, "most", 3);
+    let mut worker = Worker::spawn_test("worker", "contender", &[&server.url(), "7"]);
+    worker.expect_line("starts", SOON);
+    thread::sleep(UNIT);
+    worker.sigkill();
+    let free = AtomicI64::new(-1);
+    wait_until("nothing changes any more", SOON, || {
+        let now = first.available_permits().unwrap();
+        thread::sleep(UNIT);
+        free.swap(now, Ordering::SeqCst) == now
+    });
+    let free = first.available_permits().unwrap();
+    assert!((0..=3).contains(&free), "{free}");
+    first.add_permits(3 - free).unwrap();
+    drop(first.try_acquire_many_for(3, SOON).unwrap().expect("all are there"));
+}

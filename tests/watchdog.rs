@@ -1,0 +1,621 @@
+//! How a hold stays alive, and how its holder learns that it did not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{Client, ErrorKind, HoldState, LockGuard, LostReason};
+use redlatch_testkit::{Action, Proxy};
+
+/// Short enough to see its end, long enough for a busy machine to renew it in time.
+const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+
+/// The reasons that a guard's `on_lost` was called with.
+#[derive(Clone, Default)]
+struct Losses(Arc<Mutex<Vec<LostReason>>>);
+
+impl Losses {
+    fn of(guard: &LockGuard) -> Self {
+        let losses = Self::default();
+        let told = losses.clone();
+        guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
+        losses
+    }
+
+    fn so_far(&self) -> Vec<LostReason> {
+        self.0.lock().unwrap().clone()
+    }
+
+    #[track_caller]
+    fn wait(&self) -> LostReason {
+        wait_until("on_lost is called", SOON, || !self.so_far().is_empty());
+        self.so_far()[0]
+    }
+}
+
+// The three experiments.
+
+#[test]
+fn experiment_1_the_watchdog_keeps_a_lock_that_nobody_releases() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, LEASE), client(&server));
+    let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
+    let losses = Losses::of(&guard);
+    let begun = Instant::now();
+    // Somebody else wants it all the time, for several leases.
+    assert!(other.reentrant_lock("redisson:lock").try_lock_for(LEASE * 4).unwrap().is_none());
+    assert!(begun.elapsed() > LEASE * 4);
+    assert!(guard.is_held());
+    assert_eq!(guard.state(), HoldState::Held);
+    let left = pttl(&mut server.connection(), "redisson:lock");
+    assert!(left > 0 && left <= i64::try_from(LEASE.as_millis()).unwrap(), "{left} ms");
+    assert_eq!(losses.so_far(), []);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("redisson:lock").with_lease(LEASE);
+    let before = Commands::so_far(&server).of("pexpire");
+    let guard = lock.lock().unwrap();
+    let losses = Losses::of(&guard);
+    // Time is the subject: the work takes longer than the lease.
+    thread::sleep(LEASE * 3 / 2);
+    assert!(!guard.is_held());
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_eq!(guard.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert!(!lock.is_held_by_current_thread());
+    assert_eq!(lock.hold_count(), 0);
+    assert!(!lock.is_locked().unwrap());
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert!(error.to_string().contains("\"redisson:lock\""), "{error}");
+    assert_eq!(Commands::so_far(&server).of("pexpire") - before, 1, "it was never renewed");
+    assert_eq!(losses.so_far().len(), 1);
+}
+
+#[test]
+fn experiment_3_a_leases_end_lets_another_in_whom_the_late_unlock_does_not_touch() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
+    // Behind a thread of another client, and behind one of the same.
+    for next in [other, one.clone()] {
+        let lock = one.reentrant_lock("redisson:lock").with_lease(LEASE);
+        let begun = Instant::now();
+        let guard = lock.lock().unwrap();
+        let theirs = next.reentrant_lock("redisson:lock");
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let waiter = spawn(move || {
+            let guard = theirs.lock().unwrap();
+            let entered = Instant::now();
+            // Until the late unlock is over.
+            let _ = receiver.recv();
+            assert!(guard.is_held());
+            guard.unlock().unwrap();
+            entered
+        });
+        wait_until("the lease ends", SOON, || !guard.is_held());
+        let held_by_another = || {
+            let holder = holder(&mut server.connection(), "redisson:lock");
+            !guard.is_held() && holder.is_some()
+        };
+        wait_until("the waiter has it", SOON, held_by_another);
+        thread::sleep(UNIT / 10);
+        let before = holder(&mut server.connection(), "redisson:lock");
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+        assert_eq!(holder(&mut server.connection(), "redisson:lock"), before);
+        drop(sender);
+        let entered = waiter.join() - begun;
+        // Redis counts whole milliseconds.
+        assert!(entered + Duration::from_millis(2) >= LEASE, "too early: {entered:?}");
+        assert!(entered < BEFORE_A_POLL, "{entered:?}");
+    }
+}
+
+// Renewal.
+
+#[test]
+fn holds_that_are_due_together_are_renewed_together() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE * 3;
+    let client = watched(&server, lease);
+    let count = 400;
+    let begun = Instant::now();
+    let guards: Vec<_> =
+        (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
+    let taking = begun.elapsed();
+    let before = Commands::so_far(&server);
+    // Time is the subject: two leases are about six renewals of each.
+    thread::sleep(lease * 2);
+    let after = Commands::so_far(&server);
+    let renewals = after.of("pexpire") - before.of("pexpire");
+    let calls = after.scripts() - before.scripts();
+    assert!(guards.iter().all(LockGuard::is_held));
+    assert!(renewals >= count * 3, "{renewals} renewals");
+    assert!(renewals <= count * 12, "{renewals} renewals");
+    // Taken over a longer time, they fall due in more groups.
+    let groups = 1 + u64::try_from(taking.as_millis() * 64 / lease.as_millis()).unwrap();
+    let bound = renewals / 20 + 10 * groups;
+    assert!(calls < bound.min(renewals / 4), "{calls} calls for {renewals} renewals");
+    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
+}
+
+#[test]
+fn a_short_hold_is_never_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE * 3);
+    let lock = client.reentrant_lock("short");
+    lock.lock().unwrap().unlock().unwrap();
+    let before = Commands::so_far(&server);
+    for _ in 0..100 {
+        lock.lock().unwrap().unlock().unwrap();
+    }
+    let after = Commands::so_far(&server);
+    assert_eq!(after.scripts() - before.scripts(), 200);
+    assert_eq!(after.of("pexpire") - before.of("pexpire"), 100);
+}
+
+#[test]
+fn no_renewal_follows_a_release() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let (dropped, unlocked) = (client.reentrant_lock("a"), client.reentrant_lock("b"));
+    let guards = (dropped.lock().unwrap(), unlocked.lock().unwrap());
+    // Time is the subject: they have been renewed.
+    thread::sleep(LEASE);
+    let (first, second) = guards;
+    drop(first);
+    second.unlock().unwrap();
+    wait_free(&server, "a", SOON);
+    // One that was on its way at the release.
+    thread::sleep(UNIT);
+    let before = Commands::so_far(&server).scripts();
+    // Somebody else takes it: nothing of the earlier hold touches this one.
+    hold_as_redisson(&mut server.connection(), "b", LEASE * 2);
+    thread::sleep(LEASE * 3 / 2);
+    assert_eq!(Commands::so_far(&server).scripts(), before);
+    thread::sleep(LEASE);
+    assert_eq!(holder(&mut server.connection(), "b"), None, "its lease has ended unrenewed");
+}
+
+#[test]
+fn a_hold_whose_thread_has_ended_is_not_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
+    let lock = one.reentrant_lock("orphan");
+    let losses = Losses::default();
+    let (same, told) = (lock.clone(), losses.clone());
+    let ended = thread::spawn(move || {
+        let guard = same.lock().unwrap();
+        guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
+        guard.forget();
+        same.lock().unwrap().forget();
+    });
+    ended.join().unwrap_or_else(|panic| resume_unwind(panic));
+    let begun = Instant::now();
+    // A thread of the same client and one of another wait for it.
+    let waiters: Vec<_> = [lock, other.reentrant_lock("orphan")]
+        .into_iter()
+        .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
+        .collect();
+    waiters.into_iter().for_each(Running::join);
+    // At the lease's end, or one renewal later if that was on its way.
+    let took = begun.elapsed();
+    assert!(took > LEASE / 2 && took < LEASE * 2 + BEFORE_A_POLL, "{took:?}");
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
+}
+
+#[test]
+fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("forgotten");
+    lock.lock().unwrap().forget();
+    drop(lock);
+    // Time is the subject.
+    thread::sleep(LEASE * 2);
+    let lock = client.reentrant_lock("forgotten");
+    assert!(lock.is_held_by_current_thread());
+    assert!(lock.is_locked().unwrap());
+    lock.unlock().unwrap();
+    assert!(!lock.is_locked().unwrap());
+}
+
+#[test]
+fn a_hold_is_not_renewed_past_max_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let longest = LEASE * 2;
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LEASE).max_hold(longest).connect().unwrap();
+    let begun = Instant::now();
+    let guard = client.reentrant_lock("longest").lock().unwrap();
+    let losses = Losses::of(&guard);
+    assert_eq!(losses.wait(), LostReason::LeaseExpired);
+    let took = begun.elapsed();
+    assert!(took > longest - LEASE / 10, "it was renewed at first: {took:?}");
+    assert!(took < longest + LEASE + BEFORE_A_POLL, "{took:?}");
+    assert!(!guard.is_held());
+    wait_free(&server, "longest", SOON);
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    // The next hold has its own time.
+    client.reentrant_lock("longest").lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("nested");
+    let outer = lock.with_lease(LEASE).lock().unwrap();
+    let inner = lock.lock().unwrap();
+    // Time is the subject, here and below.
+    thread::sleep(LEASE * 2);
+    assert!(outer.is_held() && inner.is_held());
+    inner.unlock().unwrap();
+    assert!(outer.is_held());
+    thread::sleep(LEASE * 3 / 2);
+    assert!(!outer.is_held());
+    assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+}
+
+#[test]
+fn a_failed_renewal_is_tried_again_until_the_deadline() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = watched(&server, LEASE * 4);
+    let guard = client.reentrant_lock("retried").lock().unwrap();
+    let losses = Losses::of(&guard);
+    let set = |of: &[&str]| -> String {
+        redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
+    };
+    for _ in 0..2 {
+        // A replica of nobody refuses writes, renewals with them.
+        set(&["127.0.0.1", "1"]);
+        wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+        assert!(guard.is_held());
+        set(&["NO", "ONE"]);
+        wait_until("a renewal has succeeded", SOON, || guard.state() != HoldState::Unconfirmed);
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    assert_eq!(losses.so_far(), []);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_failed_renewal_is_not_left_to_the_next_third() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let lease = LEASE * 5;
+    let client = watched(&server, lease);
+    let guard = client.reentrant_lock("soon").lock().unwrap();
+    let set = |of: &[&str]| -> String {
+        redis::cmd("REPLICAOF").arg(of).query(&mut server.connection()).unwrap()
+    };
+    set(&["127.0.0.1", "1"]);
+    // The second third has gone by as well; the next would be the end.
+    wait_until("the lease is nearly over", SOON, || guard.remaining() < lease * 3 / 10);
+    set(&["NO", "ONE"]);
+    wait_until("it is renewed or lost", SOON, || guard.state() != HoldState::Unconfirmed);
+    assert_eq!(guard.state(), HoldState::Held);
+    assert!(guard.remaining() > lease / 2);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE * 3;
+    let client = watched(&server, lease);
+    let guards: Vec<_> =
+        (0..50).map(|at| client.reentrant_lock(&format!("still:{at}")).lock().unwrap()).collect();
+    let losses: Vec<_> = guards.iter().map(Losses::of).collect();
+    // Time is the subject: the first renewal falls into the pause.
+    server.pause();
+    thread::sleep(lease * 11 / 20);
+    server.resume();
+    thread::sleep(lease * 3 / 2);
+    for (guard, losses) in guards.iter().zip(&losses) {
+        assert_eq!(guard.state(), HoldState::Held, "{guard:?}");
+        assert_eq!(losses.so_far(), []);
+    }
+    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
+}
+
+// Losing.
+
+#[test]
+fn a_lost_hold_is_told_at_the_deadline_though_the_server_does_not_answer() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let guard = client.reentrant_lock("silent").lock().unwrap();
+    let second = client.reentrant_lock("silent too").with_lease(LEASE).lock().unwrap();
+    let losses = [Losses::of(&guard), Losses::of(&second)];
+    server.pause();
+    let begun = Instant::now();
+    for losses in &losses {
+        assert_eq!(losses.wait(), LostReason::LeaseExpired);
+    }
+    let took = begun.elapsed();
+    assert!(took < LEASE + BEFORE_A_POLL, "{took:?}");
+    assert!(!guard.is_held() && !second.is_held());
+    server.resume();
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    // What the server still has of them does not stay.
+    wait_free(&server, "silent", SOON);
+    client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
+    assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
+}
+
+#[test]
+fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = LEASE * 5;
+    let (client, other) = (watched(&server, lease), client(&server));
+    let ways: [(&str, &dyn Fn()); 4] = [
+        ("DEL", &|| server.connection().del("gone").unwrap()),
+        ("FLUSHALL", &|| {
+            let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
+        }),
+        ("another's force_unlock", &|| {
+            assert!(other.reentrant_lock("gone").force_unlock().unwrap());
+        }),
+        ("a restart without data", &|| server.restart_empty()),
+    ];
+    for (way, take_away) in ways {
+        let guard = client.reentrant_lock("gone").lock().unwrap();
+        let losses = Losses::of(&guard);
+        let begun = Instant::now();
+        take_away();
+        // Somebody else has it already, and keeps it.
+        let theirs = other.reentrant_lock("gone").try_lock_for(SOON).unwrap().unwrap();
+        let held = holder(&mut server.connection(), "gone");
+        assert_eq!(losses.wait(), LostReason::Revoked, "{way}");
+        let took = begun.elapsed();
+        assert!(took < lease * 2 / 3, "{way}: not at the next renewal: {took:?}");
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::Revoked), "{way}");
+        assert!(!guard.is_held());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost, "{way}");
+        assert_eq!(losses.so_far().len(), 1, "{way}");
+        assert_eq!(holder(&mut server.connection(), "gone"), held, "{way}");
+        theirs.unlock().unwrap();
+        // New locks work, and are renewed.
+        let before = Commands::so_far(&server).of("pexpire");
+        let guard = client.reentrant_lock("gone").lock().unwrap();
+        let renewed = || Commands::so_far(&server).of("pexpire") > before + 1;
+        wait_until("the new hold is renewed", SOON, renewed);
+        assert!(guard.is_held(), "{way}");
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_loss_that_the_unlock_finds_is_its_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("found");
+    let guard = lock.lock().unwrap();
+    let () = server.connection().del("found").unwrap();
+    hold_as_redisson(&mut server.connection(), "found", LONG);
+    assert!(guard.is_held(), "nobody has asked yet");
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert_eq!(holder(&mut server.connection(), "found").unwrap().0, FOREIGN);
+    assert!(!lock.is_held_by_current_thread());
+}
+
+#[test]
+fn another_value_under_the_name_loses_that_hold_and_no_other() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE * 3);
+    let guards: Vec<_> =
+        (0..3).map(|at| client.reentrant_lock(&format!("type:{at}")).lock().unwrap()).collect();
+    let losses = Losses::of(&guards[1]);
+    let () = server.connection().set("type:1", "no lock").unwrap();
+    assert_eq!(losses.wait(), LostReason::Revoked);
+    // Time is the subject: the others' leases would be over.
+    thread::sleep(LEASE * 4);
+    assert!(guards[0].is_held() && !guards[1].is_held() && guards[2].is_held());
+    let value: String = server.connection().get("type:1").unwrap();
+    assert_eq!(value, "no lock");
+}
+
+#[test]
+fn each_callback_is_called_once_whatever_else_happens() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let lock = client.reentrant_lock("callbacks").with_lease(LEASE);
+    let guard = lock.lock().unwrap();
+    let inner = lock.lock().unwrap();
+    let calls: Vec<_> = (0..5).map(|_| Arc::new(AtomicU64::new(0))).collect();
+    for (at, call) in calls.iter().enumerate().take(3) {
+        let call = Arc::clone(call);
+        let guard = if at == 2 { &inner } else { &guard };
+        guard.on_lost(move |_| {
+            call.fetch_add(1, Ordering::SeqCst);
+            assert!(at != 0, "the callback's own panic");
+        });
+    }
+    let seen = |at: usize| calls[at].load(Ordering::SeqCst);
+    wait_until("the callbacks are called", SOON, || (0..3).all(|at| seen(at) == 1));
+    // Registered when it is lost already, also by a callback that uses the library.
+    let (call, again) = (Arc::clone(&calls[3]), lock.clone());
+    guard.on_lost(move |reason| {
+        assert_eq!(reason, LostReason::LeaseExpired);
+        again.lock().unwrap().unlock().unwrap();
+        call.fetch_add(1, Ordering::SeqCst);
+    });
+    wait_until("the late callback is called", SOON, || seen(3) == 1);
+    // The loss is found again by others.
+    assert!(guard.check(Duration::ZERO).is_err());
+    assert!(!lock.force_unlock().unwrap());
+    assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    drop(guard);
+    // A hold that is released is not lost.
+    let guard = lock.lock().unwrap();
+    let call = Arc::clone(&calls[4]);
+    guard.on_lost(move |_| call.store(1, Ordering::SeqCst));
+    guard.unlock().unwrap();
+    // Time is the subject: the lease would be over.
+    thread::sleep(LEASE * 3 / 2);
+    assert_eq!((0..5).map(seen).collect::<Vec<_>>(), [1, 1, 1, 1, 0]);
+}
+
+#[test]
+fn a_callback_that_blocks_delays_no_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let lost = client.reentrant_lock("lost").lock().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    let entered = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&entered);
+    lost.on_lost(move |_| {
+        told.store(true, Ordering::SeqCst);
+        let _ = receiver.recv();
+    });
+    assert!(client.reentrant_lock("lost").force_unlock().unwrap());
+    wait_until("the callback runs", SOON, || entered.load(Ordering::SeqCst));
+    // Time is the subject.
+    thread::sleep(LEASE * 2);
+    assert!(kept.is_held());
+    drop(sender);
+    kept.unlock().unwrap();
+}
+
+// Never longer.
+
+#[test]
+fn a_guard_never_says_held_when_the_server_says_gone() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LONG);
+    let mut redis = server.connection();
+    for (round, millis) in [3, 5, 10, 20, 50, 120, 200].into_iter().cycle().enumerate().take(28) {
+        let lock = client.reentrant_lock("never").with_lease(Duration::from_millis(millis));
+        let Ok(guard) = lock.lock() else { continue };
+        loop {
+            let gone: bool = !redis.exists::<_, bool>("never").unwrap();
+            // After the server's word.
+            let held = guard.is_held();
+            assert!(!(gone && held), "round {round}, a lease of {millis} ms: {guard:?}");
+            if gone {
+                break;
+            }
+        }
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    }
+}
+
+#[test]
+fn an_unlock_right_after_the_deadline_is_late() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = watched(&server, LONG).reentrant_lock("at once");
+    let lock = lock.with_lease(UNIT / 5);
+    for round in 0..20 {
+        let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
+        // Whether the wheel has seen it yet or not.
+        while outer.is_held() {
+            std::hint::spin_loop();
+        }
+        if round % 2 == 0 {
+            drop(inner);
+        } else {
+            assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        }
+        assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    }
+}
+
+#[test]
+fn a_deadline_counts_from_before_the_request_was_sent() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url())
+        .watchdog_timeout(LONG)
+        .response_timeout(SOON)
+        .connect()
+        .unwrap();
+    let lock = client.reentrant_lock("late");
+    lock.lock().unwrap().unlock().unwrap();
+    let lease = UNIT * 10;
+    let lock = lock.with_lease(lease);
+
+    // The reply comes after more than half of the lease.
+    proxy.on_request("late", Action::DelayReply(lease * 6 / 10));
+    let guard = lock.lock().unwrap();
+    assert!(guard.remaining() <= lease * 4 / 10, "{guard:?}");
+    guard.unlock().unwrap();
+
+    // It comes after its end: that is no grant. The lock is taken anew, with a lease of its own.
+    let mut redis = server.connection();
+    proxy.on_request("late", Action::DelayReply(lease * 12 / 10));
+    let begun = Instant::now();
+    let guard = lock.lock().unwrap();
+    assert!(begun.elapsed() >= lease);
+    assert!(guard.is_held());
+    let left = pttl(&mut redis, "late");
+    assert!(left > 0, "held by nobody");
+    assert!(guard.remaining() <= Duration::from_millis(left.unsigned_abs()) + UNIT / 10);
+    guard.unlock().unwrap();
+    assert_eq!(holder(&mut redis, "late"), None);
+}
+
+#[test]
+fn a_renewals_late_reply_does_not_make_the_deadline_later() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = UNIT * 30;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    let guard = client.reentrant_lock("slow").lock().unwrap();
+    let mut redis = server.connection();
+    let until = Instant::now() + lease * 3 / 2;
+    // Every reply comes later by less than what the renewal waits for.
+    proxy.set_delay(lease / 20);
+    while Instant::now() < until {
+        let looked = Instant::now();
+        let remaining = guard.remaining();
+        // Asked after, so it is less than what the guard knew by what has passed since.
+        let left = pttl(&mut redis, "slow");
+        assert!(left >= 0, "gone");
+        let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
+        assert!(remaining <= left + UNIT / 100, "{remaining:?} on {left:?}");
+        thread::sleep(UNIT / 10);
+    }
+    assert!(guard.is_held());
+    proxy.set_delay(Duration::ZERO);
+    guard.unlock().unwrap();
+}
