@@ -16,7 +16,7 @@ pub(crate) enum Connected {
 }
 
 pub(crate) enum Latch {
-    Plain(PlainLatchHandle),
+    Plain(Box<PlainLatchHandle>),
     Ours(CountDownLatch),
 }
 
@@ -45,7 +45,7 @@ impl Kind {
 impl Connected {
     pub(crate) fn latch(&self, name: &str) -> Latch {
         match self {
-            Self::Plain(client) => Latch::Plain(client.latch(name).handle().unwrap()),
+            Self::Plain(client) => Latch::Plain(Box::new(client.latch(name).handle().unwrap())),
             Self::Ours(client) => Latch::Ours(client.count_down_latch(name)),
         }
     }
