@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Contender, Queue, Signal, Try, Wait, Waiter, Wake};
+use crate::acquire::{Attempt, Contender, Queue, Signal, Try, Wait, Waiter, Wake};
 use crate::cancel::CancelToken;
 use crate::client::{Client, Core};
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, LatchKeys};
+use crate::pubsub::Fence;
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
@@ -110,9 +111,10 @@ impl CountDownLatch {
 
     /// Waits until the latch is open.
     ///
-    /// Open: one round trip. Else the thread sleeps until the message of the last count-down, a
-    /// reconnect or a slow poll of about 5 s lets the process ask again. One thread asks for all
-    /// that wait in this process.
+    /// Open: one round trip. Else the thread sleeps until the message of the last count-down, which
+    /// ends the wait by itself, or until a reconnect or a slow poll of about 5 s lets the process
+    /// ask again. One thread asks for all that wait in this process. A latch that was opened
+    /// during the wait and set anew since may end it or not.
     ///
     /// # Errors
     ///
@@ -206,7 +208,22 @@ impl CountDownLatch {
             wait,
             news: &|| false,
         };
-        let opened = contender.acquire(|_| site.ask(), |_| Duration::ZERO)?;
+        let mut asked: Option<Asked> = None;
+        let opened = contender.acquire(
+            |Attempt { listening, .. }| {
+                let Some((subscription, _)) = listening else { return site.ask(None) };
+                // The message says it all. A latch that was set anew meanwhile was open
+                // nevertheless, for all who waited then.
+                if let Some(asked) = asked.filter(|asked| subscription.is_zero_since(asked.fence)) {
+                    site.gate.tell_until(asked.arrivals, || Signal::Granted(()));
+                    return Ok(Try::Granted(()));
+                }
+                let fence = core.pubsub.fence(&site.channel);
+                asked = Some(Asked { fence: fence.number, arrivals: site.gate.arrivals() });
+                site.ask(Some(&fence))
+            },
+            |_| Duration::ZERO,
+        )?;
         Ok(opened.is_some())
     }
 }
@@ -215,6 +232,14 @@ impl fmt::Debug for CountDownLatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CountDownLatch").field("name", &self.site.name).finish_non_exhaustive()
     }
+}
+
+/// What the leader asked last.
+#[derive(Clone, Copy)]
+struct Asked {
+    fence: u64,
+    /// How many had come before.
+    arrivals: u64,
 }
 
 type LatchWaiter = Waiter<(), ()>;
@@ -232,6 +257,10 @@ impl LatchGate {
 
     fn give_up(&self, waiter: &Arc<LatchWaiter>) -> Option<Signal<()>> {
         self.0.lock().give_up(waiter)
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.0.lock().arrivals()
     }
 
     fn tell_until(&self, arrival: u64, signal: impl FnMut() -> Signal<()>) {
@@ -292,10 +321,11 @@ impl LatchSite {
     }
 
     /// Asks whether the latch is open, for all that came before.
-    fn ask(&self) -> Result<Try<()>, Error> {
+    fn ask(&self, fence: Option<&Fence<'_>>) -> Result<Try<()>, Error> {
         // Who comes after this may wait for another count: a latch may be set anew.
-        let arrivals = self.gate.0.lock().arrivals();
-        match self.scripts().count() {
+        let arrivals = self.gate.arrivals();
+        let scripts = self.scripts();
+        match fence.map_or_else(|| scripts.count(), |fence| scripts.wait(fence)) {
             Ok(count) if count <= 0 => {
                 self.gate.tell_until(arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))

@@ -138,13 +138,13 @@ impl ReentrantLock {
         let mut request = Request::new(site, terms);
         let mut tries = 0;
         let granted = contender.acquire(
-            |count| {
-                tries = count;
+            |attempt| {
+                tries = attempt.tries;
                 let tried = request.send()?;
                 // The second try is the subscription's, no race was lost with it.
                 match tried {
-                    Try::Busy(_) if count > 1 => site.gate.with_backoff(|backoff| backoff.lost()),
-                    Try::Granted(_) if count > 1 => site.gate.with_backoff(|backoff| backoff.won()),
+                    Try::Busy(_) if tries > 1 => site.gate.with_backoff(|backoff| backoff.lost()),
+                    Try::Granted(_) if tries > 1 => site.gate.with_backoff(|backoff| backoff.won()),
                     _ => {}
                 }
                 Ok(tried)

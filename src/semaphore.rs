@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::{
-    Before, Contender, PermitEntered, PermitGate, PermitWaiter, Signal, Try, Wait, YIELD,
+    Attempt, Before, Contender, PermitEntered, PermitGate, PermitWaiter, Signal, Try, Wait, YIELD,
 };
 use crate::cancel::CancelToken;
 use crate::client::{Client, Core};
@@ -284,7 +284,8 @@ impl Semaphore {
         }
         let thread = Thread::current();
         let mut entered = site.gate.enter(&thread, permits, wait.blocks());
-        if let PermitEntered::Open = entered {
+        let asked = matches!(entered, PermitEntered::Open);
+        if asked {
             if site.ask(permits)? {
                 return Ok(Some(self.permit(permits)));
             }
@@ -299,11 +300,11 @@ impl Semaphore {
             PermitEntered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
                 Some(Signal::Granted(())) => return Ok(Some(self.permit(permits))),
                 Some(Signal::Failed(error)) => return Err(error),
-                Some(Signal::Baton) => site.gate.leads(&thread, permits),
+                Some(Signal::Baton) => {}
                 None => return Ok(None),
             },
         }
-        let granted = self.lead(&thread, permits, wait)?;
+        let granted = self.lead(&thread, permits, wait, asked)?;
         Ok(granted.then(|| self.permit(permits)))
     }
 
@@ -318,7 +319,14 @@ impl Semaphore {
     }
 
     /// Asks Redis, and waits for other processes, or for what this one's threads give back.
-    fn lead(&self, thread: &Arc<Thread>, permits: u32, wait: Wait<'_>) -> Result<bool, Error> {
+    /// `asked`: the server has just refused the thread.
+    fn lead(
+        &self,
+        thread: &Arc<Thread>,
+        permits: u32,
+        wait: Wait<'_>,
+        asked: bool,
+    ) -> Result<bool, Error> {
         let site = &self.site;
         let _baton = Baton { site };
         let contender = Contender {
@@ -335,10 +343,20 @@ impl Semaphore {
             contender.sleep(None, wait.sleep_until(rest), |_| false)?;
         }
         let granted = contender.acquire(
-            |tries| {
-                if site.gate.take_given() || site.ask(permits)? {
+            |Attempt { tries, listening }| {
+                if site.gate.take_given() {
+                    return Ok(Try::Granted(()));
+                }
+                let version = listening.map(|(_, version)| version);
+                if version.is_none() && asked || site.gate.would_be_refused(version, permits) {
+                    return Ok(Try::Busy(None));
+                }
+                if site.ask(permits)? {
                     site.gate.with_backoff(|backoff| backoff.won());
                     return Ok(Try::Granted(()));
+                }
+                if let Some(version) = version {
+                    site.gate.refused_at(version, permits);
                 }
                 if tries > 1 {
                     site.gate.with_backoff(|backoff| backoff.lost());
@@ -552,13 +570,17 @@ impl SemaphoreSite {
     /// How long the leader stays away from the race after it was woken.
     fn stay_away(&self, waited: Duration) -> Duration {
         let rest = self.rest_of_yield();
-        if rest.is_zero() { self.gate.pause(waited) } else { rest }
+        if rest.is_zero() { self.gate.pause(self.own_listeners(), waited) } else { rest }
+    }
+
+    fn own_listeners(&self) -> i64 {
+        i64::from(self.core.pubsub.listening(&self.channel).is_some())
     }
 
     /// After the process's turn, if others listen: for how long they go first.
     fn rest_of_yield(&self) -> Duration {
         let now = clock::now();
-        let own = i64::from(self.core.pubsub.listening(&self.channel).is_some());
+        let own = self.own_listeners();
         let stays = self.gate.with_turn(|turn| match turn.before(now) {
             Before::Yield(last) => {
                 let stays = turn.stays_away(own, now);

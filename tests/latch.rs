@@ -326,7 +326,7 @@ fn the_key_and_the_messages_are_redissons() {
 }
 
 #[test]
-fn a_java_services_last_count_down_wakes_and_a_lie_does_not() {
+fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
     let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "java", 2);
@@ -334,7 +334,7 @@ fn a_java_services_last_count_down_wakes_and_a_lie_does_not() {
     wait_subscribed(&server, &channel("java"));
     let mut redis = server.connection();
     let before = Commands::so_far(&server).of("get");
-    for message in ["0", "1", "7", "x", ""] {
+    for message in ["1", "7", "x", "", "00"] {
         let () = redis.publish(channel("java"), message).unwrap();
         thread::sleep(UNIT / 5);
     }
@@ -349,6 +349,52 @@ fn a_java_services_last_count_down_wakes_and_a_lie_does_not() {
         waiter.join();
     });
     assert!(begun.elapsed() < BEFORE_A_POLL);
+}
+
+#[test]
+fn a_late_message_of_the_count_before_does_not_open_the_next() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let late = Client::connect(&proxy.url()).unwrap();
+    let other = client(&server).count_down_latch("late");
+    let latch = latch(&late, "late", 1);
+    // It listens from here on, for a while after the wait too.
+    assert!(!latch.wait_for(UNIT).unwrap());
+    proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
+        contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
+    });
+    other.count_down().unwrap();
+    proxy.wait_fired(1, SOON);
+    assert!(other.try_set_count(1).unwrap());
+    let waiter = waiters(&latch, 1).remove(0);
+    let before = Commands::so_far(&server).of("get");
+    proxy.release();
+    // Each of the two messages makes it ask, and no more than that.
+    wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
+    thread::sleep(UNIT);
+    assert!(!waiter.is_finished());
+    let begun = Instant::now();
+    other.count_down().unwrap();
+    waiter.join();
+    assert!(begun.elapsed() < BEFORE_A_POLL);
+}
+
+#[test]
+fn the_last_message_opens_it_without_a_question() {
+    let _bounded = bounded();
+    let server = server();
+    let name = "message";
+    let other = client(&server).count_down_latch(name);
+    let latch = latch(&client(&server), name, 1);
+    let waiter = waiters(&latch, 1).remove(0);
+    wait_subscribed(&server, &channel(name));
+    wait_until("it has asked", SOON, || Commands::so_far(&server).of("get") >= 3);
+    let before = Commands::so_far(&server).of("get");
+    other.count_down().unwrap();
+    waiter.join();
+    // Two of the count-down's script, none of the waiter.
+    assert_eq!(Commands::so_far(&server).of("get") - before, 2);
 }
 
 // What breaks.
@@ -600,7 +646,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
         .collect();
     let () = redis.del("over").unwrap();
     let () = redis.rpush("over", "precious").unwrap();
-    let () = redis.publish(channel("over"), "0").unwrap();
+    let () = redis.publish(channel("over"), "1").unwrap();
     for waiter in waits {
         is_clear(&waiter.join(), "over", "waiting has ended");
     }

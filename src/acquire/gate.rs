@@ -246,7 +246,7 @@ impl Gate {
         }
         let hold = &tenancy.hold;
         if state.turn.may_pass(now)
-            && state.queue.first_need().is_some_and(|terms| hold.may_pass(*terms, now))
+            && state.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
             let mut passed = None;
             let wake = state.queue.grant_first(|first| {

@@ -147,19 +147,25 @@ pub(crate) enum Confirmation {
     Refused(Error),
 }
 
-/// How often a contender tried.
-pub(crate) type Tries = u32;
+/// A contender's next try.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt<'a> {
+    /// How many came before it.
+    pub(crate) tries: u32,
+    /// What the contender listens to, and its version before the try.
+    pub(crate) listening: Option<(&'a Subscription, u64)>,
+}
 
 impl Contender<'_> {
     /// Tries until granted, or until the wait is over (`None`). `pause` is asked after each
     /// wake-up how long to stay away from the race, given how long the wait was so far.
     pub(crate) fn acquire<T>(
         &self,
-        mut attempt: impl FnMut(Tries) -> Result<Try<T>, Error>,
+        mut attempt: impl FnMut(Attempt<'_>) -> Result<Try<T>, Error>,
         mut pause: impl FnMut(Duration) -> Duration,
     ) -> Result<Option<T>, Error> {
         self.wait.check(self.core, self.name)?;
-        if let Try::Granted(granted) = attempt(0)? {
+        if let Try::Granted(granted) = attempt(Attempt { tries: 0, listening: None })? {
             return Ok(Some(granted));
         }
         if self.wait.is_over() {
@@ -170,11 +176,12 @@ impl Contender<'_> {
         if !self.await_confirmation(&subscription)? {
             return Ok(None);
         }
-        let mut tries: Tries = 0;
+        let mut tries: u32 = 0;
         loop {
             tries = tries.saturating_add(1);
             let version = subscription.version();
-            let left = match attempt(tries)? {
+            let listening = Some((&subscription, version));
+            let left = match attempt(Attempt { tries, listening })? {
                 Try::Granted(granted) => return Ok(Some(granted)),
                 Try::Busy(left) => left,
             };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shuttle::thread;
 
-use super::{Contender, Try, Wait};
+use super::{Attempt, Contender, Try, Wait};
 use crate::cancel::CancelToken;
 use crate::client::Core;
 use crate::connection::model::Server;
@@ -28,7 +28,8 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
         news: &|| false,
     };
     let busy = Duration::from_secs(30);
-    let attempt = |_| Ok(if attempt() { Try::Granted(()) } else { Try::Busy(Some(busy)) });
+    let attempt =
+        |_: Attempt<'_>| Ok(if attempt() { Try::Granted(()) } else { Try::Busy(Some(busy)) });
     match contender.acquire(attempt, |_| Duration::ZERO) {
         Ok(granted) => granted.is_some(),
         Err(error) => {

@@ -30,6 +30,7 @@ struct State {
     leader: Option<Leader>,
     turn: Turn,
     backoff: Backoff,
+    refusal: Option<Refusal>,
 }
 
 #[derive(Debug)]
@@ -39,6 +40,19 @@ struct Leader {
     /// Permits were passed to it; it finds them before it asks again.
     given: bool,
 }
+
+/// What the server last refused. While permits are passed on, leaders change fast; each would ask
+/// for what the one before it was just refused.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    need: u32,
+    /// The channel's version before it was asked: a message since then may tell of permits.
+    version: u64,
+    at: u64,
+}
+
+/// So long a refusal counts for the next leader: a message may be lost, and then only asking helps.
+const FRESH_REFUSAL: u64 = 100_000_000;
 
 /// What a thread found at the gate.
 #[derive(Debug)]
@@ -59,6 +73,7 @@ impl PermitGate {
                 leader: None,
                 turn: Turn::new(),
                 backoff: Backoff::default(),
+                refusal: None,
             }),
         }
     }
@@ -78,15 +93,26 @@ impl PermitGate {
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> PermitEntered {
         let mut state = self.state.lock();
         if state.queue.lead() {
-            state.lead(thread, need);
+            state.leader = Some(Leader::new(thread, need));
             return PermitEntered::Leads;
         }
         PermitEntered::Queued(state.queue.push(thread, need))
     }
 
-    /// The thread was given the baton.
-    pub(crate) fn leads(&self, thread: &Arc<Thread>, need: u32) {
-        self.state.lock().lead(thread, need);
+    /// The server has refused the leader, which had read this version of the channel before.
+    pub(crate) fn refused_at(&self, version: u64, need: u32) {
+        self.state.lock().refusal = Some(Refusal { need, version, at: clock::now() });
+    }
+
+    /// Whether the server would refuse the leader: it has just refused as little or less to one
+    /// before it, and the channel is silent since. Without a version: it may be.
+    pub(crate) fn would_be_refused(&self, version: Option<u64>, need: u32) -> bool {
+        let now = clock::now();
+        self.state.lock().refusal.is_some_and(|refusal| {
+            refusal.need <= need
+                && version.is_none_or(|version| version == refusal.version)
+                && now.saturating_sub(refusal.at) < FRESH_REFUSAL
+        })
     }
 
     pub(crate) fn give_up(&self, waiter: &Arc<PermitWaiter>) -> Option<PermitSignal> {
@@ -108,7 +134,11 @@ impl PermitGate {
     /// and did not take.
     pub(crate) fn hand_on(&self) -> u32 {
         let mut state = self.state.lock();
-        let left = state.leader.take().filter(|leader| leader.given).map_or(0, |left| left.need);
+        // Its successor is first in line from now on, awake or not: what is given back while it
+        // wakes up can be passed to it.
+        let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
+        let left = std::mem::replace(&mut state.leader, next);
+        let left = left.filter(|leader| leader.given).map_or(0, |left| left.need);
         let wake = state.queue.hand_on();
         drop(state);
         wake.now();
@@ -123,9 +153,13 @@ impl PermitGate {
         turn.granted(now);
     }
 
-    /// How long a leader that was woken stays away from the race, having waited for `waited`.
-    pub(crate) fn pause(&self, waited: Duration) -> Duration {
+    /// How long a leader that was woken stays away from the race, having waited for `waited`, where
+    /// `own` listeners are this process's.
+    pub(crate) fn pause(&self, own: i64, waited: Duration) -> Duration {
         let state = self.state.lock();
+        if state.turn.is_alone(own) {
+            return Duration::ZERO;
+        }
         state.turn.pause(clock::now()).unwrap_or_else(|| state.backoff.delay(waited))
     }
 
@@ -173,11 +207,13 @@ impl PermitGate {
     }
 }
 
-impl State {
-    fn lead(&mut self, thread: &Arc<Thread>, need: u32) {
-        self.leader = Some(Leader { thread: Arc::clone(thread), need, given: false });
+impl Leader {
+    fn new(thread: &Arc<Thread>, need: u32) -> Self {
+        Self { thread: Arc::clone(thread), need, given: false }
     }
+}
 
+impl State {
     /// Passes to the first in line, if that needs no more than `permits`.
     fn pass_first(&mut self, permits: u32) -> Option<(u32, Wake)> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.given) {
@@ -187,11 +223,7 @@ impl State {
             leader.given = true;
             return Some((leader.need, Wake::thread(&leader.thread)));
         }
-        let need = self.queue.first_need().copied().filter(|need| *need <= permits)?;
-        // Somebody who was told to lead and does not yet is first in line, too.
-        if self.leader.is_none() && self.queue.is_led() {
-            return None;
-        }
+        let need = self.queue.first().map(|first| *first.need()).filter(|need| *need <= permits)?;
         let wake = self.queue.grant_first(|_| ())?;
         Some((need, wake))
     }

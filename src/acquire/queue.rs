@@ -109,9 +109,9 @@ impl<N, G> Queue<N, G> {
         signal
     }
 
-    /// What the first in the queue needs.
-    pub(crate) fn first_need(&self) -> Option<&N> {
-        self.waiters.front().map(|first| &first.need)
+    /// Who is first in the queue.
+    pub(crate) fn first(&self) -> Option<&Waiter<N, G>> {
+        self.waiters.front().map(|first| &**first)
     }
 
     /// Grants the first in the queue what `make` makes for it.

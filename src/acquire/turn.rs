@@ -80,7 +80,8 @@ impl Turn {
             self.renew();
             return Before::Ask;
         }
-        if self.is_over(now) { Before::Yield(last) } else { Before::Ask }
+        // A turn that has not begun has been waited for already.
+        if self.began.is_some() && self.is_over(now) { Before::Yield(last) } else { Before::Ask }
     }
 
     /// Whether the server's word on some release of this turn has been read.
@@ -110,6 +111,12 @@ impl Turn {
         let left = self.away_until.checked_sub(now).filter(|left| *left > 0)?;
         let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
         Some(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()))
+    }
+
+    /// Whether nobody but this process's `own` listeners heard of the last release: there is no
+    /// race then.
+    pub(crate) fn is_alone(&self, own: i64) -> bool {
+        self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
 
     /// The next turn begins.

@@ -187,7 +187,7 @@ fn disturb(
 
 #[test]
 fn nobody_holds_after_a_shutdown() {
-    explore(1_000, || {
+    explore(4_000, || {
         let server = disturb(take, Process::check, |process, server| {
             process.client.shutdown();
             process.check(server);

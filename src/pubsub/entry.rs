@@ -31,6 +31,9 @@ struct State {
     /// Counts what a waiter may have missed: messages, and confirmations after a reconnect.
     /// A waiter reads it before it tries, and sleeps only while it has not moved.
     version: u64,
+    /// The last fence that the server passed, and the one it had passed before it last sent `0`.
+    fence: u64,
+    zero_since: u64,
     waiting: Vec<Arc<Thread>>,
     /// Who hears of a pattern's messages now. An entry outlives its listeners for a while, so the
     /// next one brings a hub of its own.
@@ -50,10 +53,12 @@ pub(crate) enum Standing {
 }
 
 impl Entry {
-    pub(crate) fn new(channel: Arc<str>, is_pattern: bool) -> Self {
+    pub(crate) fn new(channel: Arc<str>, is_pattern: bool, version: u64) -> Self {
         let state = State {
             standing: Standing::Pending,
-            version: 0,
+            version,
+            fence: 0,
+            zero_since: 0,
             waiting: Vec::new(),
             hub: None,
             idle_since: None,
@@ -126,10 +131,23 @@ impl Entry {
         }
     }
 
-    /// A message came, or one may have been missed.
-    pub(crate) fn moved(&self) {
+    /// The server passed a fence.
+    pub(crate) fn pass(&self, fence: u64) {
+        let mut state = self.state.lock();
+        state.fence = state.fence.max(fence);
+    }
+
+    pub(crate) fn is_zero_since(&self, fence: u64) -> bool {
+        self.state.lock().zero_since >= fence
+    }
+
+    /// A message came.
+    pub(crate) fn moved(&self, message: &[u8]) {
         let mut state = self.state.lock();
         state.version += 1;
+        if message == b"0" {
+            state.zero_since = state.fence;
+        }
         Self::wake_all(state);
     }
 

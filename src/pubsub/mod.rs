@@ -8,7 +8,7 @@ mod entry;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,8 @@ pub(crate) struct PubSub {
     state: Mutex<State>,
     /// Tells the thread of work while it has no connection to read from.
     work: Condvar,
+    /// Counts the fences that were asked for.
+    fences: AtomicU64,
     shut_down: AtomicBool,
 }
 
@@ -48,16 +50,31 @@ struct State {
     wanted: Vec<Arc<Entry>>,
     /// Whether the thread sleeps in a read, where only a control message reaches it.
     reading: bool,
+    /// Where the versions of new entries begin: past those of all that are gone, so that no
+    /// channel ever has a version twice.
+    first_version: u64,
+}
+
+impl State {
+    fn drop_entries(&mut self, is_unwanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+        let dropped = self.entries.extract_if(|_, entry| is_unwanted(entry));
+        let dropped: Vec<_> = dropped.map(|(_, entry)| entry).collect();
+        let versions = dropped.iter().map(|entry| entry.version() + 1);
+        self.first_version = versions.fold(self.first_version, u64::max);
+        dropped
+    }
 }
 
 impl PubSub {
     pub(crate) fn new(endpoint: Arc<Endpoint>, client: &str) -> Self {
-        let state = State { entries: HashMap::new(), wanted: Vec::new(), reading: false };
+        let state =
+            State { entries: HashMap::new(), wanted: Vec::new(), reading: false, first_version: 0 };
         Self {
             endpoint,
             control: LockKeys::control_channel(client).into(),
             state: Mutex::new(state),
             work: Condvar::new(),
+            fences: AtomicU64::new(0),
             shut_down: AtomicBool::new(false),
         }
     }
@@ -75,10 +92,12 @@ impl PubSub {
         hub: Option<Weak<dyn Hub>>,
     ) -> (Subscription, bool) {
         let mut state = self.state.lock();
+        let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
             MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
             MapEntry::Vacant(vacant) => {
-                let entry = Arc::new(Entry::new(Arc::clone(channel), hub.is_some()));
+                let entry = Entry::new(Arc::clone(channel), hub.is_some(), first_version);
+                let entry = Arc::new(entry);
                 (Arc::clone(vacant.insert(entry)), true)
             }
         };
@@ -105,6 +124,25 @@ impl PubSub {
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
         entry.listen(None);
         Some(Subscription { entry: Arc::clone(entry) })
+    }
+
+    /// A mark for a script to send on the control channel, so that the messages the server sent
+    /// before it read something can be told from those it sent after it.
+    pub(crate) fn fence(&self, channel: &Arc<str>) -> Fence<'_> {
+        let number = self.fences.fetch_add(1, Ordering::Relaxed) + 1;
+        let message = format!("{number} {channel}");
+        Fence { number, control: &self.control, message }
+    }
+
+    /// The server passed a fence of `channel`.
+    fn pass(&self, message: &[u8]) {
+        let fence = std::str::from_utf8(message).ok().and_then(|fence| fence.split_once(' '));
+        if let Some((number, channel)) = fence
+            && let Ok(number) = number.parse()
+            && let Some(entry) = self.entry(channel.as_bytes())
+        {
+            entry.pass(number);
+        }
     }
 
     /// Makes the thread look at its queue.
@@ -147,7 +185,7 @@ impl PubSub {
                 entry.disconnected();
             }
             // Whoever left meanwhile need not be subscribed again.
-            state.entries.retain(|_, entry| entry.idle_since().is_none());
+            state.drop_entries(|entry| entry.idle_since().is_some());
             if !self.is_shut_down() {
                 self.work.wait_for(&mut state, retry);
                 retry = (retry * 2).min(LAST_RETRY);
@@ -200,11 +238,12 @@ impl PubSub {
                         entry.stand(Standing::Confirmed);
                     }
                 }
-                Event::Message(channel) => {
+                Event::Message(channel, message) => {
                     if channel == self.control.as_bytes() {
+                        self.pass(&message);
                         asked.extend(self.look_after_channels(&mut connection)?);
                     } else if let Some(entry) = self.entry(&channel) {
-                        entry.moved();
+                        entry.moved(&message);
                     }
                 }
                 Event::Matched(pattern, channel) => {
@@ -238,17 +277,13 @@ impl PubSub {
         let (wanted, unwanted) = {
             let mut state = self.state.lock();
             let wanted: Vec<_> = state.wanted.drain(..).collect();
-            let mut unwanted = Vec::new();
             // Only a confirmed one: then the order of what the server confirms is that of what
             // was asked, and a confirmation always means the entry of now.
-            state.entries.retain(|_, entry| {
-                let keep = entry.idle_since().is_none_or(|since| since.elapsed() < GRACE)
-                    || !entry.is_confirmed();
-                if !keep {
-                    unwanted.push(Arc::clone(entry));
-                }
-                keep
-            });
+            let is_unwanted = |entry: &Entry| {
+                entry.idle_since().is_some_and(|since| since.elapsed() >= GRACE)
+                    && entry.is_confirmed()
+            };
+            let unwanted = state.drop_entries(is_unwanted);
             (wanted, unwanted)
         };
         subscribe(connection, &wanted)?;
@@ -302,7 +337,8 @@ fn send_each(
 /// What the server says on a subscriber's connection, in RESP2 or RESP3.
 enum Event {
     Subscribed(Vec<u8>),
-    Message(Vec<u8>),
+    /// A channel's message.
+    Message(Vec<u8>, Vec<u8>),
     /// A pattern's message, with its channel.
     Matched(Vec<u8>, Vec<u8>),
     Refused(RedisError),
@@ -319,7 +355,7 @@ impl Event {
                         match kind.as_slice() {
                             b"subscribe" | b"psubscribe" => Self::Subscribed(channel),
                             b"pmessage" => Self::matched(channel, parts.next()),
-                            b"message" => Self::Message(channel),
+                            b"message" => Self::message(channel, parts.next()),
                             _ => Self::Other,
                         }
                     }
@@ -333,7 +369,9 @@ impl Event {
                         PushKind::Subscribe | PushKind::PSubscribe,
                         Some(Value::BulkString(channel)),
                     ) => Self::Subscribed(channel),
-                    (PushKind::Message, Some(Value::BulkString(channel))) => Self::Message(channel),
+                    (PushKind::Message, Some(Value::BulkString(channel))) => {
+                        Self::message(channel, data.next())
+                    }
                     (PushKind::PMessage, Some(Value::BulkString(pattern))) => {
                         Self::matched(pattern, data.next())
                     }
@@ -347,6 +385,13 @@ impl Event {
 }
 
 impl Event {
+    fn message(channel: Vec<u8>, message: Option<Value>) -> Self {
+        match message {
+            Some(Value::BulkString(message)) => Self::Message(channel, message),
+            _ => Self::Message(channel, Vec::new()),
+        }
+    }
+
     fn matched(pattern: Vec<u8>, channel: Option<Value>) -> Self {
         match channel {
             Some(Value::BulkString(channel)) => Self::Matched(pattern, channel),
@@ -364,6 +409,11 @@ pub(crate) struct Subscription {
 impl Subscription {
     pub(crate) fn version(&self) -> u64 {
         self.entry.version()
+    }
+
+    /// Whether the server has sent the message `0` since it passed the fence of this number.
+    pub(crate) fn is_zero_since(&self, fence: u64) -> bool {
+        self.entry.is_zero_since(fence)
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -384,6 +434,14 @@ impl Subscription {
         self.entry.wake(thread);
         Waking { entry: &self.entry, thread }
     }
+}
+
+/// See [`PubSub::fence`].
+#[derive(Debug)]
+pub(crate) struct Fence<'a> {
+    pub(crate) number: u64,
+    pub(crate) control: &'a str,
+    pub(crate) message: String,
 }
 
 impl Drop for Subscription {

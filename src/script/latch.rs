@@ -6,6 +6,7 @@ use super::once::{Once, Ticket};
 use super::semaphore::stored_number;
 use super::{Trouble, call, flag, number};
 use crate::connection::{Command, Lane, Script};
+use crate::pubsub::Fence;
 
 macro_rules! script {
     ($file:literal) => {
@@ -19,6 +20,7 @@ macro_rules! script {
 }
 
 static COUNT_DOWN: LazyLock<Script> = script!("count_down.lua");
+static WAIT: LazyLock<Script> = script!("wait.lua");
 static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
 static DELETE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../lua/latch/delete.lua")));
@@ -53,6 +55,12 @@ impl LatchScripts<'_> {
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
         stored_number(self.lane, self.key)
+    }
+
+    /// The count, for who will wait if it is not zero.
+    pub(crate) fn wait(self, fence: &Fence<'_>) -> Result<i64, Trouble> {
+        let arguments = [fence.control.as_bytes(), fence.message.as_bytes()];
+        number(call(self.lane, &Command::script(&WAIT, &[self.key.as_bytes()], &arguments))?)
     }
 
     pub(crate) fn delete(self) -> Result<bool, Trouble> {

@@ -422,7 +422,7 @@ impl Name {
     fn check(&self) {
         let state = self.gate.state.lock();
         let alone = state.seat.is_none() && !state.queue.is_led();
-        assert!(!alone || state.queue.first_need().is_none(), "the baton is lost");
+        assert!(!alone || state.queue.first().is_none(), "the baton is lost");
     }
 
     /// All have gone.

@@ -1,0 +1,14 @@
+-- Asks for the count, for a thread that waits if the latch is not open.
+--
+-- KEYS 1 the latch
+-- ARGV 1 the client's control channel, 2 fence
+-- reply: the count; below 1 = open
+--
+-- The fence comes back on the connection that the latch's messages come on. A `0` behind it was
+-- sent after the count was read here, and opens the latch without another question. One before it
+-- may be of the time before the latch was set anew.
+local count = value(KEYS[1])
+if count > 0 then
+    tell(ARGV[1], ARGV[2])
+end
+return count
