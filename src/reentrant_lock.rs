@@ -101,9 +101,7 @@ impl ReentrantLock {
             || {
                 // The wheel opens the gate when the hold in front ends; this is for the case that
                 // it could not.
-                if let Some((tenancy, _)) = site.gate.tenant()
-                    && !tenancy.is_held()
-                {
+                if let Some(tenancy) = site.gate.expired() {
                     site.lose(&tenancy, LostReason::LeaseExpired);
                 }
             },

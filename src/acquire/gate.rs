@@ -138,8 +138,8 @@ pub(crate) enum Left {
     NotThere,
     /// Levels are left.
     StillHeld,
-    /// The next thread has it; nothing is to be sent.
-    Passed(Seat, Wake),
+    /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
+    Passed { seat: Seat, next: Wake, second: Wake },
     /// The thread has the baton and must release the hold, with which the turn may end.
     Release { seat: Seat, ends_turn: bool },
 }
@@ -179,7 +179,12 @@ impl Gate {
         if !waits {
             return Entered::Occupied;
         }
-        Entered::Queued(state.queue.push(thread, terms))
+        let waiter = state.queue.push(thread, terms);
+        // It is awake already.
+        if state.seat.is_some() && state.queue.first().is_some_and(|first| waiter.is(first)) {
+            let _awake = state.queue.call_first();
+        }
+        Entered::Queued(waiter)
     }
 
     /// Whether the thread, or another one, has the seat: for locks whose queue is not this one.
@@ -258,7 +263,8 @@ impl Gate {
             });
             if let (Some(wake), Some(next)) = (wake, passed) {
                 state.turn.granted(now);
-                return Left::Passed(std::mem::replace(seat, next), wake);
+                let seat = std::mem::replace(seat, next);
+                return Left::Passed { seat, next: wake, second: state.queue.call_first() };
             }
         }
         state.turn.released(now);
@@ -300,6 +306,14 @@ impl Gate {
     /// The tenancy in the seat, with its hold count.
     pub(crate) fn tenant(&self) -> Option<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| seat.map(|seat| (Arc::clone(&seat.tenancy), seat.levels.count())))
+    }
+
+    /// The tenancy in the seat, if its hold is over. Both under the mutex: a tenancy that was just
+    /// given back looks the same, and its hold may have been passed on.
+    pub(crate) fn expired(&self) -> Option<Arc<Tenancy>> {
+        let state = self.state.lock();
+        let seat = state.seat.as_ref().filter(|seat| !seat.tenancy.is_held())?;
+        Some(Arc::clone(&seat.tenancy))
     }
 
     /// Keeps `site` until `tenancy` leaves the seat.

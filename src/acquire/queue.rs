@@ -7,9 +7,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::spin::Spin;
 use super::{Wait, slow_poll};
 use crate::client::Core;
 use crate::error::Error;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread};
 
 /// Who waits, in order, and whether somebody leads. `N` is what a waiter needs, `G` what it is
@@ -20,6 +22,7 @@ pub(crate) struct Queue<N, G> {
     waiters: VecDeque<Arc<Waiter<N, G>>>,
     /// Counts who came, so that a leader's news reaches those who came before its request.
     arrivals: u64,
+    spin: Arc<Spin>,
 }
 
 /// A thread that stands in a queue.
@@ -30,6 +33,10 @@ pub(crate) struct Waiter<N, G> {
     arrival: u64,
     /// Set under the owner's mutex, so that grant against give-up is decided there.
     signal: Mutex<Option<Signal<G>>>,
+    told: AtomicBool,
+    /// It is first in line, and is to wait awake for a moment.
+    called: AtomicBool,
+    spin: Arc<Spin>,
 }
 
 /// What a waiter is told.
@@ -64,7 +71,7 @@ impl Wake {
 
 impl<N, G> Queue<N, G> {
     pub(crate) fn new() -> Self {
-        Self { led: false, waiters: VecDeque::new(), arrivals: 0 }
+        Self { led: false, waiters: VecDeque::new(), arrivals: 0, spin: Arc::default() }
     }
 
     /// Whether somebody leads or waits.
@@ -95,9 +102,24 @@ impl<N, G> Queue<N, G> {
             need,
             arrival: self.arrivals,
             signal: Mutex::new(None),
+            told: AtomicBool::new(false),
+            called: AtomicBool::new(false),
+            spin: Arc::clone(&self.spin),
         });
         self.waiters.push_back(Arc::clone(&waiter));
         waiter
+    }
+
+    /// Something is about to be passed to the first in the queue: it should be awake by then, if
+    /// that has been of use before.
+    pub(crate) fn call_first(&self) -> Wake {
+        match self.waiters.front() {
+            Some(first) if self.spin.is_worthwhile() => {
+                first.called.store(true, Ordering::Relaxed);
+                Wake::thread(&first.thread)
+            }
+            _ => Wake::NOBODY,
+        }
     }
 
     /// Leaves the queue with nothing. `Some`: something was decided first, and counts.
@@ -166,6 +188,10 @@ impl<N, G> Waiter<N, G> {
         &self.thread
     }
 
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+
     pub(crate) fn need(&self) -> &N {
         &self.need
     }
@@ -186,6 +212,9 @@ impl<N, G> Waiter<N, G> {
         look: impl Fn(),
     ) -> Result<Option<Signal<G>>, Error> {
         loop {
+            if self.called.swap(false, Ordering::Relaxed) {
+                self.spin.spin(|| self.told.load(Ordering::Acquire));
+            }
             if let Some(signal) = self.take_signal() {
                 return Ok(Some(signal));
             }
@@ -211,6 +240,7 @@ impl<N, G> Waiter<N, G> {
 
     fn tell(&self, signal: Signal<G>) -> Wake {
         *self.signal.lock() = Some(signal);
+        self.told.store(true, Ordering::Release);
         Wake(Some(Arc::clone(&self.thread)))
     }
 }

@@ -104,9 +104,14 @@ impl Endpoint {
     /// Finds out whether a new connection's server is the run that was met last. One that refuses
     /// to say counts as that.
     pub(super) fn recognize(&self, connection: &mut Connection) -> RedisResult<()> {
+        // Two connections may find the same run new at once: it counts once. The number is read
+        // when the connection is open, so who finds a later run new finds it raised for that one.
+        let before = self.incarnation();
         connection.send_packed_command(self.run.known.bytes())?;
         if is_noscript(&connection.recv_response()?) {
-            self.run.incarnation.fetch_add(1, Ordering::AcqRel);
+            let raised = (Ordering::AcqRel, Ordering::Acquire);
+            let count = &self.run.incarnation;
+            let _ = count.compare_exchange(before, before + 1, raised.0, raised.1);
             connection.send_packed_command(self.run.anew.bytes())?;
             connection.recv_response()?;
         }

@@ -10,8 +10,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use redis::RedisError;
 
 use super::link::{Failure, Link, Outcome, Receiver};
 use super::{Command, Endpoint};
@@ -48,6 +51,19 @@ struct State {
 enum Pending {
     Call(Arc<Call>),
     Post(Command, Arc<dyn Receiver>),
+}
+
+impl Pending {
+    fn fail(self, failure: &Failure) {
+        match self {
+            Self::Call(call) => call.receive(Err(failure.clone())),
+            Self::Post(_, receiver) => receiver.receive(Err(failure.clone())),
+        }
+    }
+}
+
+fn no_connection() -> RedisError {
+    io::Error::new(io::ErrorKind::NotConnected, "the connection was closed").into()
 }
 
 /// A command whose thread sleeps until it has the reply, or the lead.
@@ -118,7 +134,9 @@ impl Lane {
     }
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
-    /// background thread, and for a caller who wants to know of a post's outcome.
+    /// background thread, and for a caller who wants to know of a post's outcome. Without a
+    /// connection what is queued fails, and its receivers see to it: opening one may take as long
+    /// as the connect timeout, for each lane, and the background thread has renewals to send.
     ///
     /// `true`: nothing is left to look after.
     pub(crate) fn look(&self, patience: Duration) -> bool {
@@ -131,9 +149,15 @@ impl Lane {
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
             return true;
         }
+        let queue = std::mem::take(&mut state.queue);
+        if state.link.is_none() {
+            drop(state);
+            let failure = Failure::Unsent(Arc::new(no_connection()));
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+            return true;
+        }
         state.led = true;
         let mut lead = Lead { lane: self, link: state.link.take() };
-        let queue = std::mem::take(&mut state.queue);
         drop(state);
         lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
@@ -287,12 +311,7 @@ impl Lead<'_> {
                 // Those who queued while the connection could not be opened need not find out
                 // one after the other.
                 let late = std::mem::take(&mut self.lane.state.lock().queue);
-                for pending in late {
-                    match pending {
-                        Pending::Call(call) => call.receive(Err(failure.clone())),
-                        Pending::Post(_, receiver) => receiver.receive(Err(failure.clone())),
-                    }
-                }
+                late.into_iter().for_each(|pending| pending.fail(&failure));
                 Err(failure)
             }
         };

@@ -76,8 +76,9 @@ impl Site {
             Left::NotThere => Err(self.not_held(tenancy)),
             Left::StillHeld if was_held => Ok(()),
             Left::StillHeld => Err(Error::lost(&self.name, LostReason::LeaseExpired)),
-            Left::Passed(seat, wake) => {
-                wake.now();
+            Left::Passed { seat, next, second } => {
+                next.now();
+                second.now();
                 let _unheard = seat.tenancy.release();
                 // The alarm is the hold's, unless the new tenancy wants an earlier one.
                 self.arm();

@@ -224,9 +224,7 @@ impl Name {
     /// Waits in the queue. `None`: gave up.
     fn stand(&self, waiter: &Arc<GateWaiter>, wait: Wait<'_>) -> Option<GateSignal> {
         let look = || {
-            if let Some((tenancy, _)) = self.gate.tenant()
-                && !tenancy.is_held()
-            {
+            if let Some(tenancy) = self.gate.expired() {
                 self.lose(&tenancy);
             }
         };
@@ -353,11 +351,15 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms)) {
-            Left::Passed(seat, wake) => {
+            Left::Passed { seat, next: wake, .. } => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 self.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
+                // Who is called to be ready, or wakes for no reason, looks at the seat just now.
+                if chance(0.3) {
+                    self.gate.nudge();
+                }
                 tenancy.release();
                 true
             }
@@ -463,6 +465,10 @@ fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
         thread.join().unwrap();
     }
     name.check_free();
+    if odds.losses == 0 && odds.expires == 0.0 {
+        let lost = seen.vacated.load(Ordering::SeqCst);
+        assert_eq!(lost, 0, "a hold was given up that nobody had lost");
+    }
     name
 }
 

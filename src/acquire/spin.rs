@@ -1,0 +1,67 @@
+//! Whether the first in line waits awake for a hold that is about to be passed to it.
+//!
+//! Waking a thread takes 2 to 50 us, longer than many a hold lasts. So whoever passes a hold also
+//! calls the one who is first in line then, and that one stays awake for a moment: by the time the
+//! hold comes, it is there. Where holds last longer that is in vain, and where others want the
+//! processors it is worse, since the holder may have to wait for its own. So it is paid for: what
+//! was in vain must be made up for by passes without it before it is tried again.
+
+use std::num::NonZero;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+/// As long as a wake-up may take: past that, sleeping would have been as fast.
+const LONGEST_SPIN: Duration = Duration::from_micros(30);
+/// What a hold that finds its thread awake is worth, what a pass without spinning pays back, and
+/// how much credit there may be: microseconds.
+const GAIN: i64 = 10;
+const REPAID: i64 = 1;
+const MOST_CREDIT: i64 = 100;
+
+/// What spinning has been worth in one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Spin {
+    /// In microseconds. Below zero it is not worthwhile.
+    balance: AtomicI64,
+}
+
+/// With one processor, who spins keeps the holder from working.
+static MORE_PROCESSORS: LazyLock<bool> =
+    LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
+
+impl Spin {
+    /// Whether to spin this time.
+    pub(crate) fn is_worthwhile(&self) -> bool {
+        // In a model nothing happens while a thread spins.
+        if cfg!(all(test, shuttle)) || !*MORE_PROCESSORS {
+            return false;
+        }
+        let worthwhile = self.balance.load(Ordering::Relaxed) >= 0;
+        if !worthwhile {
+            self.balance.fetch_add(REPAID, Ordering::Relaxed);
+        }
+        worthwhile
+    }
+
+    /// Spins until `done`, but not for long.
+    pub(crate) fn spin(&self, done: impl Fn() -> bool) {
+        let begun = Instant::now();
+        let mut passed = Duration::ZERO;
+        while !done() && passed < LONGEST_SPIN {
+            // The holder may have been put behind this thread, on the same processor.
+            std::thread::yield_now();
+            passed = begun.elapsed();
+        }
+        // Late is in vain, too: others want the processor, and a yield gave it to them.
+        if passed < LONGEST_SPIN {
+            if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
+                self.balance.fetch_add(GAIN, Ordering::Relaxed);
+            }
+        } else {
+            let lost = i64::try_from(passed.as_micros()).unwrap_or(i64::MAX);
+            self.balance.fetch_sub(lost, Ordering::Relaxed);
+        }
+    }
+}
