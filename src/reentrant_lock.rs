@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait, YIELD};
+use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait};
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, ErrorKind};
@@ -184,8 +184,8 @@ impl ReentrantLock {
         if !site.gate.with_turn(|turn| turn.stays_away(own, now)) {
             return Ok(None);
         }
-        let rest = YIELD.saturating_sub(now.saturating_sub(last.at));
-        let until = contender.wait.sleep_until(std::time::Duration::from_nanos(rest));
+        let rest = site.gate.with_turn(|turn| turn.rest(last.at, now));
+        let until = contender.wait.sleep_until(rest);
         // Its own message is the first one after the release; a further one is another process's.
         let version = subscription.as_ref().map_or(0, |subscription| subscription.version());
         let further = last.version.unwrap_or(version) + 2;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::{
-    Attempt, Before, Contender, PermitEntered, PermitGate, PermitWaiter, Signal, Try, Wait, YIELD,
+    Attempt, Before, Contender, PermitEntered, PermitGate, PermitWaiter, Signal, Try, Wait,
 };
 use crate::cancel::CancelToken;
 use crate::client::{Client, Core};
@@ -492,7 +492,7 @@ impl SemaphoreSite {
             channel: SemaphoreKeys::channel(&name).into(),
             requests_key: protocol::requests(&name, core.id.as_str()),
             requests: core.requests.get(&name, |_| Requests::default()),
-            gate: PermitGate::new(),
+            gate: PermitGate::new(core.round_trip),
             core: Arc::clone(core),
             name,
         })
@@ -581,16 +581,13 @@ impl SemaphoreSite {
     fn rest_of_yield(&self) -> Duration {
         let now = clock::now();
         let own = self.own_listeners();
-        let stays = self.gate.with_turn(|turn| match turn.before(now) {
+        self.gate.with_turn(|turn| match turn.before(now) {
             Before::Yield(last) => {
                 let stays = turn.stays_away(own, now);
                 turn.yielded(stays, now);
-                stays.then_some(last.at)
+                if stays { turn.rest(last.at, now) } else { Duration::ZERO }
             }
-            Before::Ask => None,
-        });
-        stays.map_or(Duration::ZERO, |since| {
-            Duration::from_nanos(YIELD.saturating_sub(now.saturating_sub(since)))
+            Before::Ask => Duration::ZERO,
         })
     }
 

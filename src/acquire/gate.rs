@@ -148,12 +148,12 @@ pub(crate) enum Left {
 const DEEPEST: usize = 1 << 20;
 
 impl Gate {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
             state: Mutex::new(State {
                 seat: None,
                 queue: Queue::new(),
-                turn: Turn::new(),
+                turn: Turn::new(round_trip),
                 backoff: Backoff::default(),
                 forced: 0,
             }),

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
 pub(crate) use permits::{PermitEntered, PermitGate, PermitWaiter};
 pub(crate) use queue::{Queue, Signal, Waiter, Wake};
-pub(crate) use turn::{Before, YIELD};
+pub(crate) use turn::Before;
 
 use crate::cancel::CancelToken;
 use crate::client::Core;

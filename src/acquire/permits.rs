@@ -66,12 +66,12 @@ pub(crate) enum PermitEntered {
 }
 
 impl PermitGate {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
             state: Mutex::new(State {
                 queue: Queue::new(),
                 leader: None,
-                turn: Turn::new(),
+                turn: Turn::new(round_trip),
                 backoff: Backoff::default(),
                 refusal: None,
             }),

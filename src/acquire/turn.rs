@@ -7,8 +7,10 @@
 
 use std::time::Duration;
 
+use crate::hold::clock;
+
 /// A turn's grants, before it was ever extended.
-const GRANTS: u32 = 64;
+const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
 /// How long a turn lasts at most, and how fresh the server's word must be for a pass.
 const LONGEST_TURN: u64 = 10_000_000;
@@ -16,8 +18,10 @@ const LONGEST_TURN: u64 = 10_000_000;
 /// each turn, so that the last of sixteen processes need not wait for a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a process stays away after its turn.
-pub(crate) const YIELD: u64 = 1_000_000;
+/// How long a process stays away after its turn, besides the time that the release's message and
+/// another's request need. In less the others could not come, and the turn would seem unused.
+const YIELD: u64 = 1_000_000;
+const LONGEST_YIELD: u64 = 100_000_000;
 /// It stays away this often even if the server counted no listener: those on replicas and on other
 /// nodes of a cluster are not counted.
 const YIELD_ANYWAY: u64 = 100_000_000;
@@ -38,6 +42,8 @@ pub(crate) struct Turn {
     heard: Option<(i64, u64)>,
     last: Option<Release>,
     yielded_at: u64,
+    /// How long it stays away.
+    leave: u64,
     /// Until when the others are to have their turns.
     away_until: u64,
 }
@@ -60,8 +66,11 @@ pub(crate) enum Before {
 }
 
 impl Turn {
-    pub(crate) fn new() -> Self {
+    /// `round_trip`: of a command to the server.
+    pub(crate) fn new(round_trip: Duration) -> Self {
+        let leave = YIELD.saturating_add(clock::nanos(round_trip).saturating_mul(2));
         Self {
+            leave: leave.min(LONGEST_YIELD),
             began: None,
             grants: 0,
             doubled: 0,
@@ -75,13 +84,18 @@ impl Turn {
     /// Before the process asks for the lock at `now`.
     pub(crate) fn before(&mut self, now: u64) -> Before {
         let Some(last) = self.last else { return Before::Ask };
-        if now.saturating_sub(last.at) >= YIELD {
+        if now.saturating_sub(last.at) >= self.leave {
             // The others have had their chance.
             self.renew();
             return Before::Ask;
         }
         // A turn that has not begun has been waited for already.
         if self.began.is_some() && self.is_over(now) { Before::Yield(last) } else { Before::Ask }
+    }
+
+    /// What is left of the time to stay away after a release at this time.
+    pub(crate) fn rest(&self, released_at: u64, now: u64) -> Duration {
+        Duration::from_nanos(self.leave.saturating_sub(now.saturating_sub(released_at)))
     }
 
     /// Whether the server's word on some release of this turn has been read.
@@ -211,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_turn_ends_after_its_grants() {
-        let mut turn = Turn::new();
+        let mut turn = Turn::new(Duration::ZERO);
         for _ in 0..GRANTS {
             assert!(matches!(turn.before(5), Before::Ask));
             turn.granted(5);
@@ -225,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_turn_ends_after_its_time() {
-        let mut turn = Turn::new();
+        let mut turn = Turn::new(Duration::ZERO);
         assert!(!turn.may_pass(0));
         turn.granted(0);
         assert!(turn.may_pass(LONGEST_TURN));
@@ -234,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_more_listen_the_shorter_is_a_turn() {
-        let mut turn = Turn::new();
+        let mut turn = Turn::new(Duration::ZERO);
         turn.heard(15, 0);
         turn.granted(0);
         assert!(turn.may_pass(ROUND / 16));
@@ -243,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_yield_that_nobody_used_makes_the_next_turn_longer() {
-        let mut turn = Turn::new();
+        let mut turn = Turn::new(Duration::ZERO);
         turn.yielded(false, 0);
         turn.renew();
         for _ in 0..2 * GRANTS - 1 {

@@ -34,10 +34,10 @@ impl Site {
     fn new(core: Arc<Core>, name: Arc<str>) -> Self {
         let lane = core.lane(&name);
         Self {
-            core,
             name,
             lane,
-            gate: Gate::new(),
+            gate: Gate::new(core.round_trip),
+            core,
             channel: OnceLock::new(),
             alarm: Mutex::new(None),
         }

@@ -130,7 +130,7 @@ impl Drop for Patience {
 impl Name {
     fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
         let name = Self {
-            gate: Gate::new(),
+            gate: Gate::new(Duration::ZERO),
             odds,
             seen: Arc::clone(seen),
             core: Core::model(),
@@ -152,7 +152,7 @@ impl Name {
     /// Counts so many grants that only `left` are left of the turn.
     fn use_up_turn(&self, left: u32) {
         let now = clock::now();
-        let (mut turn, mut grants) = (Turn::new(), 0);
+        let (mut turn, mut grants) = (Turn::new(Duration::ZERO), 0);
         while grants == 0 || turn.may_pass(now) {
             turn.granted(now);
             grants += 1;
