@@ -195,7 +195,7 @@ impl Contender<'_> {
             let pause = pause(begun.elapsed());
             if !pause.is_zero() {
                 // Deaf to messages: whoever published one was heard by faster waiters.
-                self.sleep(Some(&subscription), self.wait.sleep_until(pause), |_| false)?;
+                self.sleep(None, self.wait.sleep_until(pause), |_| false)?;
             }
         }
     }
