@@ -27,7 +27,7 @@ const LONGEST_YIELD: u64 = 100_000_000;
 const YIELD_ANYWAY: u64 = 100_000_000;
 
 /// A process lets the others have their turns for at most this long.
-const LONGEST_AWAY: u64 = 100_000_000;
+const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
 /// One process's turn at one name. Times are on the hold's clock, in nanoseconds.

@@ -4,6 +4,7 @@
 //! message is published on the client's own control channel, which works over TCP, TLS and unix
 //! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
 
+mod attention;
 mod entry;
 
 use std::collections::hash_map::Entry as MapEntry;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
 
+use attention::Attention;
 pub(crate) use entry::{Entry, Hub, Standing};
 
 use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
@@ -29,6 +31,8 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
 /// Without a message for this long the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
+/// A read that took longer had to wait for the message.
+const READ_AT_ONCE: Duration = Duration::from_micros(10);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -39,6 +43,7 @@ pub(crate) struct PubSub {
     state: Mutex<State>,
     /// Tells the thread of work while it has no connection to read from.
     work: Condvar,
+    attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
     shut_down: AtomicBool,
@@ -74,6 +79,7 @@ impl PubSub {
             control: LockKeys::control_channel(client).into(),
             state: Mutex::new(state),
             work: Condvar::new(),
+            attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
             shut_down: AtomicBool::new(false),
         }
@@ -115,7 +121,7 @@ impl PubSub {
         }
         let tell = (new || again) && state.reading;
         drop(state);
-        (Subscription { entry }, tell)
+        (self.subscription(entry), tell)
     }
 
     /// A subscription that is confirmed already, if there is one.
@@ -123,7 +129,16 @@ impl PubSub {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
         entry.listen(None);
-        Some(Subscription { entry: Arc::clone(entry) })
+        Some(self.subscription(Arc::clone(entry)))
+    }
+
+    fn subscription(&self, entry: Arc<Entry>) -> Subscription {
+        let attention = Arc::clone(&self.attention);
+        // A pattern's listeners sleep elsewhere: they count for as long as they listen.
+        if entry.is_pattern() {
+            attention.begin();
+        }
+        Subscription { entry, attention }
     }
 
     /// A mark for a script to send on the control channel, so that the messages the server sent
@@ -224,7 +239,10 @@ impl PubSub {
         let mut asked: VecDeque<Option<Arc<Entry>>> = VecDeque::from([None]);
         asked.extend(channels.into_iter().map(Some));
         loop {
+            let begun = Instant::now();
             let event = Event::of(connection.recv_response()?);
+            // Else there may be more to read at once.
+            let slept = begun.elapsed() > READ_AT_ONCE;
             if self.is_shut_down() {
                 return Ok(());
             }
@@ -244,6 +262,9 @@ impl PubSub {
                         asked.extend(self.look_after_channels(&mut connection)?);
                     } else if let Some(entry) = self.entry(&channel) {
                         entry.moved(&message);
+                        if slept {
+                            self.attention.nap();
+                        }
                     }
                 }
                 Event::Matched(pattern, channel) => {
@@ -404,6 +425,7 @@ impl Event {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     entry: Arc<Entry>,
+    attention: Arc<Attention>,
 }
 
 impl Subscription {
@@ -432,7 +454,8 @@ impl Subscription {
     /// Until the result is dropped, whatever happens to the channel wakes `thread`.
     pub(crate) fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
         self.entry.wake(thread);
-        Waking { entry: &self.entry, thread }
+        self.attention.begin();
+        Waking { subscription: self, thread }
     }
 }
 
@@ -446,19 +469,23 @@ pub(crate) struct Fence<'a> {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        if self.entry.is_pattern() {
+            self.attention.end();
+        }
         self.entry.leave();
     }
 }
 
 /// A thread that a channel wakes.
 pub(crate) struct Waking<'a> {
-    entry: &'a Entry,
+    subscription: &'a Subscription,
     thread: &'a Arc<Thread>,
 }
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        self.entry.forget(self.thread);
+        self.subscription.attention.end();
+        self.subscription.entry.forget(self.thread);
     }
 }
 
