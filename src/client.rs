@@ -181,12 +181,12 @@ fn greet(lane: &Lane) -> Result<Duration, Error> {
     Ok(shortest)
 }
 
-/// Two connections on the same machine, where each packet more costs more than it brings; over a
-/// network as many as keep threads from waiting for others' replies.
+/// Four connections nearby, so that the server has work while threads write and read (more, and
+/// each packet costs more than it brings); over a network as many as keep threads from waiting for
+/// others' replies.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {
-        0..200 => 2,
-        200..500 => 4,
+        0..500 => 4,
         500..1_000 => 8,
         _ => 16,
     }

@@ -92,7 +92,7 @@ impl ClientBuilder {
 
     /// How many connections the threads share for their commands. A name always uses the same one.
     ///
-    /// Defaults to what the round trip measured at connect asks for: one on the same machine, up
+    /// Defaults to what the round trip measured at connect asks for: four on the same machine, up
     /// to sixteen over a network.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
