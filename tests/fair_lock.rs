@@ -681,7 +681,7 @@ fn timeouts_and_cancels_that_race_with_grants_leave_nothing() {
     let mut random = Random::new();
     let clients = [client(&server), client(&server)];
     let inside = Arc::new(AtomicU64::new(0));
-    let rounds = 800;
+    let rounds = 1_700;
     let ended = Arc::new(AtomicU64::new(0));
     let token = Arc::new(Mutex::new(CancelToken::new()));
     let threads: Vec<_> = (0..6_usize)

@@ -5,8 +5,8 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -206,6 +206,64 @@ fn a_cancel_and_a_shutdown_end_waits() {
     client.shutdown();
     assert_eq!(waits.next().unwrap().join().unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(latch.count_down().unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[test]
+fn timeouts_and_cancels_that_race_with_the_opening_strand_nobody() {
+    let _bounded = bounded();
+    let server = server();
+    let mut random = Random::new();
+    let clients = [client(&server), client(&server)];
+    let opener = client(&server).count_down_latch("races");
+    let rounds = 2_500;
+    let start = Arc::new(Barrier::new(5));
+    let token = Arc::new(Mutex::new(CancelToken::new()));
+    let threads: Vec<_> = (0..4_usize)
+        .map(|at| {
+            let latch = clients[at % 2].count_down_latch("races");
+            let (start, token) = (Arc::clone(&start), Arc::clone(&token));
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                let mut opened = 0;
+                for _ in 0..rounds {
+                    start.wait();
+                    if at < 2 {
+                        let (wait, begun) =
+                            (Duration::from_micros(random.below(600)), Instant::now());
+                        let open = latch.wait_for(wait).unwrap();
+                        assert!(open || begun.elapsed() >= wait);
+                        opened += u64::from(open);
+                    } else {
+                        let token = token.lock().unwrap().clone();
+                        match latch.wait_cancellable(&token) {
+                            Ok(()) => opened += 1,
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled),
+                        }
+                    }
+                    start.wait();
+                }
+                opened
+            })
+        })
+        .collect();
+    for _ in 0..rounds {
+        assert!(opener.try_set_count(1).unwrap());
+        let cancel = CancelToken::new();
+        *token.lock().unwrap() = cancel.clone();
+        start.wait();
+        thread::sleep(Duration::from_micros(random.below(400)));
+        if random.below(2) == 0 {
+            cancel.cancel();
+            opener.count_down().unwrap();
+        } else {
+            opener.count_down().unwrap();
+            cancel.cancel();
+        }
+        start.wait();
+    }
+    let opened: Vec<u64> = threads.into_iter().map(Running::join).collect();
+    println!("{opened:?} of {rounds} each");
+    assert!(opened.iter().all(|opened| *opened > 0));
 }
 
 #[test]

@@ -686,7 +686,7 @@ fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
     let clients = [client(&server), client(&server)];
     let semaphore = semaphore(&clients[0], "races", 1);
     let ended = Arc::new(AtomicU64::new(0));
-    let rounds = 1_000;
+    let rounds = 2_500;
     let threads: Vec<_> = (0..4_usize)
         .map(|at| {
             let semaphore = clients[at % 2].semaphore("races");
