@@ -22,7 +22,7 @@ use crate::sync::Thread;
 /// # Fairness
 ///
 /// Threads of one process get the lock in the order they came. Between processes there is no
-/// order; a process gives the lock back after a turn of at most 64 grants or about 10 ms, if
+/// order; a process gives the lock back after a turn of at most 10 ms, if
 /// others want it, so none starves. Where the order matters, use a fair lock.
 ///
 /// # In Redis
