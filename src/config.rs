@@ -81,8 +81,9 @@ impl ClientBuilder {
     /// How long the server may take to answer. Past it the outcome of a command is unknown: the
     /// caller gets an error, and what may have been taken is released in the background.
     ///
-    /// A wait's own deadline bounds its sleep, not this: a `try_lock_for` of 10 ms on a server that
-    /// has stopped answering ends with an error after this time.
+    /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a `try_lock_for`
+    /// of 10 ms on a server that has stopped answering ends with an error after this time, or, where
+    /// a connection has to be opened first, after `connect_timeout` and this.
     ///
     /// Defaults to 3 s, as Redisson's `timeout` does.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {

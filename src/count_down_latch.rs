@@ -128,7 +128,7 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait). Trouble is never reported as `false`.
+    /// As [`wait`](Self::wait). Trouble that a request meets is never `false`.
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.wait_within(Wait::for_duration(wait))
     }

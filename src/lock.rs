@@ -39,7 +39,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). Trouble is never reported as `None`.
+    /// As [`lock`](Self::lock). Trouble that a request meets is never `None`.
     ///
     /// # Blocking
     ///
@@ -88,7 +88,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn unlock(&self) -> Result<(), Error>;
 
     /// Takes the lock away from whoever holds it, on any machine, and lets the next in. `false`:
-    /// nobody held it. A holder in this client is told at once, another at its next renewal.
+    /// nobody held it. A holder in this client is told at once, another at its next renewal; one with
+    /// a fixed lease, which is not renewed, when it unlocks.
     ///
     /// # Errors
     ///
@@ -234,7 +235,8 @@ impl LockGuard {
 
     /// Has `callback` called once if the hold is lost before it is released: at the lease's end,
     /// at a renewal that the server answers with "not yours", at a `force_unlock` by this client.
-    /// If it is lost already, soon after this call.
+    /// If it is lost already, soon after this call. A loss that nobody knows of before
+    /// [`unlock`](Self::unlock) asks the server is told by its error alone.
     ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -249,8 +251,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: whoever has the lock now
-    /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if this level was released through
-    /// [`Lock::unlock`]. [`Redis`](ErrorKind::Redis) if the server is in trouble: this thread no
+    /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
+    /// counted, not told apart, so after a [`Lock::unlock`] it is the last guard that finds none. [`Redis`](ErrorKind::Redis) if the server is in trouble: this thread no
     /// longer holds the lock, and its release is tried again in the background, so that others get
     /// it at the latest when the lease ends.
     ///

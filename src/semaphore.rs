@@ -138,7 +138,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). Trouble is never reported as `None`.
+    /// As [`acquire`](Self::acquire). Trouble that a request meets is never `None`.
     ///
     /// # Blocking
     ///

@@ -61,7 +61,11 @@ impl Endpoint {
         // Without NODELAY a shared connection loses half its rate as soon as there is a delay.
         // Linger 0: bytes that a socket thrown away could not deliver must not arrive later.
         let tcp = TcpSettings::default().set_nodelay(true).set_linger_time(Duration::ZERO);
-        let client = redis::Client::open(info.set_tcp_settings(tcp)).map_err(unusable)?;
+        // Without CLIENT SETINFO: a server that has stopped answering would keep each of the two
+        // replies waiting for the connect timeout.
+        let settings = info.redis_settings().clone().set_skip_set_lib_name();
+        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+        let client = redis::Client::open(info).map_err(unusable)?;
         let code = format!("return '{:032x}'", rand::random::<u128>());
         let hash = redis::Script::new(&code).get_hash().to_owned();
         let run = Run {

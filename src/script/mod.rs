@@ -104,7 +104,10 @@ fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
 }
 
 fn unexpected(value: &Value) -> Trouble {
-    let message = format!("the server answered {value:?}, which no Redis does to this script");
+    let message = format!(
+        "the server answered {value:?}, which does not fit: the key holds something else, or it is no \
+         Redis"
+    );
     Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
 }
 
@@ -117,6 +120,9 @@ pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
         }
         Cause::Parse => (ErrorKind::Protocol, "what answers there is no Redis server"),
         Cause::InvalidClientConfig => (ErrorKind::Config, "the URL does not fit"),
+        Cause::Server(_) | Cause::Extension => {
+            (ErrorKind::Redis, "the server refuses the connection")
+        }
         _ if source.is_timeout() => (
             ErrorKind::Redis,
             "no connection to the server within connect_timeout; is the address right?",
@@ -135,7 +141,7 @@ pub(crate) fn refused(error: RedisError) -> Error {
              HEXISTS, HSET, DEL, PEXPIRE, PTTL, PUBLISH and SUBSCRIBE on this key and its channel"
         }
         (_, "NOAUTH") => "the server wants a password: put it into the URL",
-        (_, "WRONGTYPE") => "the key holds something that is no lock: use another name",
+        (_, "WRONGTYPE") => "the key holds something else: use another name",
         (_, "OOM") => "the server has no memory left (maxmemory)",
         (_, "READONLY") => "this server is a read-only replica: connect to the master",
         (_, "MISCONF") => "the server refuses writes since it cannot save its data",
