@@ -240,7 +240,7 @@ impl Outer {
                 lane.settle();
             }
         }
-        core.watchdog.finish(core.watchdog.shut_down());
+        core.watchdog.shut_down();
         if !on_own_thread() {
             // A subscriber that a dead network keeps in its read ends when that times out.
             let _ = self.ended.recv_timeout(core.config.response_timeout);

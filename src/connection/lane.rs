@@ -150,15 +150,15 @@ impl Lane {
             return true;
         }
         let queue = std::mem::take(&mut state.queue);
-        if state.link.is_none() {
-            drop(state);
+        // Until everybody has heard: who settles the lane waits for that.
+        state.led = true;
+        let mut lead = Lead { lane: self, link: state.link.take() };
+        drop(state);
+        if lead.link.is_none() {
             let failure = Failure::Unsent(Arc::new(no_connection()));
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
-        state.led = true;
-        let mut lead = Lead { lane: self, link: state.link.take() };
-        drop(state);
         lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
             && link.read_all(patience).is_err()

@@ -5,13 +5,13 @@ mod thread;
 
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex},
+    parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic,
 };
 
 #[cfg(all(test, shuttle))]
 pub(crate) use {
-    model::{Condvar, Mutex},
+    model::{Condvar, Mutex, MutexGuard},
     shuttle::sync::atomic,
 };
 

@@ -21,7 +21,7 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, Outcome};
 use crate::error::Error;
 use crate::hold::{LostReason, Site, clock};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
@@ -136,11 +136,14 @@ impl Watchdog {
     }
 
     fn run_later(&self, due: u64, errand: Errand) {
-        if self.timer.lock().shut_down {
+        // One look and one insertion, or it would be put in after the thread's last look.
+        let timer = self.timer.lock();
+        if timer.shut_down {
+            drop(timer);
             log::warn!("{errand:?} is given up: the client has ended");
             return;
         }
-        self.insert(due, Item::Errand(Box::new(errand)));
+        self.insert_into(timer, due, Item::Errand(Box::new(errand)));
     }
 
     /// Calls who wants to know that a hold was lost, and logs it. Does not wait for them.
@@ -196,6 +199,16 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
+        // By this thread, behind all it has sent: an errand that it had taken off the wheel when the
+        // client ended would come after the end.
+        self.timer.lock().wheel.advance(u64::MAX, &mut fired);
+        let left = fired.into_iter().filter_map(|item| match item {
+            Item::Errand(errand) => Some(*errand),
+            Item::Site(_) | Item::Chore(_) | Item::Lane(_) => None,
+        });
+        for job in [Job::Run(left.collect()), Job::End] {
+            let _ = self.jobs.send(job);
+        }
     }
 
     /// Sleeps until something goes off. `false`: shut down.
@@ -220,9 +233,12 @@ impl Watchdog {
     }
 
     fn insert(&self, due: u64, item: Item) -> Key {
+        self.insert_into(self.timer.lock(), due, item)
+    }
+
+    fn insert_into(&self, mut timer: MutexGuard<'_, Timer>, due: u64, item: Item) -> Key {
         // Up, so that what goes off is really due.
         let due = due.div_ceil(TICK);
-        let mut timer = self.timer.lock();
         let key = timer.wheel.insert(due, item);
         let early = due < timer.wakes_at;
         drop(timer);
@@ -232,27 +248,11 @@ impl Watchdog {
         key
     }
 
-    /// Ends the watchdog's thread, and gives back the errands that were left.
-    pub(crate) fn shut_down(&self) -> Vec<Errand> {
-        let mut left = Vec::new();
-        let mut timer = self.timer.lock();
-        timer.shut_down = true;
-        timer.wheel.advance(u64::MAX, &mut left);
-        drop(timer);
+    /// Ends the watchdog's thread, and then the renewer's, which sends once more what is left.
+    pub(crate) fn shut_down(&self) {
+        self.timer.lock().shut_down = true;
         self.changed.notify_one();
         self.callbacks.close();
-        let errand = |item| match item {
-            Item::Errand(errand) => Some(*errand),
-            Item::Site(_) | Item::Chore(_) | Item::Lane(_) => None,
-        };
-        left.into_iter().filter_map(errand).collect()
-    }
-
-    /// The last jobs for the renewer.
-    pub(crate) fn finish(&self, errands: Vec<Errand>) {
-        for job in [Job::Run(errands), Job::End] {
-            let _ = self.jobs.send(job);
-        }
     }
 }
 
