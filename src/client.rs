@@ -24,7 +24,7 @@ use crate::registry::Registry;
 use crate::script::{self, Requests};
 use crate::semaphore::{Semaphore, SemaphoreSite};
 use crate::sync::Mutex;
-use crate::watchdog::{Job, Renewer, Watchdog};
+use crate::watchdog::{Errand, Job, Renewer, Watchdog};
 
 #[cfg(all(test, shuttle))]
 use shuttle::thread;
@@ -272,6 +272,7 @@ pub(crate) struct Core {
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     last_heartbeat: AtomicU64,
+    itself: Weak<Self>,
     shut_down: AtomicBool,
     /// Nobody reads replies any more that nobody waits for.
     closed: AtomicBool,
@@ -288,7 +289,8 @@ impl Core {
     ) -> (Arc<Self>, Receiver<Job>) {
         let (watchdog, jobs) = Watchdog::new(alive);
         let id = ClientId::random();
-        let core = Arc::new(Self {
+        let core = Arc::new_cyclic(|itself| Self {
+            itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str())),
             id,
             config,
@@ -376,7 +378,12 @@ impl Core {
         self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
         // Any lane: this is no name's command.
         let lane = &self.lanes[0];
-        self.post(lane, self.pubsub.control_message(), Arc::new(Heard));
+        self.post(lane, self.pubsub.control_message(), Arc::new(Heard(Weak::clone(&self.itself))));
+    }
+
+    /// As [`tell_subscriber`](Self::tell_subscriber), once more: the connection it went over broke.
+    pub(crate) fn tell_subscriber_again(&self) {
+        self.watchdog.run_errand(Errand::tell(self.pubsub.control_message()));
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {

@@ -728,6 +728,32 @@ fn an_acquire_and_a_release_survive_a_killed_connection() {
 }
 
 #[test]
+fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_once() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let (one, other) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    // The subscriber is up, and sleeps in its read.
+    let held = other.reentrant_lock("first").lock().unwrap();
+    assert!(one.reentrant_lock("first").try_lock_for(UNIT).unwrap().is_none());
+    drop(held);
+    for round in 0..4 {
+        let _killed: u64 =
+            redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).query(&mut redis).unwrap();
+        // One name each, so that the lanes of some are not used by anybody else.
+        let name = format!("later:{round}");
+        let held = other.reentrant_lock(&name).lock().unwrap();
+        let lock = one.reentrant_lock(&name);
+        let waiter = spawn(move || lock.lock().map(drop));
+        wait_subscribed(&server, &format!("redisson_lock__channel:{{{name}}}"));
+        let begun = Instant::now();
+        held.unlock().unwrap();
+        waiter.join().unwrap();
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+    }
+}
+
+#[test]
 fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };

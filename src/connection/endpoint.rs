@@ -76,16 +76,22 @@ impl Endpoint {
         Ok(Self { client, connect_timeout, response_timeout, run: Arc::new(run) })
     }
 
-    #[cfg(all(test, shuttle))]
+    /// Opens a connection, within the connect timeout. Each of its replies has the response
+    /// timeout, each write too.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
+        self.open_within(None)
+    }
+
+    #[cfg(all(test, shuttle))]
+    pub(super) fn open_within(&self, _: Option<Duration>) -> RedisResult<Connection> {
         Connection::open()
     }
 
-    /// Opens a connection, within the connect timeout. Each of its replies has the response
-    /// timeout, each write too.
+    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
     #[cfg(not(all(test, shuttle)))]
-    pub(crate) fn open(&self) -> RedisResult<Connection> {
-        let connection = self.client.get_connection_with_timeout(self.connect_timeout)?;
+    pub(super) fn open_within(&self, within: Option<Duration>) -> RedisResult<Connection> {
+        let within = within.map_or(self.connect_timeout, |time| time.min(self.connect_timeout));
+        let connection = self.client.get_connection_with_timeout(within)?;
         connection.set_read_timeout(Some(self.response_timeout))?;
         connection.set_write_timeout(Some(self.response_timeout))?;
         Ok(connection)

@@ -10,11 +10,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use redis::RedisError;
 
 use super::link::{Failure, Link, Outcome, Receiver};
 use super::{Command, Endpoint};
@@ -60,10 +57,6 @@ impl Pending {
             Self::Post(_, receiver) => receiver.receive(Err(failure.clone())),
         }
     }
-}
-
-fn no_connection() -> RedisError {
-    io::Error::new(io::ErrorKind::NotConnected, "the connection was closed").into()
 }
 
 /// A command whose thread sleeps until it has the reply, or the lead.
@@ -119,7 +112,7 @@ impl Lane {
         state.led = true;
         let link = state.link.take();
         drop(state);
-        let mut lead = Lead { lane: self, link };
+        let mut lead = Lead { lane: self, link, within: None };
         if let Some(link) = &mut lead.link {
             let mut written = link.send_one(command, receiver);
             if written.is_ok() && link.owed() > MOST_UNREAD {
@@ -134,9 +127,10 @@ impl Lane {
     }
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
-    /// background thread, and for a caller who wants to know of a post's outcome. Without a
-    /// connection what is queued fails, and its receivers see to it: opening one may take as long
-    /// as the connect timeout, for each lane, and the background thread has renewals to send.
+    /// background thread, and for a caller who wants to know of a post's outcome. Opening a
+    /// connection gets ten times the patience and not the connect timeout: the background thread
+    /// has renewals to send. Where that is too short, what is queued fails and its receivers see
+    /// to it.
     ///
     /// `true`: nothing is left to look after.
     pub(crate) fn look(&self, patience: Duration) -> bool {
@@ -150,15 +144,10 @@ impl Lane {
             return true;
         }
         let queue = std::mem::take(&mut state.queue);
-        // Until everybody has heard: who settles the lane waits for that.
         state.led = true;
-        let mut lead = Lead { lane: self, link: state.link.take() };
+        let within = Some(patience.saturating_mul(10));
+        let mut lead = Lead { lane: self, link: state.link.take(), within };
         drop(state);
-        if lead.link.is_none() {
-            let failure = Failure::Unsent(Arc::new(no_connection()));
-            queue.into_iter().for_each(|pending| pending.fail(&failure));
-            return true;
-        }
         lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
             && link.read_all(patience).is_err()
@@ -208,7 +197,7 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        let mut lead = Lead { lane: self, link };
+        let mut lead = Lead { lane: self, link, within: None };
         if !queue.is_empty() {
             lead.write_and_read(queue);
         }
@@ -243,7 +232,7 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         state.served = queue.len();
         drop(state);
-        let mut lead = Lead { lane: self, link };
+        let mut lead = Lead { lane: self, link, within: None };
         let begun = Instant::now();
         lead.write_and_read(queue);
         self.state.lock().round_trip = begun.elapsed();
@@ -281,6 +270,8 @@ impl fmt::Debug for Lane {
 struct Lead<'a> {
     lane: &'a Lane,
     link: Option<Link>,
+    /// How long opening a link may take, if that is less than the connect timeout.
+    within: Option<Duration>,
 }
 
 impl Lead<'_> {
@@ -323,7 +314,7 @@ impl Lead<'_> {
     fn link(&mut self) -> Result<&mut Link, Failure> {
         match &mut self.link {
             Some(link) => Ok(link),
-            none => Ok(none.insert(Link::open(&self.lane.endpoint)?)),
+            none => Ok(none.insert(Link::open_within(&self.lane.endpoint, self.within)?)),
         }
     }
 }

@@ -65,7 +65,16 @@ struct Owed {
 
 impl Link {
     pub(crate) fn open(endpoint: &Endpoint) -> Result<Self, Failure> {
-        let mut connection = endpoint.open().map_err(|error| Failure::Unsent(Arc::new(error)))?;
+        Self::open_within(endpoint, None)
+    }
+
+    /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
+    pub(crate) fn open_within(
+        endpoint: &Endpoint,
+        within: Option<Duration>,
+    ) -> Result<Self, Failure> {
+        let opened = endpoint.open_within(within);
+        let mut connection = opened.map_err(|error| Failure::Unsent(Arc::new(error)))?;
         endpoint.recognize(&mut connection).map_err(|error| Failure::Unsent(Arc::new(error)))?;
         Ok(Self {
             connection,

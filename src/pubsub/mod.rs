@@ -18,6 +18,7 @@ use redis::{PushKind, RedisError, Value};
 use attention::Attention;
 pub(crate) use entry::{Entry, Hub, Standing};
 
+use crate::client::Core;
 use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
 use crate::error::Error;
 use crate::protocol::LockKeys;
@@ -490,10 +491,17 @@ impl Drop for Waking<'_> {
 }
 
 /// The receiver of control messages' replies: that the message arrives is what counts.
-pub(crate) struct Heard;
+pub(crate) struct Heard(pub(crate) Weak<Core>);
 
 impl Receiver for Heard {
     fn receive(&self, outcome: Outcome) {
+        // Until it arrives, the channels that it tells of are not asked for.
+        if outcome.is_err()
+            && let Some(core) = self.0.upgrade()
+            && !core.is_shut_down()
+        {
+            core.tell_subscriber_again();
+        }
         if let Ok(Value::ServerError(error)) = outcome {
             let error: RedisError = error.into();
             log::warn!(

@@ -47,9 +47,11 @@ enum Ends {
     /// At its time only. The release of a hold that nobody has any more, or perhaps never had:
     /// once is not enough, since a server that stalls may read it before the acquire that an old
     /// connection still has.
-    AtItsTime,
-    /// At the server's answer.
-    AtAnswer(Arc<Requests>, Ticket),
+    Late,
+    /// At whatever the server answers.
+    Answered,
+    /// Once the server has applied it.
+    Applied(Arc<Requests>, Ticket),
 }
 
 /// How long a request is sent again that the server must apply once. Shorter than its memory.
@@ -63,7 +65,18 @@ impl Errand {
             command: release,
             until: clock::now().saturating_add(clock::nanos(lease)),
             retry: FIRST_RETRY,
-            ends: Ends::AtItsTime,
+            ends: Ends::Late,
+        }
+    }
+
+    /// Sends what the subscriber is to hear until it is answered, but not for long.
+    pub(crate) fn tell(message: Command) -> Self {
+        Self {
+            name: Arc::from("the subscriber"),
+            command: message,
+            until: clock::now().saturating_add(clock::nanos(HEARTBEAT)),
+            retry: FIRST_RETRY,
+            ends: Ends::Answered,
         }
     }
 
@@ -79,7 +92,7 @@ impl Errand {
             command,
             until: clock::now().saturating_add(clock::nanos(LONGEST_ERRAND)),
             retry: FIRST_RETRY,
-            ends: Ends::AtAnswer(Arc::clone(requests), ticket),
+            ends: Ends::Applied(Arc::clone(requests), ticket),
         }
     }
 
@@ -87,8 +100,9 @@ impl Errand {
     fn is_done(&self, outcome: &Outcome, now: u64) -> bool {
         let answered = matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)));
         match &self.ends {
-            Ends::AtItsTime => now >= self.until,
-            Ends::AtAnswer(requests, ticket) => {
+            Ends::Late => now >= self.until,
+            Ends::Answered => outcome.is_ok() || now >= self.until,
+            Ends::Applied(requests, ticket) => {
                 let given_up = !answered && now >= self.until;
                 if given_up {
                     log::error!(
