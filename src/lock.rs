@@ -341,7 +341,12 @@ impl Handle {
                 let sent_at = clock::now();
                 hold.ask(lease);
                 match script::lock::extend(&site.lane, &site.name, &hold.owner, lease) {
-                    Ok(true) => hold.confirm(sent_at, lease),
+                    Ok(true) => {
+                        hold.confirm(sent_at, lease);
+                        if site.bury_extended(hold) {
+                            return Ok(false);
+                        }
+                    }
                     Ok(false) => {
                         site.lose(tenancy, LostReason::Revoked);
                         return Ok(false);
@@ -349,6 +354,7 @@ impl Handle {
                     Err(trouble) => {
                         if let Trouble::Unknown(_) = trouble {
                             hold.unconfirm();
+                            site.bury_extended(hold);
                         }
                         // The inner level is not taken; the outer ones are as they were.
                         let _ = site.leave(tenancy, Some(terms), Leaving::Posted);

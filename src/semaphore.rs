@@ -284,6 +284,11 @@ impl Semaphore {
         }
         let thread = Thread::current();
         let mut entered = site.gate.enter(&thread, permits, wait.blocks());
+        // Who finds the gate open is first in line, and after the process's turn it stays away like
+        // any other: its release and its next request, one behind the other, would win every race.
+        if matches!(entered, PermitEntered::Open) && wait.blocks() && site.is_turn_over() {
+            entered = site.gate.refused(&thread, permits);
+        }
         let asked = matches!(entered, PermitEntered::Open);
         if asked {
             if site.ask(permits)? {
@@ -575,6 +580,11 @@ impl SemaphoreSite {
 
     fn own_listeners(&self) -> i64 {
         i64::from(self.core.pubsub.listening(&self.channel).is_some())
+    }
+
+    fn is_turn_over(&self) -> bool {
+        let now = clock::now();
+        self.gate.with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
     }
 
     /// After the process's turn, if others listen: for how long they go first.

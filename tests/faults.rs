@@ -1238,6 +1238,27 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
 }
 
 #[test]
+fn an_extension_that_is_answered_after_the_holds_end_leaves_no_orphan() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("straddled");
+    // The server knows the scripts.
+    let (one, two) =
+        (lock.with_lease(UNIT * 9).lock().unwrap(), lock.with_lease(LONG).lock().unwrap());
+    drop(one);
+    two.unlock().unwrap();
+    let outer = lock.with_lease(UNIT * 4).lock().unwrap();
+    proxy.on_request("straddled", Action::DelayReply(UNIT * 6));
+    // By now the outer hold is lost; what comes of this is a hold of its own, or nothing.
+    let inner = lock.with_lease(LONG * 60).lock();
+    assert!(!outer.is_held());
+    drop((inner, outer));
+    wait_free(&server, "straddled", SOON);
+}
+
+#[test]
 fn an_extension_of_unknown_outcome_does_not_keep_the_lock_for_nobody() {
     let _bounded = bounded();
     let server = server();

@@ -679,6 +679,31 @@ fn threads_that_release_at_once_all_give_back() {
 }
 
 #[test]
+fn a_process_that_keeps_taking_it_does_not_starve_another() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mine = semaphore(&clients[0], "shared", 1);
+    let theirs = clients[1].semaphore("shared");
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    // One thread, which never finds anybody of its own process before it.
+    let greedy = spawn(move || {
+        while !stopped.load(Ordering::SeqCst) {
+            let permit = mine.acquire().unwrap();
+            thread::sleep(UNIT / 2);
+            drop(permit);
+        }
+    });
+    for round in 0..5 {
+        let permit = theirs.try_acquire_for(SOON / 4).unwrap();
+        assert!(permit.is_some(), "round {round}");
+    }
+    stop.store(true, Ordering::SeqCst);
+    greedy.join();
+}
+
+#[test]
 fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
     let _bounded = bounded();
     let server = server();

@@ -19,6 +19,8 @@ const LONGEST_SPIN: Duration = Duration::from_micros(30);
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MOST_CREDIT: i64 = 100;
+/// A thread that was stopped for a minute says nothing of the next pass.
+const MOST_LOST: Duration = Duration::from_millis(10);
 
 /// What spinning has been worth in one queue.
 #[derive(Debug, Default)]
@@ -60,8 +62,8 @@ impl Spin {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);
             }
         } else {
-            let lost = i64::try_from(passed.as_micros()).unwrap_or(i64::MAX);
-            self.balance.fetch_sub(lost, Ordering::Relaxed);
+            let lost = passed.min(MOST_LOST).as_micros();
+            self.balance.fetch_sub(i64::try_from(lost).unwrap_or(0), Ordering::Relaxed);
         }
     }
 }

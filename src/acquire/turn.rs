@@ -152,6 +152,8 @@ impl Turn {
 
     pub(crate) fn granted(&mut self, at: u64) {
         self.began.get_or_insert(at);
+        // Nothing is free: what was given back before it, long ago perhaps, ends no turn.
+        self.last = None;
         self.grants = self.grants.saturating_add(1);
     }
 

@@ -119,11 +119,11 @@ impl Endpoint {
         let before = self.incarnation();
         connection.send_packed_command(self.run.known.bytes())?;
         if is_noscript(&connection.recv_response()?) {
-            let raised = (Ordering::AcqRel, Ordering::Acquire);
-            let count = &self.run.incarnation;
-            let _ = count.compare_exchange(before, before + 1, raised.0, raised.1);
             connection.send_packed_command(self.run.anew.bytes())?;
             connection.recv_response()?;
+            // After it: from here on nobody finds this run new.
+            let (raised, seen) = (Ordering::AcqRel, Ordering::Acquire);
+            let _ = self.run.incarnation.compare_exchange(before, before + 1, raised, seen);
         }
         Ok(())
     }

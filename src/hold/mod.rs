@@ -104,6 +104,10 @@ pub(crate) enum Terms {
 }
 
 /// One owner id on one key.
+///
+/// Who loses it sets `lost` and then looks at the deadline and at `unconfirmed`; who hears the server
+/// sets those and then looks at `lost` (all `SeqCst`): one of the two sees to the release of a hold
+/// that was lost while its lease was made longer.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// `None`: a lock that keeps no line in Redis.
@@ -114,6 +118,8 @@ pub(crate) struct Hold {
     deadline: AtomicU64,
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
+    /// The lease that was asked for first, in nanoseconds.
+    asked: u64,
     /// Which run of the server granted it.
     pub(crate) incarnation: u64,
     /// When the request that the server granted was sent.
@@ -144,6 +150,7 @@ impl Hold {
             deadline: AtomicU64::new(deadline(granted_at, lease)),
             granted_at,
             longest: AtomicU64::new(clock::nanos(lease)),
+            asked: clock::nanos(lease),
             incarnation,
             lost: AtomicU8::new(0),
             forced,
@@ -152,13 +159,13 @@ impl Hold {
     }
 
     pub(crate) fn deadline(&self) -> u64 {
-        self.deadline.load(Ordering::Acquire)
+        self.deadline.load(Ordering::SeqCst)
     }
 
     /// The server has confirmed the hold: `lease` from when the request was sent.
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
-        self.deadline.fetch_max(deadline(sent_at, lease), Ordering::AcqRel);
-        self.unconfirmed.store(false, Ordering::Release);
+        self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
+        self.unconfirmed.store(false, Ordering::SeqCst);
     }
 
     /// A lease is asked for. Before it is sent: its outcome may stay unknown.
@@ -174,24 +181,26 @@ impl Hold {
     /// It is not ours any more. The first reason counts.
     pub(crate) fn lose(&self, reason: LostReason) {
         let _first =
-            self.lost.compare_exchange(0, reason.number(), Ordering::AcqRel, Ordering::Acquire);
+            self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
     }
 
     pub(crate) fn lost(&self) -> Option<LostReason> {
-        LostReason::from_number(self.lost.load(Ordering::Acquire))
+        LostReason::from_number(self.lost.load(Ordering::SeqCst))
     }
 
     pub(crate) fn is_unconfirmed(&self) -> bool {
-        self.unconfirmed.load(Ordering::Acquire)
+        self.unconfirmed.load(Ordering::SeqCst)
     }
 
     /// Equal terms: a watched hold for who wants the watchdog, a fixed one for who wants the same
-    /// lease, and gets nine tenths of it.
+    /// lease, and gets nine tenths of it. Never one whose lease was made longer meanwhile: if the next
+    /// one dies, others would wait for that.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
             && self.lost().is_none()
             && !self.is_unconfirmed()
+            && self.longest.load(Ordering::Acquire) == self.asked
             && match terms {
                 Terms::Watched => left > 0,
                 Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
@@ -199,7 +208,7 @@ impl Hold {
     }
 
     pub(crate) fn unconfirm(&self) {
-        self.unconfirmed.store(true, Ordering::Release);
+        self.unconfirmed.store(true, Ordering::SeqCst);
     }
 }
 

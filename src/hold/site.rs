@@ -153,10 +153,21 @@ impl Site {
         }
     }
 
+    /// The server may have made the lease of a hold longer that was lost meanwhile: gives it back.
+    /// `false`: it was not lost.
+    pub(crate) fn bury_extended(&self, hold: &Arc<Hold>) -> bool {
+        let lost = hold.lost().is_some();
+        if lost {
+            self.repeat(self.release_command(hold), hold.longest_lease());
+        }
+        lost
+    }
+
     /// Sees to what the server may still have of a lost hold.
     fn bury(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
-        let renewed_late = reason == LostReason::LeaseExpired && seat.may_outlive();
+        let renewed_late = reason == LostReason::LeaseExpired
+            && (seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
         if renewed_late || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
             self.repeat(self.release_command(hold), hold.longest_lease());
