@@ -647,10 +647,14 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
     let (one, other) = (client(&server), client(&server));
     for way in ["FLUSHALL", "restart"] {
         let first = latch(&one, "emptied", 3);
+        let before = Commands::so_far(&server).of("get");
         let waiters: Vec<_> = [&first, &other.count_down_latch("emptied")]
             .into_iter()
             .flat_map(|latch| waiters(latch, 2))
             .collect();
+        // A thread in the middle of a request is asleep, too, and a server that goes away then is
+        // an error. Each process asks twice.
+        wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {
                 let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
