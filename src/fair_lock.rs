@@ -236,11 +236,15 @@ struct Asked {
     at: u64,
     /// How many forced unlocks of this process had been answered.
     forced: u64,
+    /// Which run of the server was met last: if the reply is another one's, the hold's release
+    /// reports a loss too many, not one too few.
+    incarnation: u64,
 }
 
 impl Asked {
     fn now(site: &Site) -> Self {
-        Self { forced: site.gate.forced(), at: clock::now() }
+        let (forced, incarnation) = (site.gate.forced(), site.core.incarnation());
+        Self { at: clock::now(), forced, incarnation }
     }
 }
 
@@ -377,8 +381,8 @@ impl FairQueue {
             queue: Arc::clone(self),
             state: Mutex::new(LineState { followers: followers.into(), passed: Vec::new() }),
         };
-        let incarnation = self.core.incarnation();
-        Hold::new(Some(Arc::new(line)), owner, terms, asked.at, lease, incarnation, asked.forced)
+        let Asked { at, forced, incarnation } = asked;
+        Hold::new(Some(Arc::new(line)), owner, terms, at, lease, incarnation, forced)
     }
 
     /// The thread has the lock. `None`: the grant was read after its own deadline, or a forced

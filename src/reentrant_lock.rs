@@ -227,12 +227,12 @@ impl<'a> Request<'a> {
         let lease = site.core.lease(terms);
         let arrivals = site.gate.arrivals();
         let forced = site.gate.forced();
+        let incarnation = site.core.incarnation();
         let sent_at = clock::now();
         let acquired = script::lock::acquire(&site.lane, &site.name, &owner, lease);
         self.is_pending |= acquired.as_ref().is_ok_and(|replied| replied.twice);
         let trouble = match acquired.map(|replied| replied.reply) {
             Ok(Acquired::Granted) => {
-                let incarnation = site.core.incarnation();
                 let hold = Hold::new(None, owner, terms, sent_at, lease, incarnation, forced);
                 if clock::now() < hold.deadline() {
                     self.is_pending = true;

@@ -10,8 +10,8 @@ mod common;
 
 use std::collections::HashSet;
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -230,6 +230,43 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
         // Whether it says so is another test's matter.
         let _ = guard.unlock();
         waiters.into_iter().for_each(Running::join);
+    }
+}
+
+#[test]
+fn a_restart_without_data_is_told_before_the_next_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    // The first renewal is due long after the test.
+    let client = watched(&server, 10 * LONG);
+    let (lock, fair) = (client.reentrant_lock("forgotten"), client.fair_lock("forgotten, fair"));
+    for by in ["the subscriber", "a command"] {
+        let (guard, fair_guard) = (lock.lock().unwrap(), fair.lock().unwrap());
+        let (tell, told) = mpsc::channel();
+        for guard in [&guard, &fair_guard] {
+            let tell = tell.clone();
+            guard.on_lost(move |reason| tell.send(reason).unwrap());
+        }
+        let other = client.reentrant_lock("other");
+        let waiter = (by == "the subscriber").then(|| {
+            let elsewhere = self::client(&server);
+            let held = elsewhere.reentrant_lock("other").lock().unwrap();
+            let waiter = spawn(move || drop(other.try_lock_for(SOON).unwrap()));
+            wait_subscribed(&server, &channel("other"));
+            (waiter, held)
+        });
+        server.restart_empty();
+        if waiter.is_none() {
+            assert!(!client.reentrant_lock("other").is_locked().unwrap());
+        }
+        for _ in 0..2 {
+            assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked), "told by {by}");
+        }
+        assert!(!guard.is_held() && !fair_guard.is_held());
+        if let Some((waiter, held)) = waiter {
+            let _ = held.unlock();
+            waiter.join();
+        }
     }
 }
 

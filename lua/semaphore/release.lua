@@ -2,7 +2,8 @@
 --
 -- KEYS 1 the semaphore, 2 requests
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case (0)
--- reply: 1 + how many subscribers heard of it, 0 = there is no such semaphore
+-- reply: 1 + how many subscribers heard of it, -1 = given back, but the server refused the message,
+--        0 = there is no such semaphore
 --
 -- The message is the new value. Redisson's clients fail on a negative one, and none is woken by 0.
 return once(function()
@@ -14,5 +15,5 @@ return once(function()
     if free > 0 then
         heard = redis.pcall('publish', ARGV[6], free)
     end
-    return 1 + (type(heard) == 'number' and heard or 0)
+    return type(heard) == 'number' and 1 + heard or -1
 end)

@@ -1,8 +1,8 @@
 //! Where the server is, and how a connection to it is opened.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
@@ -31,6 +31,8 @@ struct Run {
     anew: Command,
     /// Counts the runs of the server that this client has met.
     incarnation: AtomicU64,
+    /// Who is told of each but the first.
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Endpoint {
@@ -72,6 +74,7 @@ impl Endpoint {
             known: Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0"]),
             anew: Command::plain(&[b"EVAL", code.as_bytes(), b"0"]),
             incarnation: AtomicU64::new(0),
+            told: OnceLock::new(),
         };
         Ok(Self { client, connect_timeout, response_timeout, run: Arc::new(run) })
     }
@@ -111,9 +114,15 @@ impl Endpoint {
         }
     }
 
+    /// From here on `tell` is called whenever a new run of the server is met, by whoever opens a
+    /// connection: it must not block.
+    pub(crate) fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.run.told.set(Box::new(tell));
+    }
+
     /// Finds out whether a new connection's server is the run that was met last. One that refuses
     /// to say counts as that.
-    pub(super) fn recognize(&self, connection: &mut Connection) -> RedisResult<()> {
+    pub(crate) fn recognize(&self, connection: &mut Connection) -> RedisResult<()> {
         // Two connections may find the same run new at once: it counts once. The number is read
         // when the connection is open, so who finds a later run new finds it raised for that one.
         let before = self.incarnation();
@@ -123,7 +132,12 @@ impl Endpoint {
             connection.recv_response()?;
             // After it: from here on nobody finds this run new.
             let (raised, seen) = (Ordering::AcqRel, Ordering::Acquire);
-            let _ = self.run.incarnation.compare_exchange(before, before + 1, raised, seen);
+            let counts = self.run.incarnation.compare_exchange(before, before + 1, raised, seen);
+            if counts.is_ok()
+                && let Some(tell) = self.run.told.get()
+            {
+                tell();
+            }
         }
         Ok(())
     }

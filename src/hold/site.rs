@@ -255,11 +255,7 @@ impl Site {
         let (tenancy, renew) = self.gate.with_seat(|seat| {
             let seat = seat?;
             let (due, renewal) = self.due(seat, now);
-            let renew = renewal && due <= now && now < seat.tenancy.hold.deadline();
-            seat.renewing |= renew;
-            if renew {
-                seat.tenancy.hold.ask(self.core.config.watchdog_timeout);
-            }
+            let renew = renewal && due <= now && self.begin_renewal(seat, now);
             Some((Arc::clone(&seat.tenancy), renew))
         })?;
         if now >= tenancy.hold.deadline() {
@@ -268,6 +264,29 @@ impl Site {
         }
         self.arm();
         renew.then(|| Renewal { site: Arc::clone(self), hold: Arc::clone(&tenancy.hold) })
+    }
+
+    /// A renewal before its time. `None`: there is nothing to renew, or that is being done.
+    pub(crate) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let hold = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let (_, renewal) = self.due(seat, now);
+            let renew = renewal && self.begin_renewal(seat, now);
+            renew.then(|| Arc::clone(&seat.tenancy.hold))
+        })?;
+        Some(Renewal { site: Arc::clone(self), hold })
+    }
+
+    /// `false`: it is too late.
+    fn begin_renewal(&self, seat: &mut Seat, now: u64) -> bool {
+        let hold = &seat.tenancy.hold;
+        let in_time = now < hold.deadline();
+        if in_time {
+            seat.renewing = true;
+            hold.ask(self.core.config.watchdog_timeout);
+        }
+        in_time
     }
 
     /// The server's answer to a renewal that was sent at `sent_at`.

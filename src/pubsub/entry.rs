@@ -94,6 +94,10 @@ impl Entry {
         matches!(self.state.lock().standing, Standing::Confirmed)
     }
 
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.state.lock().standing, Standing::Refused(_))
+    }
+
     pub(crate) fn version(&self) -> u64 {
         self.state.lock().version
     }

@@ -69,6 +69,18 @@ impl State {
         self.first_version = versions.fold(self.first_version, u64::max);
         dropped
     }
+
+    /// Gives up the channels that nobody listens to any more. Returns those that the server has to
+    /// be told of.
+    fn sweep(&mut self, grace: Duration) -> Vec<Arc<Entry>> {
+        // It knows nothing of one that it refused.
+        self.drop_entries(|entry| entry.idle_since().is_some() && entry.is_refused());
+        // Only a confirmed one: then the order of what the server confirms is that of what was
+        // asked, and a confirmation always means the entry of now.
+        self.drop_entries(|entry| {
+            entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
+        })
+    }
 }
 
 impl PubSub {
@@ -222,6 +234,9 @@ impl PubSub {
     /// (`Err`) or the client is shut down (`Ok`).
     fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
         let mut connection = self.endpoint.open()?;
+        // This thread reads all the time, so it is often the first to meet a server that was started
+        // anew.
+        self.endpoint.recognize(&mut connection)?;
         connection.set_read_timeout(Some(SILENCE))?;
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
@@ -299,14 +314,7 @@ impl PubSub {
         let (wanted, unwanted) = {
             let mut state = self.state.lock();
             let wanted: Vec<_> = state.wanted.drain(..).collect();
-            // Only a confirmed one: then the order of what the server confirms is that of what
-            // was asked, and a confirmation always means the entry of now.
-            let is_unwanted = |entry: &Entry| {
-                entry.idle_since().is_some_and(|since| since.elapsed() >= GRACE)
-                    && entry.is_confirmed()
-            };
-            let unwanted = state.drop_entries(is_unwanted);
-            (wanted, unwanted)
+            (wanted, state.sweep(GRACE))
         };
         subscribe(connection, &wanted)?;
         send_each(connection, [b"UNSUBSCRIBE", b"PUNSUBSCRIBE"], &unwanted)?;
@@ -515,4 +523,33 @@ impl Receiver for Heard {
 /// How long a new channel's confirmation may take before the wait for it fails.
 pub(crate) fn confirmation_deadline(response_timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(response_timeout.saturating_mul(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_channel_that_nobody_listens_to_is_given_up() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
+        let pubsub = PubSub::new(Arc::new(endpoint), "client");
+        let listened =
+            ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()).0);
+        listened[0].entry.stand(Standing::Confirmed);
+        let refusal = Error::new(ErrorKind::Redis, "no".to_owned());
+        listened[1].entry.stand(Standing::Refused(refusal));
+        let sweep = |grace| pubsub.state.lock().sweep(grace).len();
+        let left = || pubsub.state.lock().entries.len();
+        assert_eq!((sweep(Duration::ZERO), left()), (0, 3), "somebody listens");
+
+        drop(listened);
+        assert_eq!(
+            (sweep(MINUTE), left()),
+            (0, 2),
+            "the refused one needs neither time nor a word"
+        );
+        assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
+    }
 }

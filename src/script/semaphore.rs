@@ -46,7 +46,7 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, ticket, &[permits.as_bytes(), self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it.
+    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it (-1: not known).
     pub(crate) fn release(
         self,
         ticket: Ticket,
@@ -111,8 +111,13 @@ pub(crate) fn released(outcome: Outcome) -> Result<Option<i64>, Trouble> {
     number(accepted(outcome)?).map(heard)
 }
 
+/// -1 stands for itself: the server refused the message, so others may wait.
 fn heard(reply: i64) -> Option<i64> {
-    (reply > 0).then(|| reply - 1)
+    match reply {
+        0 => None,
+        -1 => Some(-1),
+        told => Some(told - 1),
+    }
 }
 
 /// The number under a key; zero if there is none.

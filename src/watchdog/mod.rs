@@ -49,6 +49,8 @@ enum Item {
 #[derive(Debug)]
 pub(crate) enum Job {
     Renew(Vec<Renewal>),
+    /// Whatever is held: the server may not know of it any more.
+    RenewAll,
     Run(Vec<Errand>),
     Chores(Vec<Arc<dyn Chore>>),
     Look(Vec<Arc<Lane>>),
@@ -122,6 +124,14 @@ impl Watchdog {
     /// Has a lane's replies read before long.
     pub(crate) fn look_after(&self, lane: &Arc<Lane>) {
         self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
+    }
+
+    /// What to call when the server may have lost its data: renews all holds now, so that those that
+    /// are gone are told.
+    pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        // After the end nobody takes it, and nothing is held.
+        move || drop(jobs.send(Job::RenewAll))
     }
 
     /// Does a chore after a pause, and from then on whenever it wants.

@@ -162,15 +162,22 @@ impl Renewer {
 
     fn work(&mut self, job: Job) {
         match job {
-            Job::Renew(renewals) => {
-                for packet in renewals.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
-                    self.renew(packet);
-                }
+            Job::Renew(renewals) => self.renew_each(&renewals),
+            Job::RenewAll => {
+                let sites = self.core.sites.all();
+                let renewals: Vec<_> = sites.iter().filter_map(Site::renew_now).collect();
+                self.renew_each(&renewals);
             }
             Job::Run(errands) => self.run_errands(errands),
             Job::Chores(chores) => self.do_chores(chores),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::End => {}
+        }
+    }
+
+    fn renew_each(&mut self, renewals: &[Renewal]) {
+        for packet in renewals.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
+            self.renew(packet);
         }
     }
 
