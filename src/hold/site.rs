@@ -244,7 +244,7 @@ impl Site {
         // that are due at about that time.
         let third = deadline.saturating_sub(lease / 3 * 2);
         let grid = (lease / 64).max(1_000_000);
-        let due = (third / grid * grid).max(seat.retry_at);
+        let due = if seat.retries > 0 { seat.retry_at } else { third / grid * grid };
         (due.min(deadline), due < deadline)
     }
 
@@ -263,19 +263,21 @@ impl Site {
             return None;
         }
         self.arm();
-        renew.then(|| Renewal { site: Arc::clone(self), hold: Arc::clone(&tenancy.hold) })
+        let hold = Arc::clone(&tenancy.hold);
+        renew.then(|| Renewal { site: Arc::clone(self), hold, raises: true })
     }
 
-    /// A renewal before its time. `None`: there is nothing to renew, or that is being done.
+    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
+    /// question whether the server knows it.
     pub(crate) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        let hold = self.gate.with_seat(|seat| {
+        let (hold, raises) = self.gate.with_seat(|seat| {
             let seat = seat?;
             let (_, renewal) = self.due(seat, now);
-            let renew = renewal && self.begin_renewal(seat, now);
-            renew.then(|| Arc::clone(&seat.tenancy.hold))
+            let raises = renewal && self.begin_renewal(seat, now);
+            Some((Arc::clone(&seat.tenancy.hold), raises))
         })?;
-        Some(Renewal { site: Arc::clone(self), hold })
+        Some(Renewal { site: Arc::clone(self), hold, raises })
     }
 
     /// `false`: it is too late.

@@ -126,8 +126,8 @@ impl Watchdog {
         self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
     }
 
-    /// What to call when the server may have lost its data: renews all holds now, so that those that
-    /// are gone are told.
+    /// What to call when the server may have lost its data: renews or asks for all holds now, so that
+    /// those that are gone are told.
     pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         // After the end nobody takes it, and nothing is held.

@@ -23,6 +23,7 @@ const CALLS_A_PACKET: usize = 16;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
+const SHORTEST_LEASE: Duration = Duration::from_millis(1);
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 
@@ -31,6 +32,8 @@ const LAST_RETRY: u64 = 10_000_000_000;
 pub(crate) struct Renewal {
     pub(crate) site: Arc<Site>,
     pub(crate) hold: Arc<Hold>,
+    /// Whether its lease is to be raised. Else the server is only asked whether it knows the hold.
+    pub(crate) raises: bool,
 }
 
 /// A command that is sent in the background, again and again with back-off.
@@ -165,8 +168,10 @@ impl Renewer {
             Job::Renew(renewals) => self.renew_each(&renewals),
             Job::RenewAll => {
                 let sites = self.core.sites.all();
-                let renewals: Vec<_> = sites.iter().filter_map(Site::renew_now).collect();
-                self.renew_each(&renewals);
+                let renewals = sites.iter().filter_map(Site::renew_now);
+                let (raising, asking): (Vec<_>, Vec<_>) = renewals.partition(|due| due.raises);
+                self.renew_each(&raising);
+                self.renew_each(&asking);
             }
             Job::Run(errands) => self.run_errands(errands),
             Job::Chores(chores) => self.do_chores(chores),
@@ -175,6 +180,7 @@ impl Renewer {
         }
     }
 
+    /// Renews what is due, or asks for it: all of these or none is to be raised.
     fn renew_each(&mut self, renewals: &[Renewal]) {
         for packet in renewals.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
             self.renew(packet);
@@ -183,13 +189,23 @@ impl Renewer {
 
     fn renew(&mut self, packet: &[Renewal]) {
         let sent_at = clock::now();
-        let lease = self.core.config.watchdog_timeout;
+        let raises = packet.iter().all(|due| due.raises);
+        // A lease is only ever raised, so the shortest one asks and changes nothing.
+        let lease = if raises { self.core.config.watchdog_timeout } else { SHORTEST_LEASE };
         let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
-        let commands = calls.iter().map(|call| {
-            let holds = call.iter().map(|due| (&*due.site.name, &due.hold.owner));
-            script::lock::renew_command(holds, lease)
-        });
-        let outcomes = self.exchange(commands.collect());
+        let commands: Vec<_> = calls
+            .iter()
+            .map(|call| {
+                let holds = call.iter().map(|due| (&*due.site.name, &due.hold.owner));
+                script::lock::renew_command(holds, lease)
+            })
+            .collect();
+        let outcomes = self.exchange(&commands);
+        let tell = |due: &Renewal, renewed: Result<bool, ()>| {
+            if raises || renewed == Ok(false) {
+                due.site.renewed(&due.hold, sent_at, renewed);
+            }
+        };
         for (call, outcome) in calls.iter().zip(outcomes) {
             match script::lock::renewed(outcome) {
                 Ok(replies) if replies.len() == call.len() => {
@@ -202,14 +218,10 @@ impl Renewer {
                                 Err(())
                             }
                         };
-                        due.site.renewed(&due.hold, sent_at, renewed);
+                        tell(due, renewed);
                     }
                 }
-                Ok(_) | Err(_) => {
-                    for due in *call {
-                        due.site.renewed(&due.hold, sent_at, Err(()));
-                    }
-                }
+                Ok(_) | Err(_) => call.iter().for_each(|due| tell(due, Err(()))),
             }
         }
     }
@@ -218,8 +230,8 @@ impl Renewer {
     fn run_errands(&mut self, mut errands: Vec<Errand>) {
         while !errands.is_empty() {
             let rest = errands.split_off(errands.len().min(NAMES_A_CALL));
-            let commands = errands.iter().map(|errand| errand.command.clone()).collect();
-            let outcomes = self.exchange(commands);
+            let commands: Vec<_> = errands.iter().map(|errand| errand.command.clone()).collect();
+            let outcomes = self.exchange(&commands);
             let now = clock::now();
             for (mut errand, outcome) in errands.into_iter().zip(outcomes) {
                 if !errand.is_done(&outcome, now) && !self.core.is_shut_down() {
@@ -239,7 +251,7 @@ impl Renewer {
             .filter_map(|chore| chore.command().map(|command| (chore, command)))
             .collect();
         let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-        let outcomes = self.exchange(commands);
+        let outcomes = self.exchange(&commands);
         for (chore, outcome) in chores.into_iter().zip(outcomes) {
             let pause = chore.done(outcome);
             self.core.watchdog.schedule(&chore, pause);
@@ -253,11 +265,20 @@ impl Renewer {
         }
     }
 
-    /// Sends commands in one packet and reads their replies.
-    fn exchange(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
+    /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
+    /// was none on the old one: it may have been dead for a while.
+    fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
+        let outcomes = self.exchange_once(commands);
+        match outcomes.first() {
+            Some(Err(Failure::Reset(_))) => self.exchange_once(commands),
+            _ => outcomes,
+        }
+    }
+
+    fn exchange_once(&mut self, commands: &[Command]) -> Vec<Outcome> {
         let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
-        let batch = commands.into_iter().zip(&replies).map(|(command, reply)| {
-            (command, Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
+        let batch = commands.iter().zip(&replies).map(|(command, reply)| {
+            (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
