@@ -323,6 +323,11 @@ impl Core {
         self.config.response_timeout
     }
 
+    /// The number of the database that the URL names.
+    pub(crate) fn database(&self) -> i64 {
+        self.endpoint.database()
+    }
+
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
         self.endpoint.incarnation()

@@ -10,7 +10,7 @@ use crate::client::{Client, Core};
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, LatchKeys};
-use crate::pubsub::Fence;
+use crate::pubsub::{Fence, Subscription};
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
@@ -26,7 +26,8 @@ use crate::watchdog::Errand;
 ///
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
-/// (`1`). Beside it, for five minutes after a client's last request, `redlatch_request:{name}:…`
+/// (`1`); as that channel is the same in each of a server's databases, one of our own says, too,
+/// that the latch of this database was opened. Beside it, for five minutes after a client's last request, `redlatch_request:{name}:…`
 /// remembers what was applied, so that no count-down is applied twice.
 #[derive(Clone)]
 pub struct CountDownLatch {
@@ -162,7 +163,11 @@ impl CountDownLatch {
     /// One round trip.
     pub fn delete(&self) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.scripts().delete().map_err(|trouble| self.site.error(trouble))
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = site.scripts().delete(ticket);
+        site.requests.close(ticket);
+        outcome.map_err(|trouble| site.error(trouble))
     }
 
     /// The latch's name: the key in Redis.
@@ -208,17 +213,26 @@ impl CountDownLatch {
             wait,
             news: &|| false,
         };
+        let mut exact: Option<Subscription> = None;
         let mut asked: Option<Asked> = None;
         let opened = contender.acquire(
             |Attempt { listening, .. }| {
-                let Some((subscription, _)) = listening else { return site.ask(None) };
-                // The message says it all. A latch that was set anew meanwhile was open
-                // nevertheless, for all who waited then.
-                if let Some(asked) = asked.filter(|asked| subscription.is_zero_since(asked.fence)) {
+                let Some(exact) = listening.and(exact.as_ref()) else {
+                    let tried = site.ask(None)?;
+                    if let Try::Busy(_) = tried {
+                        // Before the other channel: once that one is confirmed, this one is. Where
+                        // it is refused the latch is asked for.
+                        exact = Some(core.listen(&site.opened));
+                    }
+                    return Ok(tried);
+                };
+                // The message says it all, and it came before the one that woke this thread. A latch
+                // that was set anew meanwhile was open nevertheless, for all who waited then.
+                if let Some(asked) = asked.filter(|asked| exact.is_zero_since(asked.fence)) {
                     site.gate.tell_until(asked.arrivals, || Signal::Granted(()));
                     return Ok(Try::Granted(()));
                 }
-                let fence = core.pubsub.fence(&site.channel);
+                let fence = core.pubsub.fence(&site.opened);
                 asked = Some(Asked { fence: fence.number, arrivals: site.gate.arrivals() });
                 site.ask(Some(&fence))
             },
@@ -280,6 +294,7 @@ pub(crate) struct LatchSite {
     name: Arc<str>,
     lane: Arc<Lane>,
     channel: Arc<str>,
+    opened: Arc<str>,
     requests_key: String,
     requests: Arc<Requests>,
     pub(crate) gate: LatchGate,
@@ -288,14 +303,19 @@ pub(crate) struct LatchSite {
 impl LatchSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.latches.get(name, |name| Self {
-            lane: core.lane(&name),
-            channel: LatchKeys::channel(&name).into(),
-            requests_key: protocol::requests(&name, core.id.as_str()),
-            requests: core.requests.get(&name, |_| Requests::default()),
-            gate: LatchGate(Mutex::new(Queue::new())),
-            core: Arc::clone(core),
-            name,
+        core.latches.get(name, |name| {
+            // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
+            let requests_key = protocol::requests(&name, core.id.as_str());
+            Self {
+                lane: core.lane(&name),
+                channel: LatchKeys::channel(&name).into(),
+                opened: LatchKeys::opened(&name, core.database()).into(),
+                requests: core.requests.get(&requests_key, |_| Requests::default()),
+                requests_key,
+                gate: LatchGate(Mutex::new(Queue::new())),
+                core: Arc::clone(core),
+                name,
+            }
         })
     }
 
@@ -304,6 +324,7 @@ impl LatchSite {
             lane: &self.lane,
             key: &self.name,
             channel: &self.channel,
+            opened: &self.opened,
             requests: &self.requests_key,
         }
     }

@@ -10,7 +10,7 @@ use crate::acquire::{Confirmation, Contender, Entered, Wait, Wake, slow_poll};
 use crate::client::{Client, Core};
 use crate::connection::{Command, Outcome, Receiver};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Hold, Line, LostReason, Site, Tenancy, Terms, clock};
+use crate::hold::{Asked, Hold, Line, LostReason, Site, Tenancy, Terms, clock};
 use crate::lock::{Handle, LockGuard, lock_verbs};
 use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Hub, Subscription};
@@ -18,6 +18,9 @@ use crate::script::fair::{FairAcquired, FairScripts, kept_alive, left};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::{Chore, Errand};
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 
 /// A lock that is granted in the order in which it was asked for, across threads, processes and
 /// machines: Redisson's `RFairLock`, a fair `ReentrantLock` of java.util.concurrent. Made by
@@ -43,10 +46,13 @@ use crate::watchdog::{Chore, Errand};
 /// place at the head back.
 ///
 /// Redisson's clients may stand in the same queue. What Redisson itself does there remains: its
-/// dead waiter blocks the others for up to the lease and five minutes. Limits with Redisson in the
-/// queue: its waiters must not wait longer than 300 s at a time, the clocks of its machines must
-/// agree with the server's to about 7 s, and behind a short timed wait of Redisson's a dead waiter
-/// of ours may cost more.
+/// dead waiter blocks the others for up to the lease and five minutes; one of its timed waits that
+/// ends at the moment of a release keeps the message to itself, and the lock is idle until the next
+/// sign of life of ours (a third of the fair wait). Limits with Redisson in the queue: its waiters
+/// must not wait longer than 300 s at a time, and the clocks of its machines must agree with the
+/// server's to about 7 s. A dead waiter of ours costs 10 s as long as a living one of ours stands in
+/// the queue, too; where only Redisson's are left, up to the rest of a lease (30 s), and five minutes
+/// more for each timed wait of theirs that was ahead of it and ended early.
 ///
 /// # What fairness costs
 ///
@@ -119,13 +125,10 @@ impl FairLock {
                 }
                 Ok(None)
             }
-            Ok(Replied { reply: true, .. }) => {
-                let hold = queue.hold(owner, terms, asked, lease, Vec::new());
-                let tenancy = queue.admit(site, hold, thread, terms);
-                if tenancy.is_none() {
-                    undo();
-                }
-                Ok(tenancy)
+            Ok(Replied { reply: true, twice }) => {
+                let hold = queue.hold(owner, terms, lease, asked, twice, Vec::new());
+                let admitted = queue.admit(site, hold, thread, terms);
+                Ok(admitted.inspect_err(|_| undo()).ok())
             }
             Err(trouble) => Err(self.trouble(trouble, &owner, terms)),
         }
@@ -166,7 +169,7 @@ impl FairLock {
                 place.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
                 let ask_after = match replied.map(|replied| replied.reply) {
                     Ok(FairAcquired::Granted(followers)) => {
-                        break Some(queue.hold(owner, terms, asked, lease, followers));
+                        break Some(queue.hold(owner, terms, lease, asked, place.twice, followers));
                     }
                     Ok(FairAcquired::Queued { is_first, ask_after }) => {
                         ask_after.filter(|_| is_first)
@@ -201,11 +204,18 @@ impl FairLock {
                 // Decided under the queue's mutex: what was passed before the end counts.
                 return Ok(place.leave());
             };
-            if let Some(tenancy) = queue.admit(site, hold, thread, terms) {
-                return Ok(Some(place.settle(tenancy)));
+            if let Some(tenancy) = place.stand_down() {
+                // While it asked, a hold was passed to it, and taken away by force: only then could
+                // the server grant it another. It asks as another owner, since whoever hears of the
+                // forced unlock gives up what this one has.
+                site.lose(&tenancy, LostReason::Revoked);
+                continue;
             }
-            // A grant read after its own deadline is none.
-            late += 1;
+            match queue.admit(site, hold, thread, terms) {
+                Ok(tenancy) => return Ok(Some(place.settle(tenancy))),
+                // A grant read after its own deadline is none.
+                Err(hold) => late += u32::from(clock::now() >= hold.deadline()),
+            }
             if late == MOST_LATE {
                 let message = "each grant's lease was over before its reply was read; nothing is \
                                held, take a longer lease";
@@ -227,24 +237,6 @@ impl FairLock {
             "the lock was not taken"
         };
         trouble.into_error().of(&site.name).now(state)
-    }
-}
-
-/// When a request was sent.
-#[derive(Clone, Copy)]
-struct Asked {
-    at: u64,
-    /// How many forced unlocks of this process had been answered.
-    forced: u64,
-    /// Which run of the server was met last: if the reply is another one's, the hold's release
-    /// reports a loss too many, not one too few.
-    incarnation: u64,
-}
-
-impl Asked {
-    fn now(site: &Site) -> Self {
-        let (forced, incarnation) = (site.gate.forced(), site.core.incarnation());
-        Self { at: clock::now(), forced, incarnation }
     }
 }
 
@@ -321,9 +313,8 @@ impl FairQueue {
 
     /// Wakes all who wait, for something that is not the queue's news.
     pub(crate) fn nudge(&self) {
-        for waiter in self.waiters.lock().standing.clone() {
-            waiter.thread.parker().unpark();
-        }
+        let standing = self.waiters.lock().standing.clone();
+        standing.iter().for_each(|waiter| waiter.thread.parker().unpark());
     }
 
     fn join(
@@ -373,29 +364,30 @@ impl FairQueue {
         self: &Arc<Self>,
         owner: Owner,
         terms: Terms,
-        asked: Asked,
         lease: Duration,
+        asked: Asked,
+        sent_twice: bool,
         followers: Vec<Vec<u8>>,
     ) -> Hold {
         let line = FairLine {
             queue: Arc::clone(self),
             state: Mutex::new(LineState { followers: followers.into(), passed: Vec::new() }),
         };
-        let Asked { at, forced, incarnation } = asked;
-        Hold::new(Some(Arc::new(line)), owner, terms, at, lease, incarnation, forced)
+        Hold::new(Some(Arc::new(line)), owner, terms, lease, asked, sent_twice)
     }
 
-    /// The thread has the lock. `None`: the grant was read after its own deadline, or a forced
-    /// unlock of this process was answered meanwhile.
+    /// The thread has the lock. `Err`: the grant was read after its own deadline, or the hold was
+    /// taken away meanwhile.
     fn admit(
         &self,
         site: &Arc<Site>,
         hold: Hold,
         thread: &Arc<Thread>,
         terms: Terms,
-    ) -> Option<Arc<Tenancy>> {
-        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-        site.admit(&tenancy, terms).then_some(tenancy)
+    ) -> Result<Arc<Tenancy>, Arc<Hold>> {
+        let hold = Arc::new(hold);
+        let tenancy = Arc::new(Tenancy::new(Arc::clone(&hold), Arc::clone(thread)));
+        if site.admit(&tenancy, terms) { Ok(tenancy) } else { Err(hold) }
     }
 
     fn find(&self, owner: &[u8]) -> Option<Arc<FairWaiter>> {
@@ -444,9 +436,8 @@ impl Hub for FairQueue {
 
     /// After a reconnect messages may have been lost, so everybody asks.
     fn changed(&self) {
-        for waiter in self.waiters.lock().standing.clone() {
-            waiter.tell();
-        }
+        let standing = self.waiters.lock().standing.clone();
+        standing.iter().for_each(|waiter| waiter.tell());
     }
 }
 
@@ -506,7 +497,7 @@ impl Line for FairLine {
         seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
     ) -> Option<Wake> {
         let now = clock::now();
-        if now.saturating_sub(hold.granted_at) > FRESH || hold.is_unconfirmed() {
+        if now.saturating_sub(hold.asked.at) > FRESH || hold.is_unconfirmed() {
             return None;
         }
         let mut waiters = self.queue.waiters.lock();
@@ -548,6 +539,10 @@ impl Line for FairLine {
     fn release_command(&self, hold: &Hold) -> Command {
         self.queue.scripts().release_command(&hold.owner, &self.state.lock().passed)
     }
+
+    fn give_up_command(&self, hold: &Hold) -> Command {
+        self.queue.scripts().give_up_command(hold.owner.as_bytes())
+    }
 }
 
 impl fmt::Debug for FairLine {
@@ -569,21 +564,29 @@ struct Place {
 }
 
 impl Place {
+    /// From here on no hold is passed to it. `Some`: one was.
+    fn stand_down(&self) -> Option<Arc<Tenancy>> {
+        let mut waiters = self.queue.waiters.lock();
+        waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+        self.waiter.take_passed()
+    }
+
     /// The thread has the lock.
     fn settle(mut self, tenancy: Arc<Tenancy>) -> Arc<Tenancy> {
+        self.stand_down();
         self.stays = true;
-        self.queue.waiters.lock().standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+        if self.twice && tenancy.hold.owner.as_bytes() != self.waiter.owner.as_bytes() {
+            // It was passed the hold: that one's release does not undo a late request of this one.
+            let Self { queue, site, waiter, .. } = &self;
+            let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
+            site.repeat(give_up, site.core.lease(waiter.terms));
+        }
         tenancy
     }
 
     /// The thread gives up, unless the hold was passed to it first.
     fn leave(self) -> Option<Arc<Tenancy>> {
-        let passed = {
-            let mut waiters = self.queue.waiters.lock();
-            waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-            self.waiter.take_passed()
-        };
-        let tenancy = passed.filter(|tenancy| tenancy.is_held())?;
+        let tenancy = self.stand_down().filter(|tenancy| tenancy.is_held())?;
         Some(self.settle(tenancy))
     }
 
@@ -653,11 +656,7 @@ impl Drop for Place {
         if self.stays {
             return;
         }
-        let mut waiters = self.queue.waiters.lock();
-        waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-        let passed = self.waiter.take_passed();
-        drop(waiters);
-        if let Some(tenancy) = passed {
+        if let Some(tenancy) = self.stand_down() {
             // It was given the hold and cannot take it: on to the next.
             let _ = self.site.leave(&tenancy, None, crate::hold::Leaving::Posted);
             return;

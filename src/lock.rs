@@ -93,11 +93,13 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If its reply was lost, the message
+    /// says that the outcome is not known: it is not sent twice, since the second one would take the
+    /// lock from the next holder.
     ///
     /// # Blocking
     ///
-    /// One round trip.
+    /// Two round trips.
     fn force_unlock(&self) -> Result<bool, Error>;
 
     /// Whether anybody holds the lock, on any machine. Already old when it returns.
@@ -409,7 +411,7 @@ impl Handle {
         self.check_usable()?;
         let Site { lane, name, gate, .. } = &*self.site;
         let before = gate.tenant();
-        let outcome = script::lock::force_unlock(lane, command);
+        let outcome = script::lock::force_unlock(lane, name, command);
         // Before the look at the seat: a hold granted meanwhile is either there, or its thread
         // finds this and asks.
         gate.force();
@@ -425,7 +427,15 @@ impl Handle {
                 Err(_) => now.hold.unconfirm(),
             }
         }
-        outcome.map_err(|trouble| trouble.into_error().of(name))
+        outcome.map_err(|trouble| {
+            let state = match trouble {
+                Trouble::Unknown(_) => {
+                    "whether it was unlocked is not known: ask is_locked, and call again if it is"
+                }
+                Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
+            };
+            trouble.into_error().of(name).now(state)
+        })
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {

@@ -6,7 +6,7 @@ use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait};
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
+use crate::hold::{Asked, Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
 use crate::lock::{Handle, LockGuard, lock_verbs};
 use crate::protocol::Owner;
 use crate::script::{self, Trouble, lock::Acquired};
@@ -23,7 +23,9 @@ use crate::sync::Thread;
 ///
 /// Threads of one process get the lock in the order they came. Between processes there is no
 /// order; a process gives the lock back after a turn of at most 10 ms, if
-/// others want it, so none starves. Where the order matters, use a fair lock.
+/// others want it, so none starves. (Holds of more than 10 ms are turns of their own, and then who
+/// is quicker to come gets more of them: a Java service may wait for a few seconds.) Where the order
+/// matters, use a fair lock.
 ///
 /// # In Redis
 ///
@@ -226,14 +228,12 @@ impl<'a> Request<'a> {
         let Self { site, terms, owner, .. } = *self;
         let lease = site.core.lease(terms);
         let arrivals = site.gate.arrivals();
-        let forced = site.gate.forced();
-        let incarnation = site.core.incarnation();
-        let sent_at = clock::now();
+        let asked = Asked::now(site);
         let acquired = script::lock::acquire(&site.lane, &site.name, &owner, lease);
         self.is_pending |= acquired.as_ref().is_ok_and(|replied| replied.twice);
         let trouble = match acquired.map(|replied| replied.reply) {
             Ok(Acquired::Granted) => {
-                let hold = Hold::new(None, owner, terms, sent_at, lease, incarnation, forced);
+                let hold = Hold::new(None, owner, terms, lease, asked, self.is_pending);
                 if clock::now() < hold.deadline() {
                     self.is_pending = true;
                     return Ok(Try::Granted(hold));

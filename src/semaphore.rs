@@ -492,14 +492,18 @@ const MOST_OPEN: usize = 256;
 impl SemaphoreSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.semaphores.get(name, |name| Self {
-            lane: core.lane(&name),
-            channel: SemaphoreKeys::channel(&name).into(),
-            requests_key: protocol::requests(&name, core.id.as_str()),
-            requests: core.requests.get(&name, |_| Requests::default()),
-            gate: PermitGate::new(core.round_trip),
-            core: Arc::clone(core),
-            name,
+        core.semaphores.get(name, |name| {
+            // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
+            let requests_key = protocol::requests(&name, core.id.as_str());
+            Self {
+                lane: core.lane(&name),
+                channel: SemaphoreKeys::channel(&name).into(),
+                requests: core.requests.get(&requests_key, |_| Requests::default()),
+                requests_key,
+                gate: PermitGate::new(core.round_trip),
+                core: Arc::clone(core),
+                name,
+            }
         })
     }
 

@@ -513,6 +513,44 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
 }
 
 #[test]
+fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, theirs) = (client(&server), client(&server));
+    let end = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..6)
+        .map(|_| {
+            let (lock, end) = (ours.fair_lock("taken away"), Arc::clone(&end));
+            spawn(move || {
+                let mut grants = 0;
+                while !end.load(Ordering::SeqCst) {
+                    // Grants are read in another order than they were made in: whoever comes late
+                    // must not take the seat from a newer hold.
+                    let guard = lock.try_lock_for(BEFORE_A_POLL).unwrap().expect("nobody keeps it");
+                    assert!(!guard.is_held() || lock.hold_count() == 1, "it was asked nobody");
+                    grants += 1;
+                    let _ = guard.unlock();
+                    assert!(!lock.is_held_by_current_thread(), "held without a guard");
+                }
+                grants
+            })
+        })
+        .collect();
+    let lock = theirs.fair_lock("taken away");
+    let mut random = Random::new();
+    // Time is the subject: the more moments, the better.
+    let until = Instant::now() + UNIT * 30;
+    while Instant::now() < until {
+        lock.force_unlock().unwrap();
+        thread::sleep(Duration::from_micros(random.below(300)));
+    }
+    end.store(true, Ordering::SeqCst);
+    let grants: u64 = threads.into_iter().map(Running::join).sum();
+    assert!(grants > 100, "{grants}");
+    leaves_nothing(&server, "taken away");
+}
+
+#[test]
 fn a_killed_holders_lock_goes_to_the_first_in_line() {
     let _bounded = bounded();
     let server = server();

@@ -10,14 +10,16 @@ mod common;
 
 use std::collections::HashSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, Error, ErrorKind, HoldState, LostReason};
+use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// Short enough to see its end.
@@ -1127,6 +1129,144 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
             wait_free(&server, name, SOON);
         }
     }
+}
+
+/// Loses the next request that takes the lock of this name, and gives it back for
+/// [`deliver`].
+fn keep_acquire(proxy: &Proxy, name: &'static str) -> Arc<Mutex<Vec<u8>>> {
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&kept);
+    proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
+        let acquire = is_script(bytes) && contains(bytes, name);
+        if acquire {
+            *to.lock().unwrap() = bytes.to_vec();
+        }
+        acquire
+    });
+    kept
+}
+
+/// The server reads now what a network has kept.
+fn deliver(server: &Server, request: &Mutex<Vec<u8>>) -> Vec<u8> {
+    let mut socket = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    socket.write_all(&request.lock().unwrap()).unwrap();
+    let mut reply = [0; 100];
+    let read = socket.read(&mut reply).unwrap();
+    reply[..read].to_vec()
+}
+
+#[test]
+fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let locks: [(&'static str, Box<dyn Lock>); 2] = [
+        ("overtaken", Box::new(client.reentrant_lock("overtaken"))),
+        ("overtaken, fair", Box::new(client.fair_lock("overtaken, fair"))),
+    ];
+    for (name, lock) in &locks {
+        lock.lock().unwrap().unlock().unwrap();
+        for dropped in [false, true] {
+            let first = keep_acquire(&proxy, name);
+            let guard = lock.lock().unwrap();
+            match dropped {
+                true => drop(guard),
+                false => guard.unlock().unwrap(),
+            }
+            wait_free(&server, name, SOON);
+            let reply = deliver(&server, &first);
+            assert!([&b"$-1\r\n"[..], b"*1\r\n:1\r\n"].contains(&&*reply), "it is not granted");
+            wait_free(&server, name, SOON);
+        }
+    }
+    assert_eq!(proxy.fired(), 4);
+}
+
+#[test]
+fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let (plain, fair) = (client.reentrant_lock("longer"), client.fair_lock("longer, fair"));
+    let longer = (plain.with_lease(LONG * 2), fair.with_lease(LONG * 2));
+    let locks: [(&'static str, &dyn Lock, &dyn Lock); 2] =
+        [("longer", &plain, &longer.0), ("longer, fair", &fair, &longer.1)];
+    for (name, lock, longer) in locks {
+        lock.lock().unwrap().unlock().unwrap();
+        for tries in [false, true] {
+            let first = keep_acquire(&proxy, name);
+            let guard =
+                if tries { lock.try_lock().unwrap().unwrap() } else { lock.lock().unwrap() };
+            let inner = longer.lock().unwrap();
+            let _granted = deliver(&server, &first);
+            assert!(lock.remaining_lease().unwrap().unwrap() > LONG, "{name}");
+            drop((inner, guard));
+            wait_free(&server, name, SOON);
+        }
+    }
+    assert_eq!(proxy.fired(), 4);
+}
+
+#[test]
+fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let lock = client.reentrant_lock("forced");
+    let guard = lock.with_lease(LONG).lock().unwrap();
+    let next = self::client(&server).reentrant_lock("forced");
+    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let waiter = spawn(move || {
+        let guard = next.lock().unwrap();
+        tell.send(()).unwrap();
+        ended.recv().unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_subscribed(&server, &channel("forced"));
+    waiter.wait_asleep();
+    on_release(&proxy, "forced", 1, Action::LoseReply);
+    let error = lock.force_unlock().unwrap_err();
+    assert_eq!(proxy.fired(), 1);
+    is_clear(&error, "forced", "not known");
+    // Who asks the server is not told anything wrong.
+    assert!(!guard.is_held());
+    told.recv_timeout(SOON).unwrap();
+    // A second forced unlock would take the lock from it.
+    end.send(()).unwrap();
+    waiter.join();
+    // A connection that has been dead for a while is no matter.
+    let guard = lock.lock().unwrap();
+    proxy.cut_all();
+    assert!(lock.force_unlock().unwrap());
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_connection_that_cannot_be_had_is_waited_for_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let patience = IMPATIENT * 3;
+    let client = impatient(&proxy.url()).connections(1).response_timeout(patience);
+    let client = client.connect().unwrap();
+    let guards =
+        ["cut", "gone", "behind it"].map(|name| client.reentrant_lock(name).lock().unwrap());
+    proxy.freeze();
+    proxy.cut_all();
+    // The second release finds that the connection is gone, the third one waits for another.
+    for guard in guards {
+        drop(guard);
+        thread::sleep(UNIT / 20);
+    }
+    let begun = Instant::now();
+    let error = client.reentrant_lock("cut").try_lock().map(drop).unwrap_err();
+    is_clear(&error, "cut", "no connection");
+    assert!(begun.elapsed() < patience * 2 - UNIT, "{:?}", begun.elapsed());
+    proxy.thaw();
 }
 
 #[test]

@@ -106,6 +106,12 @@ fn a_count_down_of_an_open_latch_changes_nothing() {
     assert!(latch.try_set_count(most).unwrap());
     latch.count_down().unwrap();
     assert!(latch.count().unwrap() < most);
+    // Redisson leaves a key when it is told to set none.
+    let () = server.connection().set("open", 0).unwrap();
+    latch.wait().unwrap();
+    assert!(latch.try_set_count(0).unwrap());
+    assert!(latch.try_set_count(2).unwrap());
+    assert_eq!(latch.count().unwrap(), 2);
 }
 
 #[test]
@@ -285,7 +291,8 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     let last = waiters.into_iter().map(Running::join).max().unwrap();
     assert!(last.saturating_duration_since(opened) < BEFORE_A_POLL);
     let after = Commands::so_far(&server);
-    assert_eq!(after.of("publish") - before.of("publish"), 1);
+    // Redisson's channel, and the latch's own.
+    assert_eq!(after.of("publish") - before.of("publish"), 2);
     // Each of the two count-downs has two of its own: what is known of it, and the count.
     let gets = after.of("get") - before.of("get") - 4;
     assert!(gets <= 1, "{gets} questions");
@@ -373,13 +380,22 @@ fn the_key_and_the_messages_are_redissons() {
         let mut heard = Vec::new();
         loop {
             let message = subscriber.get_message().unwrap();
-            match message.get_channel_name() {
-                "end" => break,
-                at => assert_eq!(at, channel),
+            if message.get_channel_name() == "end" {
+                break;
             }
-            heard.push(message.get_payload::<String>().unwrap());
+            let at = message.get_channel_name().strip_prefix(channel).unwrap().to_owned();
+            heard.push((at, message.get_payload::<String>().unwrap()));
         }
-        assert_eq!(heard, ["1", "0", "1", "0"]);
+        // That it is open is said on a channel of our own as well, and there first.
+        let all = [
+            ("", "1"),
+            (":redlatch:0", "0"),
+            ("", "0"),
+            ("", "1"),
+            (":redlatch:0", "0"),
+            ("", "0"),
+        ];
+        assert_eq!(heard, all.map(|(at, message)| (at.to_owned(), message.to_owned())));
     }
 }
 
@@ -436,6 +452,50 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
     other.count_down().unwrap();
     waiter.join();
     assert!(begun.elapsed() < BEFORE_A_POLL);
+}
+
+#[test]
+fn another_databases_latch_of_the_name_opens_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let [ours, theirs] =
+        ["0", "1"].map(|database| Client::connect(&format!("{}{database}", server.url())).unwrap());
+    let (here, there) = (latch(&ours, "start", 3), latch(&theirs, "start", 1));
+    let waiting = waiters(&here, 3);
+    wait_subscribed(&server, &channel("start"));
+    there.count_down().unwrap();
+    there.wait().unwrap();
+    let asked = Commands::so_far(&server).of("get");
+    // Its message is on our channel, and leads to a question at most.
+    wait_until("they wait again", SOON, || {
+        waiting.iter().for_each(Running::wait_asleep);
+        Commands::so_far(&server).of("get") == asked
+    });
+    thread::sleep(UNIT);
+    assert!(waiting.iter().all(|waiter| !waiter.is_finished()));
+    assert_eq!(here.count().unwrap(), 3);
+    (0..3).for_each(|_| here.count_down().unwrap());
+    for waiter in waiting {
+        waiter.join();
+    }
+}
+
+#[test]
+fn a_delete_whose_reply_is_lost_has_deleted_that_latch_and_no_other() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let latch = latch(&client, "deleted", 3);
+    latch.count_down().unwrap();
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        on_script(&proxy, "deleted", 1, action);
+        assert!(latch.delete().unwrap());
+        assert!(!latch.delete().unwrap());
+        assert!(latch.try_set_count(2).unwrap());
+    }
+    assert_eq!(proxy.fired(), 2);
+    stays(&server, "deleted", 2);
 }
 
 #[test]

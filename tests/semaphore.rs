@@ -857,6 +857,26 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
 }
 
 #[test]
+fn names_that_share_what_is_remembered_of_requests_lose_no_permit() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let [plain, braced] = ["shared", "{shared}"].map(|name| semaphore(&client, name, 5));
+    drop((plain.acquire().unwrap(), braced.acquire().unwrap()));
+    stays(&server, "shared", 5);
+    // Taken, but nobody knows; and what is to undo it comes after a request of the other name.
+    let of_plain = |bytes: &[u8]| contains(bytes, "EVAL") && contains(bytes, "$6\r\nshared\r\n");
+    proxy.on(Direction::Request, 1, Action::LoseReply, of_plain);
+    proxy.on(Direction::Request, 3, Action::LoseRequest, of_plain);
+    assert!(plain.acquire().is_err());
+    drop(braced.acquire().unwrap());
+    proxy.wait_fired(4, SOON);
+    stays(&server, "shared", 5);
+    stays(&server, "{shared}", 5);
+}
+
+#[test]
 fn a_release_is_given_back_once_whatever_is_lost() {
     let _bounded = bounded();
     let server = server();

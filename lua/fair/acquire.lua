@@ -154,6 +154,10 @@ end
 local holders = redis.call('hkeys', lock)
 for _, holder in ipairs(holders) do
     if holder == owner then
+        -- A copy that comes late cuts no lease that was made longer since.
+        if redis.call('pttl', lock) >= tonumber(lease) then
+            return {1}
+        end
         return take({})
     end
 end

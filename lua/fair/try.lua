@@ -17,6 +17,8 @@ if #holders > 0 then
     end
     if not mine then
         return 0
+    elseif redis.call('pttl', lock) >= tonumber(lease) then
+        return 1
     end
 else
     local head = redis.call('lindex', queue, 0)

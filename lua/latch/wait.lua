@@ -4,9 +4,10 @@
 -- ARGV 1 the client's control channel, 2 fence
 -- reply: the count; below 1 = open
 --
--- The fence comes back on the connection that the latch's messages come on. A `0` behind it was
--- sent after the count was read here, and opens the latch without another question. One before it
--- may be of the time before the latch was set anew.
+-- The fence comes back on the connection that the latch's messages come on. A `0` behind it, on the
+-- channel of this very latch, was sent after the count was read here, and opens the latch without
+-- another question. One before it may be of the time before the latch was set anew. Redisson's
+-- channel does not tell the databases of a server apart: a `0` there is only a hint.
 local count = value(KEYS[1])
 if count > 0 then
     tell(ARGV[1], ARGV[2])

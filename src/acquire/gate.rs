@@ -58,6 +58,18 @@ pub(crate) struct Seat {
     kept: Option<Arc<Site>>,
 }
 
+impl State {
+    /// Gives a tenancy the seat. `Err`: its hold is over, or a forced unlock may have ended it.
+    fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<Option<Seat>, ()> {
+        if self.forced != tenancy.hold.asked.forced || !tenancy.is_held() {
+            return Err(());
+        }
+        self.queue.set_led(false);
+        self.turn.granted(tenancy.hold.asked.at);
+        Ok(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
+    }
+}
+
 impl Seat {
     fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let levels = Levels { inner: Vec::new(), outer: terms };
@@ -124,8 +136,10 @@ pub(crate) enum Entered {
 /// Whether a granted hold has the seat.
 #[derive(Debug)]
 pub(crate) enum Admitted {
-    /// With the seat that was still there: it cannot be held, since the server granted another.
+    /// With the seat that was still there, whose hold is over.
     Seated(Option<Seat>),
+    /// Another hold has the seat.
+    Taken(Arc<Hold>),
     /// Its lease was over before its reply was read, or a forced unlock of this process was answered
     /// since it was asked for, and only the server knows which came first.
     NotOurs,
@@ -216,15 +230,32 @@ impl Gate {
         wake.now();
     }
 
-    /// The leader was granted a hold: the seat is taken, the baton is laid down.
-    pub(crate) fn admit(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> Admitted {
+    /// The leader was granted a hold: the seat is taken, the baton is laid down. `gone` is not held
+    /// any more, whatever it says.
+    pub(crate) fn admit(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        gone: Option<&Arc<Hold>>,
+    ) -> Admitted {
         let mut state = self.state.lock();
-        if state.forced != tenancy.hold.forced || !tenancy.is_held() {
-            return Admitted::NotOurs;
+        if let Some(seat) = &state.seat
+            && seat.tenancy.is_held()
+            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold))
+        {
+            return Admitted::Taken(Arc::clone(&seat.tenancy.hold));
         }
-        state.queue.set_led(false);
-        state.turn.granted(tenancy.hold.granted_at);
-        Admitted::Seated(state.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
+        match state.admit(tenancy, terms) {
+            Ok(stale) => Admitted::Seated(stale),
+            Err(()) => Admitted::NotOurs,
+        }
+    }
+
+    /// A hold is passed to a thread, by a lock that keeps its queue elsewhere. `false`: the hold is
+    /// over, or another one was granted since the one who passes it left the seat.
+    pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        let mut state = self.state.lock();
+        state.seat.is_none() && state.admit(tenancy, terms).is_ok()
     }
 
     /// A forced unlock of this process was answered. Whoever was granted a hold before must ask

@@ -147,6 +147,11 @@ impl Endpoint {
         self.run.incarnation.load(Ordering::Acquire)
     }
 
+    /// The number of the database that the URL names.
+    pub(crate) fn database(&self) -> i64 {
+        self.client.get_connection_info().redis_settings().db()
+    }
+
     /// Where the server is, for people. Never with a user or a password.
     pub(crate) fn address(&self) -> String {
         self.client.get_connection_info().addr().to_string()

@@ -148,7 +148,7 @@ impl Lane {
         let within = Some(patience.saturating_mul(10));
         let mut lead = Lead { lane: self, link: state.link.take(), within };
         drop(state);
-        lead.write_and_read(queue);
+        let _heard = lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
             && link.read_all(patience).is_err()
         {
@@ -198,12 +198,11 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         drop(state);
         let mut lead = Lead { lane: self, link, within: None };
-        if !queue.is_empty() {
-            lead.write_and_read(queue);
+        match lead.write_and_read(queue) {
+            // No connection can be had: the caller need not wait for that twice.
+            Err(unsent @ Failure::Unsent(_)) => Err(unsent),
+            Ok(()) | Err(_) => lead.exchange(command),
         }
-        let outcome = lead.exchange(command);
-        drop(lead);
-        outcome
     }
 
     /// Sleeps until somebody has the reply, or leads when told to.
@@ -234,7 +233,7 @@ impl Lane {
         drop(state);
         let mut lead = Lead { lane: self, link, within: None };
         let begun = Instant::now();
-        lead.write_and_read(queue);
+        let _heard = lead.write_and_read(queue);
         self.state.lock().round_trip = begun.elapsed();
         drop(lead);
     }
@@ -286,10 +285,11 @@ impl Lead<'_> {
         outcome
     }
 
-    /// Writes a queue in one packet and reads what somebody sleeps for.
-    fn write_and_read(&mut self, queue: VecDeque<Pending>) {
+    /// Writes a queue in one packet and reads what somebody sleeps for. What went wrong, each that
+    /// it concerns has heard of.
+    fn write_and_read(&mut self, queue: VecDeque<Pending>) -> Result<(), Failure> {
         if queue.is_empty() {
-            return;
+            return Ok(());
         }
         let batch = queue.into_iter().map(|pending| match pending {
             Pending::Call(call) => (call.command.clone(), call as Arc<dyn Receiver>, true),
@@ -309,6 +309,7 @@ impl Lead<'_> {
         if done.is_err() {
             self.link = None;
         }
+        done
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
@@ -343,7 +344,7 @@ impl Drop for Lead<'_> {
             }
             let queue = std::mem::take(&mut state.queue);
             drop(state);
-            self.write_and_read(queue);
+            let _heard = self.write_and_read(queue);
         }
     }
 }

@@ -188,6 +188,8 @@ impl Link {
             && is_noscript(&reply)
             && let Some(eval) = owed.command.to_eval()
         {
+            // The scripts were flushed: of none is it known any more.
+            self.known.clear();
             self.owed.push_back(Owed { retried: true, ..owed });
             self.write(&eval)?;
             return Ok(false);

@@ -206,6 +206,7 @@ impl State {
             b"HEXISTS" => {
                 Value::Int(i64::from(self.locks.get(argument(1)).is_some_and(|o| o == argument(2))))
             }
+            b"EXISTS" => Value::Int(i64::from(self.locks.contains_key(argument(1)))),
             b"PUBLISH" => Value::Int(self.publish(argument(1), argument(2))),
             b"SUBSCRIBE" => {
                 self.connections[peer].channels.push(command[1].clone());

@@ -92,6 +92,9 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
 
     /// Gives a hold back and lets the next in.
     fn release_command(&self, hold: &Hold) -> Command;
+
+    /// Undoes whatever a late request of the hold's owner may do.
+    fn give_up_command(&self, hold: &Hold) -> Command;
 }
 
 /// How long a hold is asked for.
@@ -101,6 +104,25 @@ pub(crate) enum Terms {
     Watched,
     /// A lease of its own, never renewed.
     Fixed(Duration),
+}
+
+/// What was true when a hold was asked for: all of it read before the request was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// How many forced unlocks of this process had been answered.
+    pub(crate) forced: u64,
+    /// Which run of the server was met last. If another one granted it, its release reports a loss
+    /// too many, not one too few.
+    pub(crate) incarnation: u64,
+    /// When, on [`clock`].
+    pub(crate) at: u64,
+}
+
+impl Asked {
+    pub(crate) fn now(site: &Site) -> Self {
+        let (forced, incarnation) = (site.gate.forced(), site.core.incarnation());
+        Self { forced, incarnation, at: clock::now() }
+    }
 }
 
 /// One owner id on one key.
@@ -119,16 +141,15 @@ pub(crate) struct Hold {
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
     /// The lease that was asked for first, in nanoseconds.
-    asked: u64,
-    /// Which run of the server granted it.
-    pub(crate) incarnation: u64,
-    /// When the request that the server granted was sent.
-    pub(crate) granted_at: u64,
+    first_lease: u64,
+    /// The request that the server granted.
+    pub(crate) asked: Asked,
+    /// A request of this owner was sent twice, or its outcome was not known: the first one may
+    /// arrive when the hold has been given back, and must be undone then.
+    pub(crate) sent_twice: bool,
     /// Why it is not ours any more, if it was lost: a number of [`LostReason`]'s, zero for not.
     /// Set before anybody looks for who has it: a pass that comes later passes nothing.
     lost: AtomicU8,
-    /// How many forced unlocks of this process had been answered when it was asked for.
-    pub(crate) forced: u64,
     /// The last renewal failed.
     unconfirmed: AtomicBool,
 }
@@ -138,22 +159,20 @@ impl Hold {
         line: Option<Arc<dyn Line>>,
         owner: Owner,
         terms: Terms,
-        granted_at: u64,
         lease: Duration,
-        incarnation: u64,
-        forced: u64,
+        asked: Asked,
+        sent_twice: bool,
     ) -> Self {
         Self {
             line,
             owner,
             terms,
-            deadline: AtomicU64::new(deadline(granted_at, lease)),
-            granted_at,
+            deadline: AtomicU64::new(deadline(asked.at, lease)),
             longest: AtomicU64::new(clock::nanos(lease)),
-            asked: clock::nanos(lease),
-            incarnation,
+            first_lease: clock::nanos(lease),
+            asked,
+            sent_twice,
             lost: AtomicU8::new(0),
-            forced,
             unconfirmed: AtomicBool::new(false),
         }
     }
@@ -200,7 +219,7 @@ impl Hold {
         self.terms == terms
             && self.lost().is_none()
             && !self.is_unconfirmed()
-            && self.longest.load(Ordering::Acquire) == self.asked
+            && self.longest.load(Ordering::Acquire) == self.first_lease
             && match terms {
                 Terms::Watched => left > 0,
                 Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
@@ -215,8 +234,8 @@ impl Hold {
 /// Never longer: a guard never says "held" past the deadline counted from before the request was
 /// sent, less what two clocks may drift apart in a lease.
 fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    let lease = clock::nanos(lease);
-    // Redis counts whole milliseconds: up to one is gone already.
+    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone already.
+    let lease = clock::nanos(lease) / 1_000_000 * 1_000_000;
     let drift = lease / 1_000 + if lease > 2_000_000 { 1_000_000 } else { 0 };
     sent_at.saturating_add(lease - drift)
 }
@@ -341,6 +360,7 @@ mod tests {
     #[test]
     fn a_deadline_is_before_the_servers_and_never_overflows() {
         assert!(deadline(0, Duration::from_millis(1)) <= 1_000_000);
+        assert!(deadline(0, Duration::from_micros(1_999)) <= 1_000_000);
         assert!(deadline(0, Duration::from_secs(30)) < 30_000_000_000);
         assert!(deadline(0, Duration::from_secs(30)) > 29_900_000_000);
         assert_eq!(deadline(u64::MAX - 1, Duration::from_secs(1)), u64::MAX);

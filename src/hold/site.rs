@@ -50,18 +50,46 @@ impl Site {
 
     /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
     /// `false`: the hold is not ours any more.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, but for a round trip if another hold has the seat.
     pub(crate) fn admit(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
-        match self.gate.admit(tenancy, terms) {
-            Admitted::Seated(stale) => {
-                self.arm();
-                if let Some(seat) = stale {
-                    seat.tenancy.hold.lose(LostReason::Revoked);
-                    self.declare_lost(&seat.tenancy, LostReason::Revoked);
+        let mut gone = None;
+        loop {
+            match self.gate.admit(tenancy, terms, gone.as_ref()) {
+                Admitted::Seated(stale) => {
+                    self.arm();
+                    if let Some(seat) = stale {
+                        let hold = &seat.tenancy.hold;
+                        hold.lose(LostReason::Revoked);
+                        self.declare_lost(&seat.tenancy, LostReason::Revoked);
+                        self.repeat(self.release_command(hold), hold.longest_lease());
+                    }
+                    return true;
                 }
-                true
+                // One of the two was taken away by force, and only the server knows which: grants
+                // are not always read in the order in which they were made.
+                Admitted::Taken(other) => {
+                    let owner = &tenancy.hold.owner;
+                    if !script::lock::is_held_by(&self.lane, &self.name, owner).unwrap_or(false) {
+                        return false;
+                    }
+                    gone = Some(other);
+                }
+                Admitted::NotOurs => return false,
             }
-            Admitted::NotOurs => false,
         }
+    }
+
+    /// A hold is passed to a thread: its tenancy begins. `false`: the hold is not ours any more, or
+    /// another one has taken the seat.
+    fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        let seated = self.gate.admit_passed(tenancy, terms);
+        if seated {
+            self.arm();
+        }
+        seated
     }
 
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
@@ -96,7 +124,7 @@ impl Site {
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.release();
-                let seat = &mut |next: &Arc<Tenancy>, terms| self.admit(next, terms);
+                let seat = &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms);
                 let line = tenancy.hold.line.as_ref();
                 if let Some(wake) = line.and_then(|line| line.pass(&tenancy.hold, seat)) {
                     baton.lay_down();
@@ -125,7 +153,7 @@ impl Site {
             Leaving::Awaited => {
                 let outcome =
                     script::lock::release(&self.lane, &self.release_command(hold), || {
-                        self.core.incarnation() == hold.incarnation
+                        self.core.incarnation() == hold.asked.incarnation
                     });
                 release.settle(outcome)
             }
@@ -166,11 +194,24 @@ impl Site {
     /// Sees to what the server may still have of a lost hold.
     fn bury(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
+        self.undo_late_requests(hold);
         let renewed_late = reason == LostReason::LeaseExpired
             && (seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
         if renewed_late || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
             self.repeat(self.release_command(hold), hold.longest_lease());
+        }
+    }
+
+    /// A hold has ended; a request of its owner that was sent twice may yet take the lock, or a place
+    /// in its queue.
+    fn undo_late_requests(&self, hold: &Hold) {
+        if hold.sent_twice {
+            let give_up = match &hold.line {
+                None => self.release_command(hold),
+                Some(line) => line.give_up_command(hold),
+            };
+            self.repeat(give_up, hold.longest_lease());
         }
     }
 
@@ -390,6 +431,8 @@ struct Release {
 impl Release {
     fn settle(&self, outcome: Result<script::lock::Released, Trouble>) -> Result<(), Error> {
         let name = &self.site.name;
+        // Not before the release is answered: it would find nothing to release.
+        self.site.undo_late_requests(&self.hold);
         match outcome {
             Ok(script::lock::Released::Free(heard)) => {
                 self.site.gate.with_turn(|turn| turn.heard(heard, clock::now()));

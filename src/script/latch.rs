@@ -22,8 +22,7 @@ macro_rules! script {
 static COUNT_DOWN: LazyLock<Script> = script!("count_down.lua");
 static WAIT: LazyLock<Script> = script!("wait.lua");
 static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
-static DELETE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/latch/delete.lua")));
+static DELETE: LazyLock<Script> = script!("delete.lua");
 
 /// One latch as the scripts see it.
 #[derive(Clone, Copy, Debug)]
@@ -31,26 +30,28 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
+    /// Where nothing is said but that this very latch was opened.
+    pub(crate) opened: &'a str,
     pub(crate) requests: &'a str,
 }
 
 impl LatchScripts<'_> {
     /// The count after it.
     pub(crate) fn count_down(self, ticket: Ticket) -> Result<i64, Trouble> {
-        number(self.count_down_request(ticket, &[self.channel.as_bytes()]).call(self.lane)?)
+        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        number(self.once(&COUNT_DOWN, ticket, &arguments).call(self.lane)?)
     }
 
     /// A count-down to be sent again, as long as its outcome is not known.
     pub(crate) fn count_down_copy(self, ticket: Ticket) -> Command {
-        self.count_down_request(ticket, &[self.channel.as_bytes()]).command(true)
+        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        self.once(&COUNT_DOWN, ticket, &arguments).command(true)
     }
 
     pub(crate) fn try_set_count(self, ticket: Ticket, count: u64) -> Result<bool, Trouble> {
         let count = count.to_string();
         let arguments: [&[u8]; 2] = [count.as_bytes(), self.channel.as_bytes()];
-        let Self { key, requests, .. } = self;
-        let request = Once { script: &TRY_SET_COUNT, key, requests, ticket, arguments: &arguments };
-        flag(request.call(self.lane)?)
+        flag(self.once(&TRY_SET_COUNT, ticket, &arguments).call(self.lane)?)
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
@@ -63,13 +64,17 @@ impl LatchScripts<'_> {
         number(call(self.lane, &Command::script(&WAIT, &[self.key.as_bytes()], &arguments))?)
     }
 
-    pub(crate) fn delete(self) -> Result<bool, Trouble> {
-        let command = Command::script(&DELETE, &[self.key.as_bytes()], &[self.channel.as_bytes()]);
-        flag(call(self.lane, &command)?)
+    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
+        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        flag(self.once(&DELETE, ticket, &arguments).call(self.lane)?)
     }
 
-    fn count_down_request<'a>(&'a self, ticket: Ticket, arguments: &'a [&'a [u8]]) -> Once<'a> {
-        let Self { key, requests, .. } = *self;
-        Once { script: &COUNT_DOWN, key, requests, ticket, arguments }
+    fn once<'a>(
+        &'a self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &'a [&'a [u8]],
+    ) -> Once<'a> {
+        Once { script, key: self.key, requests: self.requests, ticket, arguments }
     }
 }

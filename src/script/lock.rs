@@ -139,9 +139,12 @@ pub(crate) fn extend(
     }
 }
 
-/// Sends a forced unlock, of whatever kind of lock. `false`: there was nothing to unlock.
-pub(crate) fn force_unlock(lane: &Lane, command: &Command) -> Result<bool, Trouble> {
-    flag(call(lane, command)?)
+/// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
+/// lock from the next holder. `false`: there was nothing to unlock.
+pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
+    // A connection that has been dead for a while is found out by a question.
+    is_locked(lane, key).map_err(|trouble| Trouble::Unsent(trouble.into_error()))?;
+    flag(accepted(lane.call_once(command))?)
 }
 
 pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {

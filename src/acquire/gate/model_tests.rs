@@ -13,7 +13,7 @@ use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 use crate::client::Core;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Hold, LostReason, Tenancy, Terms, clock};
+use crate::hold::{Asked, Hold, LostReason, Tenancy, Terms, clock};
 use crate::sync::{Mutex, Thread, explore};
 
 const NAME: &str = "name";
@@ -267,17 +267,19 @@ impl Name {
             self.gate.hand_on();
             return None;
         }
-        let (owner, forced) = (self.core.id.next_owner(), self.gate.forced());
-        let hold = Arc::new(Hold::new(None, owner, terms, clock::now(), LEASE, 0, forced));
+        let owner = self.core.id.next_owner();
+        let asked = Asked { forced: self.gate.forced(), incarnation: 0, at: clock::now() };
+        let hold = Arc::new(Hold::new(None, owner, terms, LEASE, asked, false));
         let before = self.server.lock().replace(Arc::clone(&hold));
         assert!(before.is_none(), "the gate let one in while the process held the lock");
         let tenancy = Arc::new(Tenancy::new(hold, Arc::clone(thread)));
         drop(lead);
-        match self.gate.admit(&tenancy, terms) {
+        match self.gate.admit(&tenancy, terms, None) {
             Admitted::Seated(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
                 Some(tenancy)
             }
+            Admitted::Taken(_) => panic!("one had the seat while another led"),
             Admitted::NotOurs => {
                 self.seen.undone.fetch_add(1, Ordering::SeqCst);
                 self.forget(&tenancy);

@@ -1,0 +1,113 @@
+//! What no test can bring about from outside: which of two threads is the first to go on.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::mpsc;
+
+use redlatch_testkit::Server;
+
+use super::*;
+use crate::hold::HoldState;
+
+/// A thread that was granted the lock and has not read it yet.
+struct Granted<'a> {
+    lock: &'a FairLock,
+    place: Place,
+    hold: Hold,
+}
+
+fn granted(lock: &FairLock) -> Granted<'_> {
+    let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
+    let place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
+    let (owner, lease, asked) = (place.waiter.owner, site.core.lease(terms), Asked::now(site));
+    let replied = queue.scripts().acquire(&site.lane, &owner, lease, false, MOST_FOLLOWERS);
+    assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Vec::new()));
+    let hold = queue.hold(owner, terms, lease, asked, false, Vec::new());
+    Granted { lock, place, hold }
+}
+
+impl Granted<'_> {
+    /// It reads the grant.
+    fn goes_on(self) -> Result<(Place, Arc<Tenancy>), Arc<Hold>> {
+        let Self { lock, place, hold } = self;
+        assert!(place.stand_down().is_none());
+        let handle = &lock.handle;
+        let admitted = lock.queue.admit(&handle.site, hold, &Thread::current(), handle.terms());
+        admitted.map(|tenancy| (place, tenancy))
+    }
+}
+
+fn holder(server: &Server, name: &str) -> Vec<String> {
+    redis::cmd("HKEYS").arg(name).query(&mut server.connection()).unwrap()
+}
+
+#[test]
+fn a_grant_that_is_read_late_does_not_displace_a_newer_one() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("late");
+    let late = granted(&lock);
+    assert!(other.fair_lock("late").force_unlock().unwrap());
+    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let newer = {
+        let lock = lock.clone();
+        std::thread::spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            ended.recv().unwrap();
+            (guard.state(), guard.unlock())
+        })
+    };
+    told.recv().unwrap();
+    assert!(late.goes_on().is_err(), "two have it");
+    assert!(!lock.is_held_by_current_thread());
+    end.send(()).unwrap();
+    let (state, unlocked) = newer.join().unwrap();
+    assert_eq!(state, HoldState::Held);
+    unlocked.unwrap();
+    assert!(holder(&server, "late").is_empty());
+}
+
+#[test]
+fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_away() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("newer");
+    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let older = {
+        let lock = lock.clone();
+        std::thread::spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            ended.recv().unwrap();
+            guard.state()
+        })
+    };
+    told.recv().unwrap();
+    assert!(other.fair_lock("newer").force_unlock().unwrap());
+    let (place, tenancy) = granted(&lock).goes_on().unwrap();
+    end.send(()).unwrap();
+    assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
+    let guard = lock.handle.admitted(place.settle(tenancy)).unwrap();
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    assert!(holder(&server, "newer").is_empty());
+}
+
+#[test]
+fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("passed");
+    let (gate, terms) = (&lock.handle.site.gate, lock.handle.terms());
+    let first = granted(&lock);
+    let passed = Arc::new(Tenancy::new(Arc::new(first.hold), Thread::current()));
+    drop(first.place);
+    other.fair_lock("passed").force_unlock().unwrap();
+    let guard = lock.lock().unwrap();
+    assert!(!gate.admit_passed(&passed, terms));
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+}
