@@ -6,8 +6,9 @@ use std::sync::mpsc;
 
 use redlatch_testkit::Server;
 
+use super::place::Place;
 use super::*;
-use crate::hold::HoldState;
+use crate::hold::{Hold, HoldState};
 
 /// A thread that was granted the lock and has not read it yet.
 struct Granted<'a> {

@@ -1,0 +1,98 @@
+//! How a fair hold is passed on within a process, and given back.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::queue::FairQueue;
+use crate::acquire::Wake;
+use crate::connection::Command;
+use crate::hold::{Hold, Line, Tenancy, Terms, clock};
+use crate::protocol::Owner;
+use crate::sync::Mutex;
+
+/// How fresh the server's word must be for a pass.
+const FRESH: u64 = 10_000_000;
+
+/// Who may have a fair hold after its owner: threads of this process that stand directly behind.
+pub(super) struct FairLine {
+    queue: Arc<FairQueue>,
+    state: Mutex<LineState>,
+}
+
+struct LineState {
+    followers: VecDeque<Vec<u8>>,
+    /// Those who had it. They leave the queue when it is released.
+    passed: Vec<Owner>,
+}
+
+impl FairLine {
+    pub(super) fn new(queue: Arc<FairQueue>, followers: Vec<Vec<u8>>) -> Self {
+        let state = LineState { followers: followers.into(), passed: Vec::new() };
+        Self { queue, state: Mutex::new(state) }
+    }
+}
+
+impl Line for FairLine {
+    /// A fresh pass, on equal terms, and in the queue's order: whoever stands behind somebody who
+    /// may not have it now waits for the server's word.
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake> {
+        let now = clock::now();
+        if now.saturating_sub(hold.asked.at) > FRESH || hold.is_unconfirmed() {
+            return None;
+        }
+        let mut waiters = self.queue.waiters.lock();
+        let mut line = self.state.lock();
+        loop {
+            let next = line.followers.pop_front()?;
+            // One that is gone has left the queue, or is about to: the one behind it is next.
+            let Some(at) =
+                waiters.standing.iter().position(|waiter| waiter.owner.as_bytes() == next)
+            else {
+                continue;
+            };
+            if !hold.may_pass(waiters.standing[at].terms, now) {
+                line.followers.clear();
+                return None;
+            }
+            let waiter = waiters.standing.remove(at);
+            let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(&waiter.thread)));
+            if !seat(&tenancy, waiter.terms) {
+                // Lost at this very moment: whoever is next finds out from the server.
+                waiter.told.store(true, Ordering::SeqCst);
+                waiters.standing.push(waiter);
+                return None;
+            }
+            *waiter.passed.lock() = Some(tenancy);
+            line.passed.push(waiter.owner);
+            return Some(Wake::thread(&waiter.thread));
+        }
+    }
+
+    fn has_passed_to(&self, owner: &[u8]) -> bool {
+        self.state.lock().passed.iter().any(|passed| passed.as_bytes() == owner)
+    }
+
+    fn has_passed(&self) -> bool {
+        !self.state.lock().passed.is_empty()
+    }
+
+    fn release_command(&self, hold: &Hold) -> Command {
+        self.queue.scripts().release_command(&hold.owner, &self.state.lock().passed)
+    }
+
+    fn give_up_command(&self, hold: &Hold) -> Command {
+        self.queue.scripts().give_up_command(hold.owner.as_bytes())
+    }
+}
+
+impl fmt::Debug for FairLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FairLine").field("name", &self.queue.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,153 @@
+//! One thread's place in a fair lock's queue, from its first request to the hold or the end of its
+//! wait.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::queue::{FairQueue, FairWaiter};
+use crate::acquire::{Confirmation, Contender, Wait, slow_poll};
+use crate::client::Core;
+use crate::connection::{Command, Outcome, Receiver};
+use crate::error::Error;
+use crate::hold::{Leaving, Site, Tenancy};
+use crate::pubsub::Subscription;
+use crate::script::fair::left;
+
+/// A place in the queue. Whoever drops it without the lock has left the queue, on every path.
+pub(super) struct Place {
+    pub(super) queue: Arc<FairQueue>,
+    pub(super) site: Arc<Site>,
+    pub(super) waiter: Arc<FairWaiter>,
+    pub(super) subscription: Subscription,
+    /// It has become a hold.
+    pub(super) stays: bool,
+    /// A request was sent twice: the first one may arrive after the waiter has left.
+    pub(super) twice: bool,
+}
+
+impl Place {
+    /// From here on no hold is passed to it. `Some`: one was.
+    pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
+        let mut waiters = self.queue.waiters.lock();
+        waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+        self.waiter.take_passed()
+    }
+
+    /// The thread has the lock.
+    pub(super) fn settle(mut self, tenancy: Arc<Tenancy>) -> Arc<Tenancy> {
+        self.stand_down();
+        self.stays = true;
+        if self.twice && tenancy.hold.owner.as_bytes() != self.waiter.owner.as_bytes() {
+            // It was passed the hold: that one's release does not undo a late request of this one.
+            let Self { queue, site, waiter, .. } = &self;
+            let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
+            site.repeat(give_up, site.core.lease(waiter.terms));
+        }
+        tenancy
+    }
+
+    /// The thread gives up, unless the hold was passed to it first.
+    pub(super) fn leave(self) -> Option<Arc<Tenancy>> {
+        let tenancy = self.stand_down().filter(|tenancy| tenancy.is_held())?;
+        Some(self.settle(tenancy))
+    }
+
+    /// Sleeps until the thread should ask again. `false`: the wait is over.
+    pub(super) fn sleep(
+        &self,
+        core: &Core,
+        wait: &Wait<'_>,
+        ask_after: Option<Duration>,
+        news: impl Fn() -> bool,
+    ) -> Result<bool, Error> {
+        let thread = &self.waiter.thread;
+        // The process's sign of life finds out what nobody was told, so that many who wait do not
+        // each ask. Only the first in line knows more.
+        let sleep = ask_after.map_or_else(
+            || slow_poll() + self.queue.core.config.fair_wait_timeout * 2,
+            |ask| ask.max(SHORTEST_ASK),
+        );
+        let until = wait.sleep_until(sleep);
+        wait.wakeable(thread, || {
+            loop {
+                if news() {
+                    return Ok(true);
+                }
+                wait.check(core, &self.queue.name)?;
+                if wait.is_over() {
+                    return Ok(false);
+                }
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    return Ok(true);
+                }
+                thread.parker().park_until(until);
+            }
+        })
+    }
+
+    /// Waits until messages reach the thread. `false`: the wait was over first.
+    pub(super) fn await_messages(
+        &self,
+        subscription: &Subscription,
+        core: &Core,
+        wait: &Wait<'_>,
+    ) -> Result<bool, Error> {
+        let contender = Contender {
+            core,
+            name: &self.queue.name,
+            channel: &self.queue.pattern,
+            thread: &self.waiter.thread,
+            wait: *wait,
+            news: &|| self.waiter.has_news(),
+        };
+        match contender.confirmation(subscription)? {
+            Confirmation::Confirmed => Ok(true),
+            Confirmation::Over => Ok(false),
+            Confirmation::Refused(_) if subscription.is_pattern() => {
+                // From the next request on with a channel of its own.
+                self.queue.no_pattern.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
+            Confirmation::Refused(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
+        if let Some(tenancy) = self.stand_down() {
+            // It was given the hold and cannot take it: on to the next.
+            let _ = self.site.leave(&tenancy, None, Leaving::Posted);
+            return;
+        }
+        let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
+        let site = &self.site;
+        let lease = site.core.lease(self.waiter.terms);
+        if self.twice {
+            site.repeat(command.clone(), lease);
+        }
+        let leaving = Leave { site: Arc::clone(site), command: command.clone(), lease };
+        site.core.post(&site.lane, command, Arc::new(leaving));
+    }
+}
+
+/// A waiter that leaves the queue.
+struct Leave {
+    site: Arc<Site>,
+    command: Command,
+    lease: Duration,
+}
+
+impl Receiver for Leave {
+    fn receive(&self, outcome: Outcome) {
+        if left(outcome).is_err() {
+            self.site.repeat(self.command.clone(), self.lease);
+        }
+    }
+}
+
+const SHORTEST_ASK: Duration = Duration::from_millis(20);

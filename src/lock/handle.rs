@@ -1,0 +1,181 @@
+//! What the handles of all locks share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::LockGuard;
+use crate::acquire::Wait;
+use crate::client::Client;
+use crate::connection::Command;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Leaving, LostReason, Site, Tenancy, Terms, check_lease, clock};
+use crate::script::{self, Trouble};
+
+/// What the handles of all locks are: a client, a name, and the terms to take it on.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    // Before the client: a site that goes must not be the client's last user.
+    pub(crate) site: Arc<Site>,
+    pub(crate) client: Client,
+    lease: Option<Duration>,
+}
+
+impl Handle {
+    pub(crate) fn new(client: Client, site: Arc<Site>) -> Self {
+        Self { site, client, lease: None }
+    }
+
+    pub(crate) fn with_lease(&self, lease: Duration) -> Self {
+        Self { lease: Some(lease), ..self.clone() }
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        self.lease.map_or(Terms::Watched, Terms::Fixed)
+    }
+
+    /// Whether the lock can be taken at all, and the wait not over before it began.
+    pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.client.core(), &self.site.name)?;
+        self.check_usable()?;
+        match self.lease {
+            Some(lease) => check_lease(&self.site.name, lease),
+            None => Ok(()),
+        }
+    }
+
+    /// The thread has taken one level more: is the lease as long as it asked for? `false`: the
+    /// hold was lost.
+    pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
+        let Self { site, .. } = self;
+        let (hold, terms) = (&tenancy.hold, self.terms());
+        match terms {
+            Terms::Fixed(lease) if tenancy.remaining() < lease => {
+                let sent_at = clock::now();
+                hold.ask(lease);
+                match script::lock::extend(&site.lane, &site.name, &hold.owner, lease) {
+                    Ok(true) => {
+                        hold.confirm(sent_at, lease);
+                        if site.bury_extended(hold) {
+                            return Ok(false);
+                        }
+                    }
+                    Ok(false) => {
+                        site.lose(tenancy, LostReason::Revoked);
+                        return Ok(false);
+                    }
+                    Err(trouble) => {
+                        if let Trouble::Unknown(_) = trouble {
+                            hold.unconfirm();
+                            site.bury_extended(hold);
+                        }
+                        // The inner level is not taken; the outer ones are as they were.
+                        let _ = site.leave(tenancy, Some(terms), Leaving::Posted);
+                        let state = "the thread still holds it as before, with its earlier lease";
+                        return Err(trouble.into_error().of(&site.name).now(state));
+                    }
+                }
+            }
+            // From now on it is renewed.
+            Terms::Watched if hold.terms != Terms::Watched => site.arm(),
+            Terms::Fixed(_) | Terms::Watched => {}
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn too_deep(&self) -> Error {
+        let message = "the thread has taken it a million times over; does it forget to unlock?";
+        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
+    }
+
+    /// The calling thread was granted a hold: its guard, unless the client was shut down meanwhile.
+    pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<LockGuard, Error> {
+        if self.client.core().is_shut_down() {
+            // The end of the client released what was held then; this came after it.
+            self.site.lose(&tenancy, LostReason::ShutDown);
+            let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
+            return Err(Error::shut_down(&self.site.name));
+        }
+        Ok(LockGuard::new(self, tenancy, self.terms()))
+    }
+
+    fn check_usable(&self) -> Result<(), Error> {
+        if self.site.name.is_empty() {
+            let message = "a lock needs a name that is not empty".to_owned();
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        if self.client.core().is_shut_down() {
+            return Err(Error::shut_down(&self.site.name));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unlock(&self) -> Result<(), Error> {
+        match self.tenancy() {
+            Some((tenancy, _)) => self.site.leave(&tenancy, None, Leaving::Awaited),
+            None => Err(self.site.not_held_by_thread()),
+        }
+    }
+
+    /// Takes the lock away by this command of its kind.
+    pub(crate) fn force_unlock(&self, command: &Command) -> Result<bool, Error> {
+        self.check_usable()?;
+        let Site { lane, name, gate, .. } = &*self.site;
+        let before = gate.tenant();
+        let outcome = script::lock::force_unlock(lane, name, command);
+        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
+        // finds this and asks.
+        gate.force();
+        let known = outcome.is_ok();
+        if let Some((now, _)) = gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
+            // The hold may have been passed on meanwhile, or a new one granted before the deletion
+            // or after it; only the server knows which.
+            let same = before.is_some_and(|(before, _)| Arc::ptr_eq(&before.hold, &now.hold));
+            match script::lock::is_held_by(lane, name, &now.hold.owner) {
+                _ if same && known => self.site.lose(&now, LostReason::ForceUnlocked),
+                Ok(false) => self.site.lose(&now, LostReason::ForceUnlocked),
+                Ok(true) => {}
+                Err(_) => now.hold.unconfirm(),
+            }
+        }
+        outcome.map_err(|trouble| {
+            let state = match trouble {
+                Trouble::Unknown(_) => {
+                    "whether it was unlocked is not known: ask is_locked, and call again if it is"
+                }
+                Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
+            };
+            trouble.into_error().of(name).now(state)
+        })
+    }
+
+    pub(crate) fn is_locked(&self) -> Result<bool, Error> {
+        self.check_usable()?;
+        let Site { lane, name, .. } = &*self.site;
+        script::lock::is_locked(lane, name).map_err(|trouble| trouble.into_error().of(name))
+    }
+
+    pub(crate) fn hold_count(&self) -> usize {
+        self.tenancy().filter(|(tenancy, _)| tenancy.is_held()).map_or(0, |(_, count)| count)
+    }
+
+    pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
+        self.check_usable()?;
+        let Site { lane, name, .. } = &*self.site;
+        script::lock::remaining_lease(lane, name).map_err(|trouble| trouble.into_error().of(name))
+    }
+
+    /// The calling thread's tenancy with its count, if it has the seat.
+    fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
+        self.site.gate.tenant().filter(|(tenancy, _)| tenancy.thread.is_current())
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("name", &self.site.name)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
