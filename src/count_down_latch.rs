@@ -219,7 +219,7 @@ impl CountDownLatch {
             |Attempt { listening, .. }| {
                 let Some(exact) = listening.and(exact.as_ref()) else {
                     let tried = site.ask(None)?;
-                    if let Try::Busy(_) = tried {
+                    if matches!(tried, Try::Busy(_)) && !wait.is_over() {
                         // Before the other channel: once that one is confirmed, this one is. Where
                         // it is refused the latch is asked for.
                         exact = Some(core.listen(&site.opened));

@@ -125,7 +125,7 @@ impl FairLock {
             }
             Ok(Replied { reply: true, twice }) => {
                 let hold = queue.hold(owner, terms, lease, asked, twice, Vec::new());
-                let admitted = queue.admit(site, hold, thread, terms);
+                let admitted = queue.admit(site, hold, thread, terms).inspect_err(|_| undo())?;
                 Ok(admitted.inspect_err(|_| undo()).ok())
             }
             Err(trouble) => Err(self.trouble(trouble, &owner, terms)),
@@ -209,7 +209,7 @@ impl FairLock {
                 site.lose(&tenancy, LostReason::Revoked);
                 continue;
             }
-            match queue.admit(site, hold, thread, terms) {
+            match queue.admit(site, hold, thread, terms)? {
                 Ok(tenancy) => return Ok(Some(place.settle(tenancy))),
                 // A grant read after its own deadline is none.
                 Err(hold) => late += u32::from(clock::now() >= hold.deadline()),

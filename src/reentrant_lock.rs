@@ -157,7 +157,7 @@ impl ReentrantLock {
         }
         let Some(hold) = granted else { return Ok(None) };
         let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-        match baton.admit(&tenancy, terms) {
+        match baton.admit(&tenancy, terms)? {
             Ok(()) => {
                 request.is_granted = true;
                 self.handle.admitted(tenancy).map(Some)

@@ -527,7 +527,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
                     // Grants are read in another order than they were made in: whoever comes late
                     // must not take the seat from a newer hold.
                     let guard = lock.try_lock_for(BEFORE_A_POLL).unwrap().expect("nobody keeps it");
-                    assert!(!guard.is_held() || lock.hold_count() == 1, "it was asked nobody");
+                    assert!(lock.hold_count() <= 1, "nobody was asked");
                     grants += 1;
                     let _ = guard.unlock();
                     assert!(!lock.is_held_by_current_thread(), "held without a guard");

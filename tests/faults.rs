@@ -276,6 +276,96 @@ fn a_restart_without_data_is_told_before_the_next_renewal() {
 }
 
 #[test]
+fn after_a_restart_the_server_is_asked_until_it_answers() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let guard = client.reentrant_lock("asked for").with_lease(LONG).lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    guard.on_lost(move |reason| tell.send(reason).unwrap());
+    // The first question gets lost on a connection that stays open.
+    on_acquire(&proxy, "asked for", 1, Action::Silence);
+    server.restart_empty();
+    wait_until("it is found again", SOON, || client.reentrant_lock("other").is_locked().is_ok());
+    proxy.wait_fired(1, SOON);
+    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn the_question_whether_a_hold_is_known_changes_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let held = ["endless", "deleted"].map(|name| {
+        let lock = client.reentrant_lock(name).with_lease(LONG);
+        lock.lock().unwrap()
+    });
+    let (tell, told) = mpsc::channel();
+    held[1].on_lost(move |reason| tell.send(reason).unwrap());
+    let mut redis = server.connection();
+    let () = redis.persist("endless").unwrap();
+    let () = redis.del("deleted").unwrap();
+    // As if it had been started anew.
+    let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
+    kill_clients(&mut redis, "normal");
+    assert!(client.reentrant_lock("endless").is_locked().unwrap());
+    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert!(held[0].is_held());
+    assert_eq!(pttl(&mut redis, "endless"), -1);
+}
+
+#[test]
+fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    drop(server);
+    let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    let Ok(server) = Server::with_args(&slow) else {
+        eprintln!("left out: this server cannot load slowly");
+        return;
+    };
+    let mut redis = server.connection();
+    let mut fill = redis::pipe();
+    for at in 0..1_000 {
+        fill.set(format!("filling:{at}"), "some bytes more or less").ignore();
+    }
+    let () = fill.query(&mut redis).unwrap();
+    let () = redis::cmd("SAVE").query(&mut redis).unwrap();
+    let client = watched(&server, 10 * LONG);
+    // After it was saved: it comes back without them.
+    let guards =
+        [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
+            .map(|lock| lock.lock().unwrap());
+    let (tell, told) = mpsc::channel();
+    for guard in &guards {
+        let tell = tell.clone();
+        guard.on_lost(move |reason| tell.send(reason).unwrap());
+    }
+    let met = thread::scope(|scope| {
+        let restarted = scope.spawn(|| server.restart_empty());
+        let lock = client.reentrant_lock("other");
+        let mut met = false;
+        wait_until("it has loaded", SOON, || match lock.is_locked() {
+            Err(error) => {
+                met |= error.to_string().contains("loading");
+                false
+            }
+            Ok(_) => restarted.is_finished(),
+        });
+        met
+    });
+    if !met {
+        eprintln!("left out: it has never said LOADING");
+        return;
+    }
+    for _ in &guards {
+        assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    }
+}
+
+#[test]
 fn an_unlock_after_a_restart_without_data_is_no_success() {
     let _bounded = bounded();
     let server = server();

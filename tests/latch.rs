@@ -186,6 +186,22 @@ fn a_bounded_wait_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_wait_that_does_not_wait_does_not_subscribe() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = latch(&client(&server), "looked at", 1);
+    let before = Commands::so_far(&server);
+    for _ in 0..3 {
+        assert!(!latch.wait_for(Duration::ZERO).unwrap());
+    }
+    let after = Commands::so_far(&server);
+    assert_eq!(after.of("get") - before.of("get"), 3);
+    // A connection of the subscriber's would be there by the end of the next wait.
+    assert!(!latch.wait_for(UNIT).unwrap());
+    assert_eq!(after.of("subscribe"), before.of("subscribe"));
+}
+
+#[test]
 fn a_cancel_and_a_shutdown_end_waits() {
     let _bounded = bounded();
     let server = server();

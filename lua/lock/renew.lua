@@ -1,7 +1,7 @@
 -- Renews many holds.
 --
 -- KEYS 1..n the locks
--- ARGV 1 lease in ms, 2..n+1 the owner of each
+-- ARGV 1 lease in ms (0: change nothing, only ask), 2..n+1 the owner of each
 -- reply: for each lock 1 = renewed, 0 = not this owner's any more, else the server's refusal
 --
 -- It only raises: a hold may have a longer lease than the one asked for. pcall for each, so that a
@@ -11,7 +11,7 @@ for i, key in ipairs(KEYS) do
     local held = redis.pcall('hexists', key, ARGV[i + 1])
     if held == 1 then
         local left = redis.pcall('pttl', key)
-        if type(left) == 'number' and left >= tonumber(ARGV[1]) then
+        if ARGV[1] == '0' or type(left) == 'number' and left >= tonumber(ARGV[1]) then
             replies[i] = 1
         else
             local renewed = redis.pcall('pexpire', key, ARGV[1])

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, RedisResult, Value};
 
 use super::link::is_noscript;
 use super::{Command, Connection};
@@ -121,13 +121,19 @@ impl Endpoint {
     }
 
     /// Finds out whether a new connection's server is the run that was met last. One that refuses
-    /// to say counts as that.
-    pub(crate) fn recognize(&self, connection: &mut Connection) -> RedisResult<()> {
+    /// to say counts as that; `Some`: it cannot say yet, since it is still loading its data.
+    pub(crate) fn recognize(&self, connection: &mut Connection) -> RedisResult<Option<RedisError>> {
         // Two connections may find the same run new at once: it counts once. The number is read
         // when the connection is open, so who finds a later run new finds it raised for that one.
         let before = self.incarnation();
         connection.send_packed_command(self.run.known.bytes())?;
-        if is_noscript(&connection.recv_response()?) {
+        let reply = connection.recv_response()?;
+        if let Value::ServerError(error) = &reply
+            && error.code() == "LOADING"
+        {
+            return Ok(Some(error.clone().into()));
+        }
+        if is_noscript(&reply) {
             connection.send_packed_command(self.run.anew.bytes())?;
             connection.recv_response()?;
             // After it: from here on nobody finds this run new.
@@ -139,7 +145,7 @@ impl Endpoint {
                 tell();
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Which run of the server was met last.

@@ -323,6 +323,7 @@ impl Lead<'_> {
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         loop {
+            self.link.take_if(|link| !link.is_recognized());
             let mut state = self.lane.state.lock();
             let next = state.queue.iter().find_map(|pending| match pending {
                 Pending::Call(call) => Some(Arc::clone(call)),

@@ -50,6 +50,8 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     response_timeout: Duration,
+    /// Whether it is known which run of the server this is.
+    recognized: bool,
     /// The scripts that this link has used: the server knows them.
     known: Vec<usize>,
 }
@@ -75,13 +77,20 @@ impl Link {
     ) -> Result<Self, Failure> {
         let opened = endpoint.open_within(within);
         let mut connection = opened.map_err(|error| Failure::Unsent(Arc::new(error)))?;
-        endpoint.recognize(&mut connection).map_err(|error| Failure::Unsent(Arc::new(error)))?;
+        let recognized = endpoint.recognize(&mut connection);
+        let loading = recognized.map_err(|error| Failure::Unsent(Arc::new(error)))?;
         Ok(Self {
             connection,
+            recognized: loading.is_none(),
             owed: VecDeque::new(),
             response_timeout: endpoint.response_timeout(),
             known: Vec::new(),
         })
+    }
+
+    /// `false`: not to be kept, or a server that has lost its data would not be found out.
+    pub(crate) fn is_recognized(&self) -> bool {
+        self.recognized
     }
 
     /// How many replies are not read.

@@ -119,16 +119,17 @@ impl Drop for Place {
         if self.stays {
             return;
         }
-        if let Some(tenancy) = self.stand_down() {
-            // It was given the hold and cannot take it: on to the next.
-            let _ = self.site.leave(&tenancy, None, Leaving::Posted);
-            return;
-        }
+        let passed = self.stand_down();
         let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
         let site = &self.site;
         let lease = site.core.lease(self.waiter.terms);
         if self.twice {
             site.repeat(command.clone(), lease);
+        }
+        if let Some(tenancy) = passed {
+            // It was given the hold and cannot take it: on to the next.
+            let _ = self.site.leave(&tenancy, None, Leaving::Posted);
+            return;
         }
         let leaving = Leave { site: Arc::clone(site), command: command.clone(), lease };
         site.core.post(&site.lane, command, Arc::new(leaving));

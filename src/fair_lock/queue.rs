@@ -9,6 +9,7 @@ use super::line::FairLine;
 use super::place::Place;
 use crate::client::Core;
 use crate::connection::{Command, Outcome};
+use crate::error::Error;
 use crate::hold::{Asked, Hold, Site, Tenancy, Terms};
 use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Hub, Subscription};
@@ -154,10 +155,10 @@ impl FairQueue {
         hold: Hold,
         thread: &Arc<Thread>,
         terms: Terms,
-    ) -> Result<Arc<Tenancy>, Arc<Hold>> {
+    ) -> Result<Result<Arc<Tenancy>, Arc<Hold>>, Error> {
         let hold = Arc::new(hold);
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&hold), Arc::clone(thread)));
-        if site.admit(&tenancy, terms) { Ok(tenancy) } else { Err(hold) }
+        Ok(if site.admit(&tenancy, terms)? { Ok(tenancy) } else { Err(hold) })
     }
 
     fn find(&self, owner: &[u8]) -> Option<Arc<FairWaiter>> {

@@ -34,7 +34,7 @@ impl Granted<'_> {
         assert!(place.stand_down().is_none());
         let handle = &lock.handle;
         let admitted = lock.queue.admit(&handle.site, hold, &Thread::current(), handle.terms());
-        admitted.map(|tenancy| (place, tenancy))
+        admitted.unwrap().map(|tenancy| (place, tenancy))
     }
 }
 

@@ -54,30 +54,44 @@ impl Site {
     /// # Blocking
     ///
     /// Not at all, but for a round trip if another hold has the seat.
-    pub(crate) fn admit(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// The server is in trouble, and so it is not known whose the seat is: the hold must be undone.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+    ) -> Result<bool, Error> {
         let mut gone = None;
         loop {
             match self.gate.admit(tenancy, terms, gone.as_ref()) {
                 Admitted::Seated(stale) => {
-                    self.arm();
+                    self.watch(tenancy);
                     if let Some(seat) = stale {
                         let hold = &seat.tenancy.hold;
                         hold.lose(LostReason::Revoked);
                         self.declare_lost(&seat.tenancy, LostReason::Revoked);
                         self.repeat(self.release_command(hold), hold.longest_lease());
+                        self.undo_late_requests(hold);
                     }
-                    return true;
+                    return Ok(true);
                 }
                 // One of the two was taken away by force, and only the server knows which: grants
                 // are not always read in the order in which they were made.
                 Admitted::Taken(other) => {
                     let owner = &tenancy.hold.owner;
-                    if !script::lock::is_held_by(&self.lane, &self.name, owner).unwrap_or(false) {
-                        return false;
+                    match script::lock::is_held_by(&self.lane, &self.name, owner) {
+                        Ok(true) => gone = Some(other),
+                        Ok(false) => return Ok(false),
+                        Err(trouble) => {
+                            let state = "nothing is held; what the server granted is released in \
+                                         the background";
+                            return Err(trouble.into_error().of(&self.name).now(state));
+                        }
                     }
-                    gone = Some(other);
                 }
-                Admitted::NotOurs => return false,
+                Admitted::NotOurs => return Ok(false),
             }
         }
     }
@@ -87,9 +101,18 @@ impl Site {
     fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         let seated = self.gate.admit_passed(tenancy, terms);
         if seated {
-            self.arm();
+            self.watch(tenancy);
         }
         seated
+    }
+
+    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
+    /// holds when this one was not to be seen.
+    fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
+        self.arm();
+        if self.core.incarnation() != tenancy.hold.asked.incarnation {
+            self.core.watchdog.renew_now(self);
+        }
     }
 
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
@@ -402,12 +425,16 @@ pub(crate) struct Baton<'a> {
 impl Baton<'_> {
     /// The leader was granted a hold: the seat has it, nobody leads. `Err`: the hold is not ours
     /// any more.
-    pub(crate) fn admit(self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<(), Self> {
-        if self.site.admit(tenancy, terms) {
+    pub(crate) fn admit(
+        self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+    ) -> Result<Result<(), Self>, Error> {
+        if self.site.admit(tenancy, terms)? {
             self.lay_down();
-            return Ok(());
+            return Ok(Ok(()));
         }
-        Err(self)
+        Ok(Err(self))
     }
 
     /// The seat is taken, and nobody leads any more.

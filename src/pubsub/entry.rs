@@ -175,7 +175,7 @@ impl Entry {
         }
     }
 
-    /// It was refused, and is asked for once more.
+    /// It is asked for, perhaps once more.
     pub(crate) fn ask_again(&self) {
         self.state.lock().standing = Standing::Pending;
     }

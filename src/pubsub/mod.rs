@@ -236,7 +236,9 @@ impl PubSub {
         let mut connection = self.endpoint.open()?;
         // This thread reads all the time, so it is often the first to meet a server that was started
         // anew.
-        self.endpoint.recognize(&mut connection)?;
+        if let Some(loading) = self.endpoint.recognize(&mut connection)? {
+            return Err(loading);
+        }
         connection.set_read_timeout(Some(SILENCE))?;
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
@@ -245,6 +247,8 @@ impl PubSub {
             // control channel is confirmed is lost, which is why the queue is looked at again
             // when the confirmation comes.
             state.reading = true;
+            // Those that were refused, too: what became of them is to be seen.
+            state.entries.values().for_each(|entry| entry.ask_again());
             state.entries.values().cloned().collect()
         };
         connection.send_packed_command(

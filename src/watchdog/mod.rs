@@ -134,6 +134,13 @@ impl Watchdog {
         move || drop(jobs.send(Job::RenewAll))
     }
 
+    /// As what [`renew_all`](Self::renew_all) calls, for a hold alone.
+    pub(crate) fn renew_now(&self, site: &Arc<Site>) {
+        let renewal = site.renew_now().map(|renewal| vec![renewal]);
+        // The other end goes away at the end of the client only.
+        let _ = renewal.map(|renewal| self.jobs.send(Job::Renew(renewal)));
+    }
+
     /// Does a chore after a pause, and from then on whenever it wants.
     pub(crate) fn schedule(&self, chore: &Arc<dyn Chore>, pause: Duration) {
         let due = clock::now().saturating_add(clock::nanos(pause));

@@ -23,9 +23,11 @@ const CALLS_A_PACKET: usize = 16;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-const SHORTEST_LEASE: Duration = Duration::from_millis(1);
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
+const ASK_AGAIN: u64 = 1_000_000_000;
+/// A request that is this late is not on its way any more, unless the server has stood still.
+const LATEST: Duration = Duration::from_secs(600);
 
 /// A hold whose renewal is due.
 #[derive(Debug)]
@@ -47,10 +49,10 @@ pub(crate) struct Errand {
 
 /// When an errand is done.
 enum Ends {
-    /// At its time only. The release of a hold that nobody has any more, or perhaps never had:
-    /// once is not enough, since a server that stalls may read it before the acquire that an old
-    /// connection still has.
-    Late,
+    /// At its time only, or at an answer after `enough`. The release of a hold that nobody has any
+    /// more, or perhaps never had: once is not enough, since a server that stalls may read it before
+    /// the acquire that an old connection still has.
+    Late { enough: u64 },
     /// At whatever the server answers.
     Answered,
     /// Once the server has applied it.
@@ -63,12 +65,13 @@ const LONGEST_ERRAND: Duration = Duration::from_secs(240);
 impl Errand {
     /// Sends an owner-checked release again and again, for as long as one lease.
     pub(crate) fn repeat(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        let after = |time| clock::now().saturating_add(clock::nanos(time));
         Self {
             name: Arc::clone(name),
             command: release,
-            until: clock::now().saturating_add(clock::nanos(lease)),
+            until: after(lease),
             retry: FIRST_RETRY,
-            ends: Ends::Late,
+            ends: Ends::Late { enough: after(lease.min(LATEST)) },
         }
     }
 
@@ -103,7 +106,7 @@ impl Errand {
     fn is_done(&self, outcome: &Outcome, now: u64) -> bool {
         let answered = matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)));
         match &self.ends {
-            Ends::Late => now >= self.until,
+            Ends::Late { enough } => now >= self.until || outcome.is_ok() && now >= *enough,
             Ends::Answered => outcome.is_ok() || now >= self.until,
             Ends::Applied(requests, ticket) => {
                 let given_up = !answered && now >= self.until;
@@ -134,6 +137,8 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     endpoint: Endpoint,
     link: Option<Link>,
+    /// When to ask once more for what is held, since the server did not answer.
+    ask_again: Option<u64>,
 }
 
 impl Renewer {
@@ -142,24 +147,31 @@ impl Renewer {
         let patience = core.config.watchdog_timeout / 6;
         let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None }
+        Self { core, endpoint, link: None, ask_again: None }
     }
 
     /// The thread's whole life: until the client's end and the last job.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         loop {
-            match jobs.recv_timeout(HEARTBEAT) {
+            let ask_in = |at: u64| Duration::from_nanos(at.saturating_sub(clock::now()));
+            let pause = self.ask_again.map_or(HEARTBEAT, |at| ask_in(at).min(HEARTBEAT));
+            match jobs.recv_timeout(pause) {
                 Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => return,
-                // No job's panic may end the renewals of all others.
-                Ok(job) => {
-                    if catch_unwind(AssertUnwindSafe(|| self.work(job))).is_err() {
-                        log::error!("a background job panicked; please report it");
-                        self.link = None;
-                    }
-                }
+                Ok(job) => self.try_to_work(job),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            if self.ask_again.is_some_and(|at| ask_in(at).is_zero()) {
+                self.try_to_work(Job::RenewAll);
+            }
             self.core.heartbeat();
+        }
+    }
+
+    /// No job's panic may end the renewals of all others.
+    fn try_to_work(&mut self, job: Job) {
+        if catch_unwind(AssertUnwindSafe(|| self.work(job))).is_err() {
+            log::error!("a background job panicked; please report it");
+            self.link = None;
         }
     }
 
@@ -167,6 +179,9 @@ impl Renewer {
         match job {
             Job::Renew(renewals) => self.renew_each(&renewals),
             Job::RenewAll => {
+                self.ask_again = None;
+                // The old one may lead to a server that is none any more, and answers.
+                self.link = None;
                 let sites = self.core.sites.all();
                 let renewals = sites.iter().filter_map(Site::renew_now);
                 let (raising, asking): (Vec<_>, Vec<_>) = renewals.partition(|due| due.raises);
@@ -190,8 +205,8 @@ impl Renewer {
     fn renew(&mut self, packet: &[Renewal]) {
         let sent_at = clock::now();
         let raises = packet.iter().all(|due| due.raises);
-        // A lease is only ever raised, so the shortest one asks and changes nothing.
-        let lease = if raises { self.core.config.watchdog_timeout } else { SHORTEST_LEASE };
+        // None changes nothing.
+        let lease = if raises { self.core.config.watchdog_timeout } else { Duration::ZERO };
         let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
         let commands: Vec<_> = calls
             .iter()
@@ -201,10 +216,12 @@ impl Renewer {
             })
             .collect();
         let outcomes = self.exchange(&commands);
-        let tell = |due: &Renewal, renewed: Result<bool, ()>| {
+        let mut unanswered = false;
+        let mut tell = |due: &Renewal, renewed: Result<bool, ()>| {
             if raises || renewed == Ok(false) {
                 due.site.renewed(&due.hold, sent_at, renewed);
             }
+            unanswered |= renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
             match script::lock::renewed(outcome) {
@@ -223,6 +240,10 @@ impl Renewer {
                 }
                 Ok(_) | Err(_) => call.iter().for_each(|due| tell(due, Err(()))),
             }
+        }
+        // What is renewed is tried again by its own alarm.
+        if unanswered && !raises {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
     }
 
@@ -282,7 +303,8 @@ impl Renewer {
         });
         match self.link() {
             Ok(link) => {
-                if link.send(batch).and_then(|()| link.read_awaited()).is_err() {
+                let done = link.send(batch).and_then(|()| link.read_awaited());
+                if done.is_err() || !link.is_recognized() {
                     self.link = None;
                 }
                 replies.iter().map(|reply| reply.take()).collect()
