@@ -360,6 +360,8 @@ fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() 
         eprintln!("left out: it has never said LOADING");
         return;
     }
+    // A connection that was opened while it loaded is not kept: the next request has another one.
+    assert!(!client.reentrant_lock("other").is_locked().unwrap());
     for _ in &guards {
         assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
     }
