@@ -27,8 +27,9 @@ use crate::watchdog::Errand;
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
 /// (`1`); as that channel is the same in each of a server's databases, one of our own says, too,
-/// that the latch of this database was opened. Beside it, for five minutes after a client's last request, `redlatch_request:{name}:…`
-/// remembers what was applied, so that no count-down is applied twice.
+/// that the latch of this database was opened. Beside it, for five minutes after a client's last
+/// request, `redlatch_request:{name}:…` remembers what was applied, so that no count-down is
+/// applied twice.
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,

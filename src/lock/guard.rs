@@ -96,9 +96,10 @@ impl LockGuard {
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: whoever has the lock now
     /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
-    /// counted, not told apart, so after a [`Lock::unlock`] it is the last guard that finds none. [`Redis`](ErrorKind::Redis) if the server is in trouble: this thread no
-    /// longer holds the lock, and its release is tried again in the background, so that others get
-    /// it at the latest when the lease ends.
+    /// counted, not told apart, so after a [`Lock::unlock`] it is the last guard that finds none.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: this thread no longer holds the
+    /// lock, and its release is tried again in the background, so that others get it at the latest
+    /// when the lease ends.
     ///
     /// # Blocking
     ///

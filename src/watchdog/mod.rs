@@ -2,8 +2,9 @@
 //!
 //! Three threads, however many holds there are. The *watchdog* waits for the wheel and never does
 //! I/O, so that a lost hold is told at once even while the server does not answer. The *renewer*
-//! does all background I/O: renewals, errands (releases of dying holds, requests to be sent again), replies nobody waits for. The
-//! *callback* thread runs `on_lost` and writes log lines, and exists only while there are some.
+//! does all background I/O: renewals, errands (releases of dying holds, requests to be sent again),
+//! replies nobody waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
+//! only while there are some.
 
 mod callbacks;
 mod renewer;
