@@ -123,7 +123,7 @@ impl CountDownLatch {
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`ShutDown`](ErrorKind::ShutDown)
     /// after [`Client::shutdown`].
     pub fn wait(&self) -> Result<(), Error> {
-        self.wait_within(Wait::FOREVER).map(drop)
+        self.await_open(Wait::FOREVER).map(drop)
     }
 
     /// As [`wait`](Self::wait), but gives up after `wait`: `false`.
@@ -132,7 +132,7 @@ impl CountDownLatch {
     ///
     /// As [`wait`](Self::wait). Trouble that a request meets is never `false`.
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
-        self.wait_within(Wait::for_duration(wait))
+        self.await_open(Wait::at_most(wait))
     }
 
     /// As [`wait_for`](Self::wait_for), until `deadline`.
@@ -141,7 +141,7 @@ impl CountDownLatch {
     ///
     /// As [`wait`](Self::wait).
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
-        self.wait_within(Wait::until(deadline))
+        self.await_open(Wait::until(deadline))
     }
 
     /// As [`wait`](Self::wait), but ends when `token` is cancelled.
@@ -150,7 +150,18 @@ impl CountDownLatch {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled); else as [`wait`](Self::wait).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
-        self.wait_within(Wait::cancellable(token)).map(drop)
+        self.await_open(Wait::from(token)).map(drop)
+    }
+
+    /// Waits until the latch is open, unless that takes longer than `wait` allows: `false`. All the
+    /// other ways to wait are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled; else as
+    /// [`wait`](Self::wait).
+    pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
+        self.await_open(wait)
     }
 
     /// Removes the latch, which opens it: whoever waits goes on. `false`: there was none.
@@ -191,7 +202,7 @@ impl CountDownLatch {
     }
 
     /// Leads if nobody of this process does, else waits for what the leader finds.
-    fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
+    fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.check(&wait)?;
         let site = &self.site;
         let core = self.client.core();

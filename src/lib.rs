@@ -48,6 +48,7 @@ mod registry;
 mod script;
 mod semaphore;
 mod sync;
+mod wait;
 mod watchdog;
 
 pub use cancel::CancelToken;
@@ -60,6 +61,7 @@ pub use hold::{HoldState, LostReason};
 pub use lock::{Lock, LockGuard};
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
+pub use wait::Wait;
 
 /// README.md's code compiles.
 #[cfg(doctest)]

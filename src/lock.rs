@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
 use crate::error::Error;
+use crate::wait::Wait;
 #[cfg(doc)]
 use crate::{Client, ErrorKind};
 
@@ -74,6 +75,19 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// [`Cancelled`](ErrorKind::Cancelled), nothing is held then; else as [`lock`](Self::lock). A
     /// grant that was decided before the cancel wins.
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
+
+    /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to
+    /// take it are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, nothing is held
+    /// then; else as [`lock`](Self::lock).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for).
+    fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 
     /// Releases one level of the calling thread's hold, the one taken last: for code that has no
     /// guard at hand, after [`LockGuard::forget`].
@@ -183,7 +197,7 @@ macro_rules! lock_verbs {
             ///
             /// If the server is in trouble or the name or lease is not usable; nothing is held.
             pub fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
-                self.acquire(crate::acquire::Wait::FOREVER)?
+                self.acquire(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
 
@@ -193,7 +207,7 @@ macro_rules! lock_verbs {
             ///
             /// As [`lock`](Self::lock).
             pub fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::acquire::Wait::NONE)
+                self.acquire(crate::Wait::NONE)
             }
 
             /// Takes the lock unless that takes longer than `wait`:
@@ -206,7 +220,7 @@ macro_rules! lock_verbs {
                 &self,
                 wait: std::time::Duration,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::acquire::Wait::for_duration(wait))
+                self.acquire(crate::Wait::at_most(wait))
             }
 
             /// Takes the lock unless that takes until `deadline`:
@@ -219,7 +233,7 @@ macro_rules! lock_verbs {
                 &self,
                 deadline: std::time::Instant,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::acquire::Wait::until(deadline))
+                self.acquire(crate::Wait::until(deadline))
             }
 
             /// Takes the lock unless `token` is cancelled:
@@ -232,8 +246,22 @@ macro_rules! lock_verbs {
                 &self,
                 token: &crate::CancelToken,
             ) -> Result<crate::LockGuard, crate::Error> {
-                self.acquire(crate::acquire::Wait::cancellable(token))?
+                self.acquire(crate::Wait::from(token))?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
+            }
+
+            /// Takes the lock unless that takes longer than `wait` allows:
+            /// [`Lock::lock_within`](crate::Lock::lock_within).
+            ///
+            /// # Errors
+            ///
+            /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled) if its token was cancelled; else
+            /// as [`lock`](Self::lock).
+            pub fn lock_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                self.acquire(wait)
             }
 
             /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
@@ -339,6 +367,12 @@ macro_rules! lock_verbs {
                 token: &crate::CancelToken,
             ) -> Result<crate::LockGuard, crate::Error> {
                 Self::lock_cancellable(self, token)
+            }
+            fn lock_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                Self::lock_within(self, wait)
             }
             fn unlock(&self) -> Result<(), crate::Error> {
                 Self::unlock(self)

@@ -131,8 +131,7 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
-        self.acquire_within(permits, Wait::FOREVER)?
-            .ok_or_else(|| Error::shut_down(&self.site.name))
+        self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
     /// Takes one permit if one is free now and nobody of this process waits for one.
@@ -154,7 +153,7 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
-        self.acquire_within(permits, Wait::NONE)
+        self.take(permits, Wait::NONE)
     }
 
     /// As [`acquire`](Self::acquire), but gives up after `wait`: `None`.
@@ -168,7 +167,7 @@ impl Semaphore {
     /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, up to
     /// `response_timeout`.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
-        self.acquire_within(1, Wait::for_duration(wait))
+        self.take(1, Wait::at_most(wait))
     }
 
     /// As [`try_acquire_for`](Self::try_acquire_for), for `permits` at once.
@@ -181,7 +180,7 @@ impl Semaphore {
         permits: u32,
         wait: Duration,
     ) -> Result<Option<Permit>, Error> {
-        self.acquire_within(permits, Wait::for_duration(wait))
+        self.take(permits, Wait::at_most(wait))
     }
 
     /// As [`try_acquire_for`](Self::try_acquire_for), until `deadline`.
@@ -190,7 +189,7 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
-        self.acquire_within(1, Wait::until(deadline))
+        self.take(1, Wait::until(deadline))
     }
 
     /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
@@ -200,8 +199,18 @@ impl Semaphore {
     /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
     /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
-        self.acquire_within(1, Wait::cancellable(token))?
-            .ok_or_else(|| Error::shut_down(&self.site.name))
+        self.take(1, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
+    /// ways to take them are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
+    /// then; else as [`acquire`](Self::acquire).
+    pub fn acquire_within(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.take(permits, wait)
     }
 
     /// Gives the semaphore one permit, whether or not one was taken: for permits that were
@@ -277,7 +286,7 @@ impl Semaphore {
 
     /// Asks by itself while permits are free; after a refusal stands in the process's queue, and
     /// leads when first.
-    fn acquire_within(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+    fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
         self.check(&wait)?;
         let site = &self.site;
         if permits == 0 {

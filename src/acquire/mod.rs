@@ -28,93 +28,17 @@ pub(crate) use permits::{PermitEntered, PermitGate, PermitWaiter};
 pub(crate) use queue::{Queue, Signal, Waiter, Wake};
 pub(crate) use turn::Before;
 
-use crate::cancel::CancelToken;
 use crate::client::Core;
 use crate::error::{Error, ErrorKind};
 use crate::pubsub::{Standing, Subscription, confirmation_deadline};
 use crate::sync::Thread;
+pub(crate) use crate::wait::Wait;
 
 /// Whatever the server says of the time left (it may be an hour, or no end), a waiter asks again
 /// after about this long.
 const SLOW_POLL: Duration = Duration::from_secs(5);
 /// A holder that has no time left is asked about again after this, and not at once.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
-
-/// How long a call may wait, and what may end it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait<'a> {
-    patience: Patience,
-    cancel: Option<&'a CancelToken>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Patience {
-    /// One try.
-    None,
-    Until(Instant),
-    Forever,
-}
-
-impl<'a> Wait<'a> {
-    pub(crate) const NONE: Self = Self { patience: Patience::None, cancel: None };
-    pub(crate) const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
-
-    pub(crate) fn for_duration(wait: Duration) -> Self {
-        if wait.is_zero() {
-            return Self::NONE;
-        }
-        // A wait that no clock can count is a wait without an end.
-        Instant::now().checked_add(wait).map_or(Self::FOREVER, Self::until)
-    }
-
-    pub(crate) fn until(deadline: Instant) -> Self {
-        Self { patience: Patience::Until(deadline), cancel: None }
-    }
-
-    pub(crate) fn cancellable(token: &'a CancelToken) -> Self {
-        Self { patience: Patience::Forever, cancel: Some(token) }
-    }
-
-    /// Whether it sleeps at all.
-    pub(crate) fn blocks(&self) -> bool {
-        !matches!(self.patience, Patience::None)
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        match self.patience {
-            Patience::None => true,
-            Patience::Until(deadline) => Instant::now() >= deadline,
-            Patience::Forever => false,
-        }
-    }
-
-    /// Fails if the wait was cancelled or the client shut down.
-    pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
-        if core.is_shut_down() {
-            return Err(Error::shut_down(name));
-        }
-        if self.cancel.is_some_and(CancelToken::is_cancelled) {
-            return Err(Error::cancelled(name));
-        }
-        Ok(())
-    }
-
-    /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
-    pub(crate) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
-        let _registration = self.cancel.map(|token| token.register(thread));
-        sleep()
-    }
-
-    /// The end of a sleep that should last for `sleep`, but no longer than the wait.
-    pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
-        let sleep = Instant::now().checked_add(sleep);
-        match self.patience {
-            Patience::None => Some(Instant::now()),
-            Patience::Until(deadline) => Some(sleep.map_or(deadline, |end| end.min(deadline))),
-            Patience::Forever => sleep,
-        }
-    }
-}
 
 /// A sleep that ends by itself, jittered so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {

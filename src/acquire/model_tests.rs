@@ -24,7 +24,7 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
         name: &KEY.into(),
         channel: &channel.into(),
         thread: &Thread::current(),
-        wait: Wait::cancellable(cancel),
+        wait: Wait::from(cancel),
         news: &|| false,
     };
     let busy = Duration::from_secs(30);

@@ -115,7 +115,7 @@ impl Patience {
     }
 
     fn wait(&self) -> Wait<'_> {
-        self.deadline.map_or_else(|| Wait::cancellable(&self.token), Wait::until)
+        self.deadline.map_or_else(|| Wait::from(&self.token), Wait::until)
     }
 }
 
@@ -539,7 +539,7 @@ fn a_cancel_ends_a_wait_that_nothing_else_ends() {
             let (name, token) = (Arc::clone(name), CancelToken::new());
             let cancel = token.clone();
             let waiter = thread::spawn(move || {
-                let wait = Wait::cancellable(&token);
+                let wait = Wait::from(&token);
                 assert!(name.acquire(&Thread::current(), Terms::Watched, wait).is_none());
             });
             cancel.cancel();

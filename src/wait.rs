@@ -1,0 +1,129 @@
+//! How long a call may wait, and what may end it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+use crate::client::Core;
+use crate::error::Error;
+use crate::sync::Thread;
+
+/// How long a call may wait, and what may end it sooner: what the verbs that end in `_within` take,
+/// where a time limit and a [`CancelToken`] are wanted together, or are not known before the program
+/// runs. The other verbs are short forms of these.
+///
+/// Made from a [`Duration`], an [`Instant`] or a [`CancelToken`] as well.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), redlatch::Error> {
+/// # let lock = redlatch::Client::connect("redis://127.0.0.1:6379")?.reentrant_lock("orders");
+/// use redlatch::{CancelToken, Wait};
+///
+/// let stop = CancelToken::new(); // a clone of it ends the wait from another thread
+/// let wait = Wait::at_most(Duration::from_secs(3)).cancelled_by(&stop);
+/// if let Some(guard) = lock.lock_within(wait)? {
+///     guard.unlock()?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it does nothing by itself; give it to a verb that ends in `_within`"]
+pub struct Wait<'a> {
+    patience: Patience,
+    cancel: Option<&'a CancelToken>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Patience {
+    /// One try.
+    None,
+    Until(Instant),
+    Forever,
+}
+
+impl<'a> Wait<'a> {
+    /// Not at all: now or not.
+    pub const NONE: Self = Self { patience: Patience::None, cancel: None };
+
+    /// For as long as it takes.
+    pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
+
+    /// For so long from now. Zero is [`NONE`](Self::NONE), a time that no clock can count is
+    /// [`FOREVER`](Self::FOREVER).
+    pub fn at_most(wait: Duration) -> Self {
+        if wait.is_zero() {
+            return Self::NONE;
+        }
+        Instant::now().checked_add(wait).map_or(Self::FOREVER, Self::until)
+    }
+
+    /// Until then.
+    pub fn until(deadline: Instant) -> Self {
+        Self { patience: Patience::Until(deadline), cancel: None }
+    }
+
+    /// The same, but it ends when `token` is cancelled, with an error of kind
+    /// [`Cancelled`](crate::ErrorKind::Cancelled). The last token counts.
+    pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
+        Self { cancel: Some(token), ..self }
+    }
+
+    /// Whether it sleeps at all.
+    pub(crate) fn blocks(&self) -> bool {
+        !matches!(self.patience, Patience::None)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        match self.patience {
+            Patience::None => true,
+            Patience::Until(deadline) => Instant::now() >= deadline,
+            Patience::Forever => false,
+        }
+    }
+
+    /// Fails if the wait was cancelled or the client shut down.
+    pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        if core.is_shut_down() {
+            return Err(Error::shut_down(name));
+        }
+        if self.cancel.is_some_and(CancelToken::is_cancelled) {
+            return Err(Error::cancelled(name));
+        }
+        Ok(())
+    }
+
+    /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
+    pub(crate) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
+        let _registration = self.cancel.map(|token| token.register(thread));
+        sleep()
+    }
+
+    /// The end of a sleep that should last for `sleep`, but no longer than the wait.
+    pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
+        let sleep = Instant::now().checked_add(sleep);
+        match self.patience {
+            Patience::None => Some(Instant::now()),
+            Patience::Until(deadline) => Some(sleep.map_or(deadline, |end| end.min(deadline))),
+            Patience::Forever => sleep,
+        }
+    }
+}
+
+impl From<Duration> for Wait<'_> {
+    fn from(wait: Duration) -> Self {
+        Self::at_most(wait)
+    }
+}
+
+impl From<Instant> for Wait<'_> {
+    fn from(deadline: Instant) -> Self {
+        Self::until(deadline)
+    }
+}
+
+impl<'a> From<&'a CancelToken> for Wait<'a> {
+    fn from(token: &'a CancelToken) -> Self {
+        Self::FOREVER.cancelled_by(token)
+    }
+}
