@@ -9,10 +9,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use redis::Value;
 
 use crate::config::{ClientBuilder, Config};
-use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied};
+use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied, greet};
 use crate::count_down_latch::{CountDownLatch, LatchSite};
 use crate::error::{Error, ErrorKind};
 use crate::fair_lock::{FairLock, FairQueue};
@@ -21,7 +20,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, Heard, Hub, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
-use crate::script::{self, Requests};
+use crate::script::Requests;
 use crate::semaphore::{Semaphore, SemaphoreSite};
 use crate::sync::Mutex;
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
@@ -130,7 +129,7 @@ impl Client {
         let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
         let endpoint = Arc::new(endpoint);
         let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
-        let round_trip = greet(&lane)?;
+        let round_trip = greet(&lane, &endpoint)?;
         let count = config.connections.unwrap_or_else(|| lanes_for(round_trip));
         let mut lanes = vec![lane];
         lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
@@ -156,30 +155,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("id", &self.0.core.id.as_str()).finish_non_exhaustive()
     }
-}
-
-/// Asks who is there, and how far away: the shortest of three round trips.
-fn greet(lane: &Lane) -> Result<Duration, Error> {
-    lane.connect().map_err(|failure| script::unreachable(failure.source()))?;
-    let mut shortest = Duration::MAX;
-    for _ in 0..3 {
-        let begun = Instant::now();
-        let pong = lane.call_once(&Command::plain(&[b"PING"]));
-        shortest = shortest.min(begun.elapsed());
-        match pong {
-            // A server that is loading, or forbids PING, is one nevertheless.
-            Ok(Value::ServerError(error)) if error.code() == "NOAUTH" => {
-                return Err(script::refused(error.into()));
-            }
-            Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_)) => {}
-            Ok(other) => {
-                let message = format!("what answers there is no Redis server: {other:?} to PING");
-                return Err(Error::new(ErrorKind::Protocol, message));
-            }
-            Err(failure) => return Err(script::unreachable(failure.source())),
-        }
-    }
-    Ok(shortest)
 }
 
 /// Four connections nearby, so that the server has work while threads write and read (more, and

@@ -1,38 +1,22 @@
 //! Where the server is, and how a connection to it is opened.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use redis::io::tcp::TcpSettings;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, RedisResult, Value};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
-use super::link::is_noscript;
-use super::{Command, Connection};
+use super::Connection;
+use super::server::{Runs, Server};
 use crate::error::{Error, ErrorKind};
 
 /// A server's address with everything that opening a connection needs.
+#[derive(Clone)]
 pub(crate) struct Endpoint {
-    client: redis::Client,
+    info: ConnectionInfo,
     connect_timeout: Duration,
     response_timeout: Duration,
-    run: Arc<Run>,
-}
-
-/// One run of the server, from its start to its end.
-///
-/// A client leaves a script of its own in the server's memory. A server that does not know it any
-/// more was started anew (or a replica took its place, or somebody flushed the scripts): then its
-/// word "not held" is no sign that a release was carried out.
-struct Run {
-    /// Runs the script by its hash, and by its text.
-    known: Command,
-    anew: Command,
-    /// Counts the runs of the server that this client has met.
-    incarnation: AtomicU64,
-    /// Who is told of each but the first.
-    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    runs: Arc<Runs>,
 }
 
 impl Endpoint {
@@ -50,54 +34,47 @@ impl Endpoint {
             )
             .caused_by(source)
         };
-        let info: ConnectionInfo = url.into_connection_info().map_err(unusable)?;
-        if !info.addr().is_supported() {
-            let what = match info.addr() {
-                ConnectionAddr::TcpTls { .. } => {
-                    "this build has no TLS; enable redlatch's feature `tls`"
-                }
-                _ => "this platform has no unix sockets; use redis://host:port",
-            };
+        let info = url.into_connection_info().map_err(unusable)?;
+        let unsupported = match info.addr() {
+            ConnectionAddr::TcpTls { .. } if cfg!(not(feature = "tls")) => {
+                Some("this build has no TLS; enable redlatch's feature `tls`")
+            }
+            ConnectionAddr::Unix(_) if cfg!(not(unix)) => {
+                Some("this platform has no unix sockets; use redis://host:port")
+            }
+            _ => None,
+        };
+        if let Some(what) = unsupported {
             return Err(Error::new(ErrorKind::Config, what.to_owned()));
         }
-        // Without NODELAY a shared connection loses half its rate as soon as there is a delay.
-        // Linger 0: bytes that a socket thrown away could not deliver must not arrive later.
-        let tcp = TcpSettings::default().set_nodelay(true).set_linger_time(Duration::ZERO);
-        // Without CLIENT SETINFO: a server that has stopped answering would keep each of the two
-        // replies waiting for the connect timeout.
-        let settings = info.redis_settings().clone().set_skip_set_lib_name();
-        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
-        let client = redis::Client::open(info).map_err(unusable)?;
-        let code = format!("return '{:032x}'", rand::random::<u128>());
-        let hash = redis::Script::new(&code).get_hash().to_owned();
-        let run = Run {
-            known: Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0"]),
-            anew: Command::plain(&[b"EVAL", code.as_bytes(), b"0"]),
-            incarnation: AtomicU64::new(0),
-            told: OnceLock::new(),
-        };
-        Ok(Self { client, connect_timeout, response_timeout, run: Arc::new(run) })
+        Ok(Self { info, connect_timeout, response_timeout, runs: Arc::new(Runs::new()) })
     }
 
-    /// Opens a connection, within the connect timeout. Each of its replies has the response
-    /// timeout, each write too.
+    /// Opens a connection and finds out which run of the server it leads to, all within the connect
+    /// timeout, the look-up of a host's name excepted. The name is looked up each time.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
-        self.open_within(None)
+        self.open_within(self.connect_timeout)
     }
 
     #[cfg(all(test, shuttle))]
-    pub(super) fn open_within(&self, _: Option<Duration>) -> RedisResult<Connection> {
+    pub(super) fn open_within(&self, _: Duration) -> RedisResult<Connection> {
         Connection::open()
     }
 
     /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
     #[cfg(not(all(test, shuttle)))]
-    pub(super) fn open_within(&self, within: Option<Duration>) -> RedisResult<Connection> {
-        let within = within.map_or(self.connect_timeout, |time| time.min(self.connect_timeout));
-        let connection = self.client.get_connection_with_timeout(within)?;
-        connection.set_read_timeout(Some(self.response_timeout))?;
-        connection.set_write_timeout(Some(self.response_timeout))?;
+    pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
+        let now = Instant::now();
+        let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
+        let (address, settings) = (self.info.addr(), self.info.redis_settings());
+        let (connection, server) =
+            Connection::open(address, settings, self.response_timeout, deadline)?;
+        self.runs.met(server);
         Ok(connection)
+    }
+
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {
@@ -106,61 +83,34 @@ impl Endpoint {
 
     /// This server with another response timeout.
     pub(crate) fn with_response_timeout(&self, response_timeout: Duration) -> Self {
-        Self {
-            client: self.client.clone(),
-            connect_timeout: self.connect_timeout.min(response_timeout),
-            response_timeout,
-            run: Arc::clone(&self.run),
-        }
+        let connect_timeout = self.connect_timeout.min(response_timeout);
+        Self { connect_timeout, response_timeout, ..self.clone() }
     }
 
     /// From here on `tell` is called whenever a new run of the server is met, by whoever opens a
     /// connection: it must not block.
     pub(crate) fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _only_once = self.run.told.set(Box::new(tell));
-    }
-
-    /// Finds out whether a new connection's server is the run that was met last. One that refuses
-    /// to say counts as that; `Some`: it cannot say yet, since it is still loading its data.
-    pub(crate) fn recognize(&self, connection: &mut Connection) -> RedisResult<Option<RedisError>> {
-        // Two connections may find the same run new at once: it counts once. The number is read
-        // when the connection is open, so who finds a later run new finds it raised for that one.
-        let before = self.incarnation();
-        connection.send_packed_command(self.run.known.bytes())?;
-        let reply = connection.recv_response()?;
-        if let Value::ServerError(error) = &reply
-            && error.code() == "LOADING"
-        {
-            return Ok(Some(error.clone().into()));
-        }
-        if is_noscript(&reply) {
-            connection.send_packed_command(self.run.anew.bytes())?;
-            connection.recv_response()?;
-            // After it: from here on nobody finds this run new.
-            let (raised, seen) = (Ordering::AcqRel, Ordering::Acquire);
-            let counts = self.run.incarnation.compare_exchange(before, before + 1, raised, seen);
-            if counts.is_ok()
-                && let Some(tell) = self.run.told.get()
-            {
-                tell();
-            }
-        }
-        Ok(None)
+        self.runs.on_new(tell);
     }
 
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.run.incarnation.load(Ordering::Acquire)
+        self.runs.incarnation()
+    }
+
+    /// What the server said of itself when it was met last.
+    pub(super) fn server(&self) -> Option<Server> {
+        self.runs.last()
     }
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.client.get_connection_info().redis_settings().db()
+        self.info.redis_settings().db()
     }
 
     /// Where the server is, for people. Never with a user or a password.
     pub(crate) fn address(&self) -> String {
-        self.client.get_connection_info().addr().to_string()
+        self.info.addr().to_string()
     }
 }
 

@@ -10,7 +10,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::link::{Failure, Link, Outcome, Receiver};
@@ -112,7 +114,7 @@ impl Lane {
         state.led = true;
         let link = state.link.take();
         drop(state);
-        let mut lead = Lead { lane: self, link, within: None };
+        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
         if let Some(link) = &mut lead.link {
             let mut written = link.send_one(command, receiver);
             if written.is_ok() && link.owed() > MOST_UNREAD {
@@ -145,8 +147,7 @@ impl Lane {
         }
         let queue = std::mem::take(&mut state.queue);
         state.led = true;
-        let within = Some(patience.saturating_mul(10));
-        let mut lead = Lead { lane: self, link: state.link.take(), within };
+        let mut lead = Lead::new(self, state.link.take(), patience.saturating_mul(10));
         drop(state);
         let _heard = lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
@@ -180,8 +181,22 @@ impl Lane {
         }
     }
 
+    /// Until when a call that begins now may wait for its turn.
+    pub(crate) fn deadline(&self) -> Instant {
+        let now = Instant::now();
+        let time = self.endpoint.connect_timeout().saturating_add(self.endpoint.response_timeout());
+        // No timeout is longer than a year.
+        now.checked_add(time).unwrap_or(now)
+    }
+
     /// Sends a command once and waits for its reply.
     pub(crate) fn call_once(&self, command: &Command) -> Outcome {
+        self.call_until(command, self.deadline())
+    }
+
+    /// As [`call_once`](Self::call_once). Other threads' commands are waited for until `deadline`;
+    /// who leads then may still connect and wait for a reply, each within its timeout.
+    pub(crate) fn call_until(&self, command: &Command, deadline: Instant) -> Outcome {
         let mut state = self.state.lock();
         if state.led {
             let call = Arc::new(Call {
@@ -191,13 +206,13 @@ impl Lane {
             });
             state.queue.push_back(Pending::Call(Arc::clone(&call)));
             drop(state);
-            return self.follow(&call);
+            return self.follow(&call, deadline);
         }
         state.led = true;
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        let mut lead = Lead { lane: self, link, within: None };
+        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
         match lead.write_and_read(queue) {
             // No connection can be had: the caller need not wait for that twice.
             Err(unsent @ Failure::Unsent(_)) => Err(unsent),
@@ -206,7 +221,7 @@ impl Lane {
     }
 
     /// Sleeps until somebody has the reply, or leads when told to.
-    fn follow(&self, call: &Arc<Call>) -> Outcome {
+    fn follow(&self, call: &Arc<Call>, deadline: Instant) -> Outcome {
         loop {
             let mut state = call.state.lock();
             match std::mem::replace(&mut *state, CallState::Queued) {
@@ -217,10 +232,34 @@ impl Lane {
                 }
                 CallState::Queued => {
                     drop(state);
-                    call.thread.parker().park_until(None);
+                    call.thread.parker().park_until(Some(deadline));
+                    if Instant::now() >= deadline
+                        && let Some(failure) = self.abandon(call)
+                    {
+                        return Err(failure);
+                    }
                 }
             }
         }
+    }
+
+    /// Gives up a call whose time is over. `None`: it is answered, or its thread leads.
+    fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
+        let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
+        let late = Arc::new(late.into());
+        // The next leader is chosen under this mutex: it cannot be a thread that has just left.
+        let mut state = self.state.lock();
+        if !matches!(*call.state.lock(), CallState::Queued) {
+            return None;
+        }
+        let own =
+            |pending: &Pending| matches!(pending, Pending::Call(own) if Arc::ptr_eq(own, call));
+        let Some(at) = state.queue.iter().position(own) else {
+            // Some leader has it, and has written it or is about to.
+            return Some(Failure::TimedOut(late));
+        };
+        state.queue.remove(at);
+        Some(Failure::Unsent(late))
     }
 
     /// Leads for the whole queue, in which the caller's own command stands too.
@@ -231,7 +270,7 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         state.served = queue.len();
         drop(state);
-        let mut lead = Lead { lane: self, link, within: None };
+        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         let _heard = lead.write_and_read(queue);
         self.state.lock().round_trip = begun.elapsed();
@@ -250,7 +289,7 @@ impl Lane {
         }
         let until = Instant::now() + patience.min(LONGEST_GATHER);
         while self.state.lock().queue.len() < served && Instant::now() < until {
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 }
@@ -269,11 +308,17 @@ impl fmt::Debug for Lane {
 struct Lead<'a> {
     lane: &'a Lane,
     link: Option<Link>,
-    /// How long opening a link may take, if that is less than the connect timeout.
-    within: Option<Duration>,
+    /// How long opening a link may take.
+    within: Duration,
+    /// Whether the thread was panicking when it took the lead.
+    was_panicking: bool,
 }
 
-impl Lead<'_> {
+impl<'a> Lead<'a> {
+    fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
+        Self { lane, link, within, was_panicking: thread::panicking() }
+    }
+
     fn exchange(&mut self, command: &Command) -> Outcome {
         let outcome = match self.link() {
             Ok(link) => link.exchange(command),
@@ -313,6 +358,7 @@ impl Lead<'_> {
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
+        self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open_within(&self.lane.endpoint, self.within)?)),
@@ -322,8 +368,11 @@ impl Lead<'_> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
+        // Who panics while it leads may have read a reply and not counted it: whoever came next would
+        // take another command's reply for its own, and `nil` is a grant.
+        let panics = thread::panicking() && !self.was_panicking;
         loop {
-            self.link.take_if(|link| !link.is_recognized());
+            self.link.take_if(|link| panics || link.is_wrong());
             let mut state = self.lane.state.lock();
             let next = state.queue.iter().find_map(|pending| match pending {
                 Pending::Call(call) => Some(Arc::clone(call)),
@@ -331,8 +380,9 @@ impl Drop for Lead<'_> {
             });
             if let Some(call) = next {
                 state.link = self.link.take();
-                drop(state);
+                // Before the lane's mutex is free: see `abandon`.
                 *call.state.lock() = CallState::Lead;
+                drop(state);
                 call.thread.parker().unpark();
                 return;
             }

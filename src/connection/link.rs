@@ -7,7 +7,15 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, ServerErrorKind, Value};
 
+use super::server::is_wrong_server;
 use super::{Command, Connection, Endpoint};
+use crate::sync::clock;
+
+/// A connection that has been silent for longer is looked at before it is trusted with a command: a
+/// firewall on the way may have forgotten it, and then the command's outcome would not be known.
+const TRUSTED: u64 = 10_000_000_000;
+/// What such a look may take, besides twice the time that opening the connection took.
+const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
 /// What became of a command: the server's reply (which may be an error reply), or none.
 pub(crate) type Outcome = Result<Value, Failure>;
@@ -50,8 +58,12 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     response_timeout: Duration,
-    /// Whether it is known which run of the server this is.
-    recognized: bool,
+    /// When it was last heard of, on [`clock`].
+    heard_at: u64,
+    /// How long it took to open: a few round trips.
+    opened_in: Duration,
+    /// A reply said that this server is not the one to ask.
+    is_wrong: bool,
     /// The scripts that this link has used: the server knows them.
     known: Vec<usize>,
 }
@@ -67,30 +79,41 @@ struct Owed {
 
 impl Link {
     pub(crate) fn open(endpoint: &Endpoint) -> Result<Self, Failure> {
-        Self::open_within(endpoint, None)
+        Self::open_within(endpoint, endpoint.connect_timeout())
     }
 
     /// As [`open`](Self::open), in a time that may be shorter than the connect timeout.
-    pub(crate) fn open_within(
-        endpoint: &Endpoint,
-        within: Option<Duration>,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
+        let begun = Instant::now();
         let opened = endpoint.open_within(within);
-        let mut connection = opened.map_err(|error| Failure::Unsent(Arc::new(error)))?;
-        let recognized = endpoint.recognize(&mut connection);
-        let loading = recognized.map_err(|error| Failure::Unsent(Arc::new(error)))?;
+        let connection = opened.map_err(|error| Failure::Unsent(Arc::new(error)))?;
         Ok(Self {
             connection,
-            recognized: loading.is_none(),
             owed: VecDeque::new(),
             response_timeout: endpoint.response_timeout(),
+            heard_at: clock::now(),
+            opened_in: begun.elapsed(),
+            is_wrong: false,
             known: Vec::new(),
         })
     }
 
-    /// `false`: not to be kept, or a server that has lost its data would not be found out.
-    pub(crate) fn is_recognized(&self) -> bool {
-        self.recognized
+    /// The server is not the one to ask, or not now: the link must not be kept, and the next one
+    /// looks the address up anew.
+    pub(crate) fn is_wrong(&self) -> bool {
+        self.is_wrong
+    }
+
+    /// Whether it can be trusted with a command. After a `false` it is of no use any more.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        if clock::now().saturating_sub(self.heard_at) < TRUSTED {
+            return true;
+        }
+        let patience = self.opened_in.saturating_mul(2).max(SHORTEST_LOOK);
+        let until = deadline_in(patience.min(self.response_timeout));
+        self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
+            && self.settle_all(until).is_ok()
+            && self.read(until).is_ok()
     }
 
     /// How many replies are not read.
@@ -103,15 +126,11 @@ impl Link {
     /// After an `Err` the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         self.write(command.bytes())?;
-        let since = Instant::now();
+        let until = deadline_in(self.response_timeout);
         let mut retried = false;
         loop {
-            // Exactly those written before it: one that has to go again as EVAL is owed behind.
-            for _ in 0..self.owed.len() {
-                let Some(owed) = self.owed.pop_front() else { break };
-                self.settle(owed, since)?;
-            }
-            let reply = self.read(since)?;
+            self.settle_all(until)?;
+            let reply = self.read(until)?;
             match command.to_eval() {
                 Some(eval) if !retried && is_noscript(&reply) => self.write(&eval)?,
                 _ => return Ok(reply),
@@ -160,33 +179,39 @@ impl Link {
     /// stay unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
-        let since = Instant::now();
+        let until = deadline_in(self.response_timeout);
         while awaited > 0 {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
-            let settled = self.settle(owed, since)?;
+            let settled = self.settle(owed, until)?;
             awaited -= usize::from(counts && settled);
         }
         Ok(())
     }
 
-    /// Reads every reply owed, waiting at most `patience` for each.
+    /// Reads every reply owed, waiting at most `patience` for each, and ten times that for all.
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
-        if self.owed.is_empty() {
-            return Ok(());
-        }
-        self.set_read_timeout(patience)?;
-        let since = Instant::now();
+        let last = deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
-            self.settle(owed, since)?;
+            self.settle(owed, deadline_in(patience).min(last))?;
         }
-        self.set_read_timeout(self.response_timeout)
+        Ok(())
+    }
+
+    /// Reads exactly the replies owed now: a command that has to go again as `EVAL` is owed behind
+    /// whatever was written after it.
+    fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
+        for _ in 0..self.owed.len() {
+            let Some(owed) = self.owed.pop_front() else { break };
+            self.settle(owed, until)?;
+        }
+        Ok(())
     }
 
     /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script,
     /// so the command is owed again, as EVAL and behind all others.
-    fn settle(&mut self, owed: Owed, since: Instant) -> Result<bool, Failure> {
-        let reply = match self.read(since) {
+    fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
+        let reply = match self.read(until) {
             Ok(reply) => reply,
             Err(failure) => {
                 owed.receiver.receive(Err(failure.clone()));
@@ -212,24 +237,16 @@ impl Link {
         written.map_err(|error| self.fail(Failure::after_write(error)))
     }
 
-    /// Reads one reply. The socket's timeout counts anew for each, so a server that dribbles is
-    /// measured here: a batch has one deadline, counted from `since`.
-    fn read(&mut self, since: Instant) -> Outcome {
-        let reply = self.connection.recv_response();
-        let reply = match reply {
-            Ok(reply) => reply,
-            Err(error) => return Err(self.fail(Failure::after_write(error))),
-        };
-        if !self.owed.is_empty() && since.elapsed() > self.response_timeout.saturating_mul(2) {
-            let slow = io::Error::new(io::ErrorKind::TimedOut, "the batch's replies are too slow");
-            return Err(self.fail(Failure::TimedOut(Arc::new(slow.into()))));
+    /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
+    fn read(&mut self, until: Instant) -> Outcome {
+        match self.connection.receive_until(until) {
+            Ok(reply) => {
+                self.heard_at = clock::now();
+                self.is_wrong |= is_wrong_server(&reply);
+                Ok(reply)
+            }
+            Err(error) => Err(self.fail(Failure::after_write(error))),
         }
-        Ok(reply)
-    }
-
-    fn set_read_timeout(&mut self, timeout: Duration) -> Result<(), Failure> {
-        let set = self.connection.set_read_timeout(Some(timeout));
-        set.map_err(|error| self.fail(Failure::after_write(error)))
     }
 
     /// Tells everybody who is owed a reply that none will come.
@@ -251,6 +268,12 @@ impl Drop for Link {
     }
 }
 
-pub(super) fn is_noscript(reply: &Value) -> bool {
+fn deadline_in(time: Duration) -> Instant {
+    // No timeout is longer than a year.
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now)
+}
+
+fn is_noscript(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }

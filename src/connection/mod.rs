@@ -2,18 +2,26 @@
 
 mod command;
 mod endpoint;
+mod greet;
 mod lane;
 mod link;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+mod server;
+#[cfg(not(all(test, shuttle)))]
+mod socket;
+#[cfg(not(all(test, shuttle)))]
+mod stream;
 
 pub(crate) use command::{Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
+pub(crate) use greet::greet;
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Failure, Link, Outcome, Receiver};
+use server::OLDEST;
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::Connection;
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use redis::Connection;
+pub(crate) use stream::Connection;

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, LazyLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
 use shuttle::rand::{Rng, thread_rng};
@@ -115,13 +115,13 @@ impl Peer {
     }
 }
 
-/// A connection to the model's server, called as the redis crate's is.
+/// A connection to the model's server, called as the real one is.
 pub(crate) struct Connection {
     server: Arc<Server>,
     id: usize,
 }
 
-#[expect(clippy::needless_pass_by_ref_mut, reason = "called as the redis crate's")]
+#[expect(clippy::needless_pass_by_ref_mut, reason = "called as the real one")]
 impl Connection {
     pub(super) fn open() -> RedisResult<Self> {
         let server = SERVER.with_borrow(Clone::clone).expect("a server");
@@ -175,9 +175,11 @@ impl Connection {
         }
     }
 
-    pub(crate) fn set_read_timeout(&self, _timeout: Option<Duration>) -> RedisResult<()> {
-        Ok(())
+    pub(crate) fn receive_until(&mut self, _deadline: Instant) -> RedisResult<Value> {
+        self.recv_response()
     }
+
+    pub(crate) fn set_read_timeout(&mut self, _timeout: Duration) {}
 }
 
 impl Drop for Connection {
@@ -235,8 +237,7 @@ impl State {
 
     /// Runs a script that has one key at most.
     fn evaluate(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
-        // One without any is the client's own, by which it knows the server.
-        let Some(key) = arguments.first() else { return Value::Nil };
+        let key = &arguments[0];
         if sha == *RETURN {
             Value::BulkString(key.clone())
         } else if sha == *ACQUIRE {

@@ -5,7 +5,6 @@
 //! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
 //! nothing to the next.
 
-pub(crate) mod clock;
 mod site;
 
 use std::fmt;
@@ -16,6 +15,7 @@ use std::time::Duration;
 use crate::acquire::Wake;
 use crate::connection::Command;
 use crate::protocol::Owner;
+pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 
 pub(crate) use site::{Baton, Leaving, Site, check_lease};

@@ -234,12 +234,7 @@ impl PubSub {
     /// (`Err`) or the client is shut down (`Ok`).
     fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
         let mut connection = self.endpoint.open()?;
-        // This thread reads all the time, so it is often the first to meet a server that was started
-        // anew.
-        if let Some(loading) = self.endpoint.recognize(&mut connection)? {
-            return Err(loading);
-        }
-        connection.set_read_timeout(Some(SILENCE))?;
+        connection.set_read_timeout(SILENCE);
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
             state.wanted.clear();

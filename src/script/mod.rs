@@ -114,13 +114,27 @@ fn unexpected(value: &Value) -> Trouble {
 /// Why no connection can be had.
 pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
     use redis::ErrorKind as Cause;
-    let (kind, what) = match source.kind() {
-        Cause::AuthenticationFailed => {
+    let detail = source.detail().unwrap_or_default();
+    let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
+        (Cause::AuthenticationFailed, _) => {
             (ErrorKind::Redis, "the server refuses the user or password of the URL")
         }
-        Cause::Parse => (ErrorKind::Protocol, "what answers there is no Redis server"),
-        Cause::InvalidClientConfig => (ErrorKind::Config, "the URL does not fit"),
-        Cause::Server(_) | Cause::Extension => {
+        (_, "NOAUTH") => (ErrorKind::Redis, "the server wants a password: put it into the URL"),
+        (_, "DENIED") => (
+            ErrorKind::Redis,
+            "the server is in protected mode and lets only its own machine in: give it a password, \
+             or switch protected-mode off where its network is trusted",
+        ),
+        _ if detail.contains("max number of clients") => (
+            ErrorKind::Redis,
+            "the server has no connection left: raise its maxclients, or close other clients",
+        ),
+        _ if detail.contains("DB index") => {
+            (ErrorKind::Config, "the server has no database of the number that the URL names")
+        }
+        (Cause::Parse, _) => (ErrorKind::Protocol, "what answers there is no Redis server"),
+        (Cause::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit"),
+        (Cause::Server(_) | Cause::Extension, _) => {
             (ErrorKind::Redis, "the server refuses the connection")
         }
         _ if source.is_timeout() => (

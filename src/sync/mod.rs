@@ -1,5 +1,6 @@
 //! What threads of one process meet on: mutexes, parkers, and who a thread is.
 
+pub(crate) mod clock;
 mod parker;
 mod thread;
 

@@ -216,7 +216,7 @@ impl Renewer {
             })
             .collect();
         let outcomes = self.exchange(&commands);
-        let mut unanswered = false;
+        let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, ()>| {
             if raises || renewed == Ok(false) {
                 due.site.renewed(&due.hold, sent_at, renewed);
@@ -232,6 +232,7 @@ impl Renewer {
                             Renewed::NotHeld => Ok(false),
                             Renewed::Failed(refusal) => {
                                 log::debug!("renewing {:?} failed: {refusal}", due.site.name);
+                                refused = true;
                                 Err(())
                             }
                         };
@@ -240,6 +241,10 @@ impl Renewer {
                 }
                 Ok(_) | Err(_) => call.iter().for_each(|due| tell(due, Err(()))),
             }
+        }
+        if refused {
+            // It may lead to a server that became a replica.
+            self.link = None;
         }
         // What is renewed is tried again by its own alarm.
         if unanswered && !raises {
@@ -304,7 +309,7 @@ impl Renewer {
         match self.link() {
             Ok(link) => {
                 let done = link.send(batch).and_then(|()| link.read_awaited());
-                if done.is_err() || !link.is_recognized() {
+                if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }
                 replies.iter().map(|reply| reply.take()).collect()

@@ -1,0 +1,80 @@
+//! The first words with a server: whether it is one that this library can work with, and how far
+//! away it is.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::{Command, Endpoint, Lane, OLDEST};
+use crate::error::{Error, ErrorKind};
+use crate::script;
+
+/// The same for every client, so that nothing on the server grows with their number.
+const SCRIPT: &str = "return ARGV[1]";
+const WORD: &[u8] = b"redlatch";
+
+/// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
+pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error> {
+    lane.connect().map_err(|failure| script::unreachable(failure.source()))?;
+    let server = endpoint.server().unwrap_or_default();
+    if server.is_sentinel {
+        return unusable(
+            "this is a Sentinel and not the server itself: ask it for the master's address \
+             (SENTINEL GET-MASTER-ADDR-BY-NAME) and connect to that one",
+        );
+    }
+    if server.is_too_old() {
+        let [major, minor, patch] = server.version.unwrap_or_default();
+        let [least, and, further] = OLDEST;
+        return unusable(&format!(
+            "the server is of version {major}.{minor}.{patch}; the scripts need {least}.{and}.{further} \
+             or later"
+        ));
+    }
+    let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
+    let by_text = Command::plain(&[b"EVAL", SCRIPT.as_bytes(), b"0", WORD]);
+    let by_hash = Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0", WORD]);
+    let mut shortest = Duration::MAX;
+    for command in [&by_text, &by_hash, &by_hash] {
+        let begun = Instant::now();
+        let reply = lane.call_once(command);
+        shortest = shortest.min(begun.elapsed());
+        understand(reply.map_err(|failure| script::unreachable(failure.source()))?)?;
+    }
+    Ok(shortest)
+}
+
+/// Whether the answer is the script's.
+fn understand(reply: Value) -> Result<(), Error> {
+    match reply {
+        Value::BulkString(word) if word == WORD => Ok(()),
+        Value::ServerError(error) if error.code() == "NOPERM" => {
+            Err(lacks_scripts("the server's access rights (ACL) forbid it: allow EVAL and EVALSHA")
+                .caused_by(redis::RedisError::from(error)))
+        }
+        Value::ServerError(error)
+            if error.details().is_some_and(|text| text.contains("unknown command")) =>
+        {
+            Err(lacks_scripts(
+                "the server knows no such command: EVAL and EVALSHA are renamed, or it was built \
+                 without scripts",
+            )
+            .caused_by(redis::RedisError::from(error)))
+        }
+        // It cannot run one now (it is loading, or busy with another), but it would.
+        Value::ServerError(error) if error.code() != "ERR" => Ok(()),
+        Value::ServerError(error) => Err(script::refused(error.into())),
+        _ => {
+            let message = "what answers there is no Redis server: it does not run a script";
+            Err(Error::new(ErrorKind::Protocol, message.to_owned()))
+        }
+    }
+}
+
+fn lacks_scripts(why: &str) -> Error {
+    Error::new(ErrorKind::Redis, format!("redlatch needs Lua scripts, and {why}"))
+}
+
+fn unusable<T>(why: &str) -> Result<T, Error> {
+    Err(Error::new(ErrorKind::Config, why.to_owned()))
+}

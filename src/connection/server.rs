@@ -1,0 +1,203 @@
+//! What a server says of itself when a connection to it is opened: which run of which server it is.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
+
+use crate::sync::Mutex;
+
+/// The oldest server that has every command the scripts use (`LPOS`).
+pub(super) const OLDEST: [u32; 3] = [6, 0, 6];
+
+/// What `INFO server` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Server {
+    /// A random text, new for each run of a server. `None`: the user has no right to ask.
+    run_id: Option<String>,
+    /// `None`: it does not say.
+    pub(super) version: Option<[u32; 3]>,
+    pub(super) is_sentinel: bool,
+}
+
+impl Server {
+    /// Reads the answer to `INFO server`.
+    pub(super) fn of(reply: Value) -> RedisResult<Self> {
+        match reply {
+            Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
+            Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
+            // It is not allowed to say, or somebody has renamed the command.
+            Value::ServerError(error)
+                if error.code() == "NOPERM"
+                    || error.details().is_some_and(|text| text.contains("unknown command")) =>
+            {
+                Ok(Self::default())
+            }
+            Value::ServerError(error) => Err(error.into()),
+            _ => Err((Cause::Parse, "the answer to INFO is none that a Redis server gives").into()),
+        }
+    }
+
+    fn parse(info: &str) -> Self {
+        let field = |name: &str| {
+            let lines = info.lines().filter_map(|line| line.split_once(':'));
+            lines.filter(|(field, _)| *field == name).map(|(_, value)| value.trim()).next()
+        };
+        // Valkey says here which version of Redis it can stand for.
+        let version = field("redis_version").and_then(|version| {
+            let mut parts = version.split('.').map(|part| part.parse().ok());
+            Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
+        });
+        Self {
+            run_id: field("run_id").map(str::to_owned),
+            version,
+            is_sentinel: field("redis_mode") == Some("sentinel"),
+        }
+    }
+
+    pub(super) fn is_too_old(&self) -> bool {
+        self.version.is_some_and(|version| version < OLDEST)
+    }
+}
+
+/// The runs of the server that a client has met.
+///
+/// One that was started anew (or a replica that took its place) may know nothing of what is held:
+/// its word "not held" is no sign that a release was carried out. A server that must not say which
+/// run it is counts as a new one with every connection: then such a release is reported as a loss,
+/// and what is held is asked for once more.
+pub(super) struct Runs {
+    last: Mutex<Option<Server>>,
+    /// Counts them.
+    incarnation: AtomicU64,
+    /// Who is told of each but the first.
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Runs {
+    pub(super) fn new() -> Self {
+        Self { last: Mutex::new(None), incarnation: AtomicU64::new(0), told: OnceLock::new() }
+    }
+
+    /// A connection was opened to this server.
+    pub(super) fn met(&self, server: Server) {
+        let mut last = self.last.lock();
+        let is_first = last.is_none();
+        let is_same =
+            last.as_ref().is_some_and(|last| last.run_id.is_some() && last.run_id == server.run_id);
+        *last = Some(server);
+        if !is_same {
+            // Before anything is sent over the connection: who reads the number later than an answer
+            // of this run finds it raised.
+            self.incarnation.fetch_add(1, Ordering::AcqRel);
+        }
+        drop(last);
+        if !is_same
+            && !is_first
+            && let Some(tell) = self.told.get()
+        {
+            tell();
+        }
+    }
+
+    pub(super) fn last(&self) -> Option<Server> {
+        self.last.lock().clone()
+    }
+
+    pub(super) fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    /// From here on `tell` is called for each new run, by whoever opens a connection: it must not
+    /// block.
+    pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.told.set(Box::new(tell));
+    }
+}
+
+/// Whether this reply says that the server is not the one to ask, or not now: the connection leads
+/// to the wrong place. The next one looks the address up anew.
+pub(super) fn is_wrong_server(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if is_wrong(error.code(), error.details()))
+}
+
+fn is_wrong(code: &str, details: Option<&str>) -> bool {
+    const CODES: [&str; 3] = ["READONLY", "LOADING", "MASTERDOWN"];
+    // A script's error, up to Redis 6, has the code in its text.
+    CODES.contains(&code)
+        || code == "ERR"
+            && details.is_some_and(|text| {
+                CODES.iter().any(|code| {
+                    text.split_once(code).is_some_and(|(before, _)| before.ends_with('-'))
+                })
+            })
+}
+
+/// What a server says of itself to whoever it does not let in, before any question.
+pub(super) fn turns_away(error: &RedisError) -> bool {
+    error.code() == Some("DENIED")
+        || error.detail().is_some_and(|text| text.contains("max number of clients"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n\
+                        run_id:0a1b\r\ntcp_port:6379\r\n";
+
+    fn server(run_id: Option<&str>) -> Server {
+        Server { run_id: run_id.map(str::to_owned), ..Server::default() }
+    }
+
+    #[test]
+    fn what_a_server_says_is_read() {
+        let redis = Server::of(Value::BulkString(INFO.into())).unwrap();
+        assert_eq!(redis.version, Some([7, 0, 15]));
+        assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
+        assert!(!redis.is_sentinel && !redis.is_too_old());
+        assert!(Server::parse("redis_version:6.0.5").is_too_old());
+        assert!(!Server::parse("redis_version:6.2").is_too_old());
+        assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
+        assert!(Server::of(Value::Okay).is_err());
+    }
+
+    #[test]
+    fn a_new_run_is_told_once_and_the_first_is_none() {
+        let runs = Runs::new();
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&told);
+        runs.on_new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let seen = || (runs.incarnation(), told.load(Ordering::SeqCst));
+        for (run_id, expected) in
+            [("a", (1, 0)), ("a", (1, 0)), ("b", (2, 1)), ("b", (2, 1)), ("a", (3, 2))]
+        {
+            runs.met(server(Some(run_id)));
+            assert_eq!(seen(), expected);
+        }
+        runs.met(server(None));
+        runs.met(server(None));
+        assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
+    }
+
+    #[test]
+    fn a_wrong_server_is_known_by_its_words() {
+        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
+        for text in [
+            "-READONLY You can't write against a read only replica.\r\n",
+            "-LOADING Redis is loading the dataset in memory\r\n",
+            "-MASTERDOWN Link with MASTER is down\r\n",
+            "-ERR Error running script (call to f_1): @user_script:1: -READONLY You can't\r\n",
+        ] {
+            assert!(is_wrong_server(&reply(text)), "{text}");
+        }
+        for text in ["-ERR unknown command 'READONLY'\r\n", "-OOM\r\n", "+OK\r\n"] {
+            assert!(!is_wrong_server(&reply(text)), "{text}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A socket that keeps to its deadline, whatever signals arrive meanwhile.
+//!
+//! A socket with a timeout is never restarted after a signal handler, whatever `SA_RESTART` says,
+//! nor after a stop and a continuation: the read ends with `Interrupted`. A reader that takes that
+//! for an error loses its place among the replies, and with it the connection of all threads. And
+//! the socket's own timeout begins anew with every byte. So the deadline is kept here.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// A connection through which nothing was said for so long is asked whether it still is one, by the
+/// system. A firewall forgets those that are silent for minutes, and says nothing.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
+/// What the other side has not confirmed for so long will not arrive any more.
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+const UNDELIVERED: Duration = Duration::from_secs(15);
+/// The socket's own timeout may be later than the deadline by this much, so that it is not set
+/// anew for each exchange.
+const LATE: Duration = Duration::from_millis(10);
+#[cfg(unix)]
+const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
+
+pub(super) struct Socket {
+    stream: Stream,
+    deadline: Instant,
+    /// What the stream's own timeouts are set to: of reads, of writes.
+    armed: [Duration; 2],
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
+impl Socket {
+    /// Connects to the first of the host's addresses that answers. The look-up of its name is the
+    /// system's and has no deadline.
+    pub(super) fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
+        for address in (host, port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, time_left(deadline)?) {
+                Ok(stream) => return Self::with_options(stream, deadline),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn with_options(stream: TcpStream, deadline: Instant) -> io::Result<Self> {
+        // Without it a shared connection loses half its rate as soon as there is a delay.
+        stream.set_nodelay(true)?;
+        let options = SockRef::from(&stream);
+        // Bytes that a socket thrown away could not deliver must not arrive later.
+        options.set_linger(Some(Duration::ZERO))?;
+        let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_AGAIN);
+        options.set_tcp_keepalive(&keep_alive)?;
+        #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+        options.set_tcp_user_timeout(Some(UNDELIVERED))?;
+        Ok(Self::new(Stream::Tcp(stream), deadline))
+    }
+
+    #[cfg(unix)]
+    pub(super) fn unix(path: &std::path::Path, deadline: Instant) -> io::Result<Self> {
+        use socket2::{Domain, SockAddr, Type};
+
+        let address = SockAddr::unix(path)?;
+        loop {
+            let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            match socket.connect_timeout(&address, time_left(deadline)?) {
+                Ok(()) => return Ok(Self::new(Stream::Unix(socket.into()), deadline)),
+                // Too many wait to be let in; here the system does not wait with them.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(BACKLOG_IS_FULL.min(time_left(deadline)?));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn new(stream: Stream, deadline: Instant) -> Self {
+        Self { stream, deadline, armed: [Duration::MAX; 2] }
+    }
+
+    /// Until when what is read and written from here on must be done.
+    pub(super) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
+    /// `anew`: the last one ended too early.
+    fn arm(&mut self, way: Way, anew: bool) -> io::Result<()> {
+        let left = time_left(self.deadline)?;
+        let armed = &mut self.armed[way as usize];
+        if anew || *armed > left.saturating_add(LATE) {
+            match (&self.stream, way) {
+                (Stream::Tcp(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
+                (Stream::Tcp(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
+                #[cfg(unix)]
+                (Stream::Unix(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
+                #[cfg(unix)]
+                (Stream::Unix(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
+            }
+            *armed = left;
+        }
+        Ok(())
+    }
+
+    /// Repeats `attempt` until it is done or the deadline has passed.
+    fn until_deadline(
+        &mut self,
+        way: Way,
+        mut attempt: impl FnMut(&Stream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut anew = false;
+        loop {
+            self.arm(way, anew)?;
+            match attempt(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The socket's own timeout was an earlier deadline's.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => anew = true,
+                // The system has given the other side up: that is a broken connection, and no word
+                // on how long the server takes.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, error));
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Never zero, which a socket would take for "without an end".
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"));
+    }
+    Ok(left)
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.until_deadline(Way::Read, |stream| match stream {
+            Stream::Tcp(stream) => (&mut &*stream).read(buffer),
+            #[cfg(unix)]
+            Stream::Unix(stream) => (&mut &*stream).read(buffer),
+        })
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.until_deadline(Way::Write, |stream| match stream {
+            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
+            #[cfg(unix)]
+            Stream::Unix(stream) => (&mut &*stream).write(bytes),
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! One connection: commands out, replies in, each within its time.
+
+#[cfg(feature = "tls")]
+use std::io;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use redis::{
+    ConnectionAddr, ErrorKind as Cause, Parser, ProtocolVersion, RedisConnectionInfo, RedisError,
+    RedisResult, Value,
+};
+
+use super::Command;
+use super::server::{Server, turns_away};
+use super::socket::Socket;
+
+/// A connection whose server has let the client in.
+pub(crate) struct Connection {
+    stream: Stream,
+    parser: Parser,
+    read_timeout: Duration,
+    write_timeout: Duration,
+}
+
+enum Stream {
+    Plain(Socket),
+    #[cfg(feature = "tls")]
+    Tls(Box<native_tls::TlsStream<Socket>>),
+}
+
+impl Connection {
+    /// Connects, gives user and password, chooses the database, and asks who is there: all of it
+    /// until `deadline`, in one round trip once it is connected.
+    pub(super) fn open(
+        address: &ConnectionAddr,
+        settings: &RedisConnectionInfo,
+        response_timeout: Duration,
+        deadline: Instant,
+    ) -> RedisResult<(Self, Server)> {
+        let mut connection = Self {
+            stream: Stream::connect(address, deadline)?,
+            parser: Parser::new(),
+            read_timeout: response_timeout,
+            write_timeout: response_timeout,
+        };
+        let server = connection.greet(settings, deadline)?;
+        Ok((connection, server))
+    }
+
+    fn greet(&mut self, settings: &RedisConnectionInfo, deadline: Instant) -> RedisResult<Server> {
+        let steps = introduction(settings);
+        let mut bytes: Vec<u8> =
+            steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
+        bytes.extend_from_slice(Command::plain(&[b"INFO", b"server"]).bytes());
+        let sent = self.send_until(&bytes, deadline);
+        for (step, _) in steps {
+            // A server that is full or protected says so and hangs up: the write may fail, and the
+            // word is there to be read nevertheless.
+            match (self.receive_until(deadline), &sent) {
+                (Ok(Value::ServerError(error)), _) => return Err(step.refused(error.into())),
+                (Ok(_), _) => {}
+                (Err(_), Err(unsent)) => return Err(unsent.clone()),
+                (Err(error), Ok(())) => return Err(error),
+            }
+        }
+        let info = self.receive_until(deadline);
+        sent?;
+        Server::of(info?)
+    }
+
+    /// Writes commands, within the write timeout.
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
+        self.send_until(bytes, deadline_in(self.write_timeout))
+    }
+
+    fn send_until(&mut self, bytes: &[u8], deadline: Instant) -> RedisResult<()> {
+        self.stream.socket().set_deadline(deadline);
+        match &mut self.stream {
+            Stream::Plain(socket) => socket.write_all(bytes)?,
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => {
+                stream.write_all(bytes)?;
+                stream.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a reply, within the read timeout.
+    pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
+        self.receive_until(deadline_in(self.read_timeout))
+    }
+
+    /// Reads a reply until `deadline`. After an error the connection is of no use any more.
+    pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
+        self.stream.socket().set_deadline(deadline);
+        match &mut self.stream {
+            Stream::Plain(socket) => self.parser.parse_value(socket),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => self.parser.parse_value(stream),
+        }
+    }
+
+    pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {
+        self.read_timeout = timeout;
+    }
+}
+
+fn deadline_in(timeout: Duration) -> Instant {
+    // No timeout is longer than a year.
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now)
+}
+
+impl Stream {
+    fn connect(address: &ConnectionAddr, deadline: Instant) -> RedisResult<Self> {
+        match address {
+            ConnectionAddr::Tcp(host, port) => Ok(Self::Plain(Socket::tcp(host, *port, deadline)?)),
+            #[cfg(feature = "tls")]
+            ConnectionAddr::TcpTls { host, port, insecure, .. } => {
+                let connector = native_tls::TlsConnector::builder()
+                    .danger_accept_invalid_certs(*insecure)
+                    .danger_accept_invalid_hostnames(*insecure)
+                    .use_sni(!*insecure)
+                    .build()
+                    .map_err(|error| tls_error(&error))?;
+                let socket = Socket::tcp(host, *port, deadline)?;
+                let stream = connector.connect(host, socket).map_err(|error| match error {
+                    native_tls::HandshakeError::Failure(error) => tls_error(&error),
+                    // A socket that waits until its deadline never says this.
+                    native_tls::HandshakeError::WouldBlock(_) => {
+                        io::Error::from(io::ErrorKind::WouldBlock).into()
+                    }
+                })?;
+                Ok(Self::Tls(Box::new(stream)))
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Ok(Self::Plain(Socket::unix(path, deadline)?)),
+            // Looked at before a client is made.
+            _ => {
+                Err((Cause::InvalidClientConfig, "this build cannot connect to such an address")
+                    .into())
+            }
+        }
+    }
+
+    fn socket(&mut self) -> &mut Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.get_mut(),
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+fn tls_error(error: &native_tls::Error) -> RedisError {
+    (Cause::Io, "the TLS handshake failed", error.to_string()).into()
+}
+
+/// What a client says before its first question.
+#[derive(Clone, Copy)]
+enum Step {
+    Hello,
+    Password,
+    Database,
+}
+
+fn introduction(settings: &RedisConnectionInfo) -> Vec<(Step, Command)> {
+    let mut steps = Vec::new();
+    let (username, password) = (settings.username(), settings.password());
+    if settings.protocol() == ProtocolVersion::RESP2 {
+        if let Some(password) = password {
+            let mut parts: Vec<&[u8]> = vec![b"AUTH"];
+            parts.extend(username.map(str::as_bytes));
+            parts.push(password.as_bytes());
+            steps.push((Step::Password, Command::plain(&parts)));
+        }
+    } else {
+        let mut parts: Vec<&[u8]> = vec![b"HELLO", b"3"];
+        if let Some(password) = password {
+            parts.extend([b"AUTH", username.unwrap_or("default").as_bytes(), password.as_bytes()]);
+        }
+        steps.push((Step::Hello, Command::plain(&parts)));
+    }
+    if settings.db() != 0 {
+        let database = settings.db().to_string();
+        steps.push((Step::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
+    }
+    steps
+}
+
+impl Step {
+    /// What it means that the server refuses it.
+    fn refused(self, error: RedisError) -> RedisError {
+        // It says this to the first that comes, whatever that is.
+        if turns_away(&error) || error.code() == Some("NOAUTH") {
+            return error;
+        }
+        let detail = error.detail().unwrap_or_default().to_owned();
+        match self {
+            Self::Password => (Cause::AuthenticationFailed, "AUTH was refused", detail).into(),
+            Self::Hello if error.code() == Some("WRONGPASS") => {
+                (Cause::AuthenticationFailed, "HELLO was refused", detail).into()
+            }
+            Self::Hello | Self::Database => error,
+        }
+    }
+}
