@@ -296,8 +296,9 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
 #[test]
 fn the_question_whether_a_hold_is_known_changes_nothing() {
     let _bounded = bounded();
-    let server = server();
-    let client = client(&server);
+    let Some(server) = real_server() else { return };
+    // Each connection may lead to another run of the server, as far as this user can see.
+    let client = user(&server, &["-info"]);
     let held = ["endless", "deleted"].map(|name| {
         let lock = client.reentrant_lock(name).with_lease(LONG);
         lock.lock().unwrap()
@@ -307,8 +308,6 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     let mut redis = server.connection();
     let () = redis.persist("endless").unwrap();
     let () = redis.del("deleted").unwrap();
-    // As if it had been started anew.
-    let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
     kill_clients(&mut redis, "normal");
     assert!(client.reentrant_lock("endless").is_locked().unwrap());
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -695,18 +694,35 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
 
 // Access rights.
 
-/// A user with these rights, and a client of its.
+/// A client whose user has these rights.
 fn user(server: &Server, rights: &[&str]) -> Client {
+    let name = new_user(server, rights);
+    client_of(server, &name)
+}
+
+/// A client whose user had all rights when it connected, and has these now.
+fn restricted(server: &Server, rights: &[&str]) -> Client {
+    let name = new_user(server, &[]);
+    let client = client_of(server, &name);
+    set_rights(server, &name, rights);
+    client
+}
+
+fn new_user(server: &Server, rights: &[&str]) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("user{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    let () = redis::cmd("ACL")
-        .arg("SETUSER")
-        .arg(&name)
-        .arg(&["on", ">word", "~*", "&*", "+@all"])
-        .arg(rights)
-        .query(&mut server.connection())
-        .unwrap();
-    let url = server.url().replace("redis://", &format!("redis://{name}:word@"));
+    set_rights(server, &name, &["on", ">word", "~*", "&*", "+@all"]);
+    set_rights(server, &name, rights);
+    name
+}
+
+fn set_rights(server: &Server, user: &str, rights: &[&str]) {
+    let mut command = redis::cmd("ACL");
+    let () = command.arg("SETUSER").arg(user).arg(rights).query(&mut server.connection()).unwrap();
+}
+
+fn client_of(server: &Server, user: &str) -> Client {
+    let url = server.url().replace("redis://", &format!("redis://{user}:word@"));
     impatient(&url).connect().unwrap()
 }
 
@@ -720,7 +736,7 @@ fn without_the_right_to_run_scripts_nothing_is_taken() {
         &["-@all", "+ping"],
         &["resetkeys", "~other:*"],
     ] {
-        let client = user(&server, rights);
+        let client = restricted(&server, rights);
         for _ in 0..2 {
             let error = client.reentrant_lock("forbidden").lock().map(drop).unwrap_err();
             is_clear(&error, "forbidden", "ACL");
@@ -776,7 +792,7 @@ fn without_the_right_to_subscribe_waiting_is_an_error() {
 fn the_rights_that_the_message_names_are_enough() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = user(&server, &["-@all", "+ping"]);
+    let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
     let all = "EVALSHA EVAL EXISTS HEXISTS HSET DEL PEXPIRE PTTL PUBLISH SUBSCRIBE".split(' ');
     let mut rights = vec!["-@all".to_owned()];
@@ -807,18 +823,9 @@ fn the_rights_that_the_message_names_are_enough() {
 fn a_right_withdrawn_while_it_is_held_is_told_and_the_lock_is_freed_later() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = user(&server, &[]);
-    let mut redis = server.connection();
-    let name: String = redis::cmd("ACL")
-        .arg("USERS")
-        .query::<Vec<String>>(&mut redis)
-        .unwrap()
-        .into_iter()
-        .find(|name| name.starts_with("user"))
-        .unwrap();
-    let mut set = |right: &str| {
-        let () = redis::cmd("ACL").arg(&["SETUSER", &name, right]).query(&mut redis).unwrap();
-    };
+    let name = new_user(&server, &[]);
+    let client = client_of(&server, &name);
+    let set = |right: &str| set_rights(&server, &name, &[right]);
     let unlocked = client.reentrant_lock("unlocked").lock().unwrap();
     let dropped = client.reentrant_lock("dropped").lock().unwrap();
     set("-evalsha");

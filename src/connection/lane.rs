@@ -406,3 +406,37 @@ impl Receiver for Call {
         self.thread.parker().unpark();
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use redis::Value;
+    use redlatch_testkit::Server;
+
+    use super::*;
+
+    struct Panics;
+
+    impl Receiver for Panics {
+        fn receive(&self, _: Outcome) {
+            panic!("as a logger does whose output was closed");
+        }
+    }
+
+    /// One reply too few was counted: whoever comes next must not take another command's for its own.
+    #[test]
+    fn a_thread_that_panics_while_it_leads_takes_the_connection_along() {
+        const TIMEOUT: Duration = Duration::from_secs(10);
+        let server = Server::start().unwrap();
+        let endpoint = Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap();
+        let lane = Lane::new(Arc::new(endpoint));
+        let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
+        lane.connect().unwrap();
+        let _look = lane.post(echo(b"first"), Arc::new(Panics));
+        let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
+        assert!(second.is_err());
+        let third = thread::scope(|scope| scope.spawn(|| lane.call_once(&echo(b"third"))).join());
+        assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
+    }
+}

@@ -109,6 +109,12 @@ impl Proxy {
         self.shared.change(|state| state.frozen = false);
     }
 
+    /// From here on new connections lead to this server, as behind a name whose address has changed.
+    /// Those open stay where they are.
+    pub fn lead_to(&self, server: &Server) {
+        *self.shared.upstream() = SocketAddr::from(([127, 0, 0, 1], server.port()));
+    }
+
     /// Refuses new connections; returns when the port is closed. Those open stay.
     pub fn refuse(&self) {
         self.shared.change(|state| state.refusing = true);
@@ -283,7 +289,7 @@ fn accept(shared: &Arc<Shared>, address: SocketAddr, first: TcpListener) {
 }
 
 fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
-    let upstream = TcpStream::connect(shared.upstream)?;
+    let upstream = TcpStream::connect(*shared.upstream())?;
     let (connection, threads) = Connection::start(client, upstream, shared)?;
     shared.change(|state| {
         // What has ended is forgotten when there is something new.

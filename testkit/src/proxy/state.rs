@@ -11,7 +11,7 @@ use super::rules::{self, Action, Direction, Rule};
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     commands: AtomicU64,
     delay_ns: AtomicU64,
     trickle: AtomicBool,
@@ -38,7 +38,7 @@ pub(super) struct State {
 impl Shared {
     pub(super) fn new(upstream: SocketAddr) -> Self {
         Self {
-            upstream,
+            upstream: Mutex::new(upstream),
             commands: AtomicU64::new(0),
             delay_ns: AtomicU64::new(0),
             trickle: AtomicBool::new(false),
@@ -47,6 +47,11 @@ impl Shared {
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
         }
+    }
+
+    /// Where new connections lead to.
+    pub(super) fn upstream(&self) -> MutexGuard<'_, SocketAddr> {
+        self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

@@ -1,0 +1,456 @@
+//! Connections: signals, idle ones, servers that change their role, and what answers where a server
+//! should be.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use common::*;
+use redlatch::{Client, Error, ErrorKind};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
+
+fn info(server: &Server, section: &str, field: &str) -> u64 {
+    let text: String = redis::cmd("INFO").arg(section).query(&mut server.connection()).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {field} in {text}")).trim().parse().unwrap()
+}
+
+// Signals.
+
+/// Sends every thread of this process a thousand signals a second, until it is dropped.
+#[cfg(target_os = "linux")]
+struct Signals {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[cfg(target_os = "linux")]
+impl Signals {
+    fn start() -> Self {
+        use rustix::process::{Pid, Signal, kill_process};
+
+        // A handler as most programs have them: system calls are to go on behind it.
+        let noticed = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::SeqCst) {
+                for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+                    let thread = task.file_name().to_str().unwrap().parse().unwrap();
+                    // It goes to the thread of this number, which may have ended.
+                    let _ = kill_process(Pid::from_raw(thread).unwrap(), Signal::USR1);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Not in one call anything but its speed: no error, and no connection that had to be opened anew.
+#[cfg(target_os = "linux")]
+#[test]
+fn signals_change_nothing() {
+    const ROUNDS: usize = 400;
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    clients[0].semaphore("permits").try_set_permits(2).unwrap();
+    let inside = Arc::new(AtomicU64::new(0));
+    let work = |client: &Client, own: String| {
+        let (client, inside) = (client.clone(), Arc::clone(&inside));
+        move |rounds: usize| {
+            let own = client.reentrant_lock(&own);
+            let (shared, fair) = (client.reentrant_lock("shared"), client.fair_lock("fair"));
+            let (permits, latch) = (client.semaphore("permits"), client.count_down_latch("open"));
+            for _ in 0..rounds {
+                own.lock().unwrap().unlock().unwrap();
+                drop(own.lock().unwrap());
+                let guard = shared.lock().unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                drop(guard);
+                fair.lock().unwrap().unlock().unwrap();
+                drop(permits.acquire().unwrap());
+                latch.wait().unwrap();
+            }
+        }
+    };
+    let run = |rounds| {
+        let threads: Vec<_> = (0..4)
+            .map(|at| {
+                let work = work(&clients[at % 2], format!("own {at}"));
+                spawn(move || work(rounds))
+            })
+            .collect();
+        threads.into_iter().for_each(Running::join);
+    };
+    // Whatever is opened when it is first used.
+    run(20);
+    let opened = || info(&server, "stats", "total_connections_received");
+    let before = opened();
+    let signals = Signals::start();
+    run(ROUNDS);
+    drop(signals);
+    // Both questions come over a connection of their own.
+    assert_eq!(opened() - before, 1, "connections were opened anew");
+}
+
+// What is left behind.
+
+#[test]
+fn clients_that_come_and_go_leave_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let visit = || {
+        let client = client(&server);
+        client.reentrant_lock("visited").lock().unwrap().unlock().unwrap();
+    };
+    let scripts = || info(&server, "memory", "number_of_cached_scripts");
+    visit();
+    let (before, keys) = (scripts(), server_keys(&server));
+    for _ in 0..20 {
+        visit();
+    }
+    assert_eq!((scripts(), server_keys(&server)), (before, keys));
+}
+
+fn server_keys(server: &Server) -> u64 {
+    redis::cmd("DBSIZE").query(&mut server.connection()).unwrap()
+}
+
+// Idle connections.
+
+/// A firewall drops a connection that was idle for long, and says nothing. The time is the subject.
+#[test]
+fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("idle");
+    lock.lock().unwrap().unlock().unwrap();
+    thread::sleep(Duration::from_secs(11));
+    proxy.on(Direction::Request, 1, Action::Silence, |_| true);
+    lock.lock().unwrap().unlock().unwrap();
+    assert_eq!(proxy.fired(), 1, "the connection was still alive");
+}
+
+// A server that changes its role.
+
+fn replicate(replica: &Server, master: Option<&Server>) {
+    let (host, port) = match master {
+        Some(master) => ("127.0.0.1", master.port().to_string()),
+        None => ("NO", "ONE".to_owned()),
+    };
+    let () = redis::cmd("REPLICAOF").arg(host).arg(port).query(&mut replica.connection()).unwrap();
+}
+
+/// The old master takes no writes any more; the address leads to the new one.
+#[test]
+fn what_is_held_is_renewed_where_the_address_leads_to_now() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let lease = UNIT * 15;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    replicate(&new, Some(&old));
+    let guard = client.reentrant_lock("moved").lock().unwrap();
+    let lost = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&lost);
+    guard.on_lost(move |_| told.store(true, Ordering::SeqCst));
+    let owner = holder(&mut old.connection(), "moved");
+    wait_until("it is replicated", SOON, || holder(&mut new.connection(), "moved") == owner);
+    replicate(&new, None);
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    // Well past the lease that it had: it was renewed on the new one.
+    let began = Instant::now();
+    wait_until("a lease has passed", SOON, || began.elapsed() > lease * 2);
+    assert!(guard.is_held() && !lost.load(Ordering::SeqCst));
+    // The lane still leads to the old one: the release is sent again by the way that works.
+    drop(guard);
+    wait_free(&new, "moved", SOON);
+}
+
+#[test]
+fn a_replica_is_asked_once_and_then_the_address_anew() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("moved");
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    let error = lock.lock().map(drop).unwrap_err();
+    assert!(error.to_string().contains("read-only replica"), "{error}");
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+// What answers where a server should be.
+
+/// Answers each connection on a port of its own in this way, until it is dropped.
+struct Stranger {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stranger {
+    /// `answer` is given what the client said and returns what it is told, again and again.
+    fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            for stream in listener.incoming() {
+                if stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                let mut stream = stream.unwrap();
+                stream.set_read_timeout(Some(UNIT)).unwrap();
+                answer(&mut stream, &stopped);
+            }
+        });
+        Self { address, stop, thread: Some(thread) }
+    }
+
+    /// The error of a client that connects to it within so long, and a little.
+    fn connect(&self, within: Duration) -> Error {
+        refused(&format!("redis://{}", self.address), within)
+    }
+}
+
+fn refused(url: &str, within: Duration) -> Error {
+    let begun = Instant::now();
+    let builder = Client::builder(url).connect_timeout(within).response_timeout(within);
+    let error = builder.connect().map(drop).unwrap_err();
+    assert!(begun.elapsed() < within + SOON / 10, "it took {:?}: {error}", begun.elapsed());
+    error
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _wake = TcpStream::connect(self.address);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_dribbles_is_given_the_connect_timeout_and_no_more() {
+    let _bounded = bounded();
+    let dribbler = Stranger::start(|stream, stop| {
+        // A bulk string that never ends.
+        let _ = stream.write_all(b"$100000\r\n");
+        while !stop.load(Ordering::SeqCst) && stream.write_all(b"x").is_ok() {
+            thread::sleep(UNIT);
+        }
+    });
+    let error = dribbler.connect(UNIT * 5);
+    assert_eq!(error.kind(), ErrorKind::Redis);
+    assert!(error.to_string().contains("connect_timeout"), "{error}");
+}
+
+#[test]
+fn a_server_that_accepts_and_is_silent_is_said_to_be_silent() {
+    let _bounded = bounded();
+    let silent = Stranger::start(|_, stop| {
+        while !stop.load(Ordering::SeqCst) {
+            thread::sleep(UNIT / 10);
+        }
+    });
+    let error = format!("{:?}", silent.connect(UNIT * 3));
+    assert!(error.contains("did not answer in time"), "{error}");
+    assert!(!error.contains("temporarily unavailable"), "{error}");
+}
+
+#[test]
+fn what_answers_ok_to_everything_is_no_redis() {
+    let _bounded = bounded();
+    for reply in [&b"+OK\r\n"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail\r\n"] {
+        let stranger = Stranger::start(move |stream, stop| {
+            let mut said = [0; 4096];
+            while !stop.load(Ordering::SeqCst) {
+                match stream.read(&mut said) {
+                    Ok(0) => return,
+                    Ok(_) if stream.write_all(reply).is_err() => return,
+                    _ => {}
+                }
+            }
+        });
+        let error = stranger.connect(UNIT * 10);
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().contains("no Redis server"), "{error}");
+    }
+}
+
+/// A Sentinel of the system's, which ends with the test.
+struct Sentinel {
+    child: Child,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+impl Sentinel {
+    /// `None`: this server's program cannot be one.
+    fn start(server: &Server) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let file = folder.path().join("sentinel.conf");
+        let master = server.port();
+        std::fs::write(
+            &file,
+            format!("port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 {master} 1\n"),
+        )
+        .unwrap();
+        let child = Command::new(server.program())
+            .arg(&file)
+            .arg("--sentinel")
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let sentinel = Self { child, port, _folder: folder };
+        let until = Instant::now() + SOON / 4;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if Instant::now() > until {
+                return None;
+            }
+            thread::sleep(UNIT / 10);
+        }
+        Some(sentinel)
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_sentinel_is_said_to_be_one() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let Some(sentinel) = Sentinel::start(&server) else {
+        eprintln!("left out: {} cannot be a Sentinel", server.program().display());
+        return;
+    };
+    let error = refused(&format!("redis://127.0.0.1:{}", sentinel.port), SOON);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("Sentinel"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_full_says_so() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query(&mut redis).unwrap();
+    for _ in 0..5 {
+        let error = refused(&server.url(), SOON);
+        assert!(error.to_string().contains("maxclients"), "{error}");
+    }
+    let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).query(&mut redis).unwrap();
+    client(&server).reentrant_lock("let in").lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_server_without_scripts_is_found_out_at_once() {
+    let _bounded = bounded();
+    for command in ["EVAL", "EVALSHA"] {
+        let Ok(server) = Server::with_args(&["--rename-command", command, "hidden"]) else {
+            eprintln!("left out: this server cannot rename commands");
+            return;
+        };
+        let error = refused(&server.url(), SOON);
+        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        assert!(error.to_string().contains("redlatch needs Lua scripts"), "{error}");
+    }
+    let Some(server) = real_server() else { return };
+    for forbidden in ["-eval", "-evalsha"] {
+        let user = [forbidden.strip_prefix('-').unwrap(), "on", ">word", "~*", "&*", "+@all"];
+        let () = redis::cmd("ACL")
+            .arg("SETUSER")
+            .arg(&user)
+            .arg(forbidden)
+            .query(&mut server.connection())
+            .unwrap();
+        let url = server.url().replace("redis://", &format!("redis://{}:word@", user[0]));
+        let error = refused(&url, SOON).to_string();
+        assert!(error.contains("redlatch needs Lua scripts") && error.contains("ACL"), "{error}");
+        assert!(!error.contains("word@"), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_password_and_a_missing_one_are_told_apart() {
+    let _bounded = bounded();
+    let Ok(server) = Server::builder().password("secret").start() else { return };
+    let host = format!("127.0.0.1:{}", server.port());
+    let missing = refused(&format!("redis://{host}"), SOON).to_string();
+    assert!(missing.contains("wants a password"), "{missing}");
+    for protocol in ["", "?protocol=resp3"] {
+        let wrong = refused(&format!("redis://:guess@{host}/{protocol}"), SOON).to_string();
+        assert!(wrong.contains("refuses the user or password"), "{wrong}");
+        assert!(!wrong.contains("guess"), "{wrong}");
+        let none = refused(&format!("redis://:secret@{host}/99{protocol}"), SOON).to_string();
+        assert!(none.contains("no database"), "{none}");
+        let url = format!("redis://:secret@{host}/2{protocol}");
+        let client = Client::connect(&url).unwrap();
+        client.reentrant_lock("database").lock().unwrap().unlock().unwrap();
+    }
+}
+
+/// However many wait for one connection to a server that is silent, each has its error in time.
+#[test]
+fn a_call_that_waits_for_others_ends_in_time() {
+    let _bounded = bounded();
+    let server = server();
+    let timeout = UNIT * 5;
+    let client = Client::builder(&server.url())
+        .connections(1)
+        .connect_timeout(timeout)
+        .response_timeout(timeout)
+        .connect()
+        .unwrap();
+    client.reentrant_lock("hung").is_locked().unwrap();
+    server.pause();
+    let threads: Vec<_> = (0..16)
+        .map(|_| {
+            let lock = client.reentrant_lock("hung");
+            spawn(move || {
+                let begun = Instant::now();
+                for _ in 0..2 {
+                    assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+                }
+                begun.elapsed()
+            })
+        })
+        .collect();
+    let longest = threads.into_iter().map(Running::join).max().unwrap();
+    server.resume();
+    // Two calls, each for twice the two timeouts at the most.
+    assert!(longest < timeout * 8 + UNIT * 5, "{longest:?}");
+}
