@@ -137,6 +137,7 @@ impl Client {
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone());
         endpoint.on_new_run(core.watchdog.renew_all());
+        endpoint.health().on_news(core.watchdog.log_news());
         // From here on a failure drops this, which ends the threads that did start.
         let client = Self(Arc::new(Outer { core, ended, ending: Mutex::new(false) }));
         client.0.start(&endpoint, jobs, alive).map_err(|source| {

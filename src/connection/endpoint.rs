@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
-use super::Connection;
 use super::server::{Runs, Server};
+use super::{Connection, Health};
 use crate::error::{Error, ErrorKind};
 
 /// A server's address with everything that opening a connection needs.
@@ -17,6 +17,7 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
+    health: Arc<Health>,
 }
 
 impl Endpoint {
@@ -47,7 +48,9 @@ impl Endpoint {
         if let Some(what) = unsupported {
             return Err(Error::new(ErrorKind::Config, what.to_owned()));
         }
-        Ok(Self { info, connect_timeout, response_timeout, runs: Arc::new(Runs::new()) })
+        let health = Arc::new(Health::new(info.addr().to_string()));
+        let runs = Arc::new(Runs::new());
+        Ok(Self { info, connect_timeout, response_timeout, runs, health })
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -67,9 +70,10 @@ impl Endpoint {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
-        let (connection, server) =
-            Connection::open(address, settings, self.response_timeout, deadline)?;
+        let opened = Connection::open(address, settings, self.response_timeout, deadline);
+        let (connection, server) = opened.inspect_err(|error| self.health.failed(error))?;
         self.runs.met(server);
+        self.health.works(now);
         Ok(connection)
     }
 
@@ -85,6 +89,10 @@ impl Endpoint {
     pub(crate) fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, ..self.clone() }
+    }
+
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// From here on `tell` is called whenever a new run of the server is met, by whoever opens a

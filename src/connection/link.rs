@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, ServerErrorKind, Value};
 
 use super::server::is_wrong_server;
-use super::{Command, Connection, Endpoint};
+use super::{Command, Connection, Endpoint, Health};
 use crate::sync::clock;
 
 /// A connection that has been silent for longer is looked at before it is trusted with a command: a
@@ -58,6 +58,8 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     response_timeout: Duration,
+    health: Arc<Health>,
+    wrote_at: Instant,
     /// When it was last heard of, on [`clock`].
     heard_at: u64,
     /// How long it took to open: a few round trips.
@@ -91,6 +93,8 @@ impl Link {
             connection,
             owed: VecDeque::new(),
             response_timeout: endpoint.response_timeout(),
+            health: Arc::clone(endpoint.health()),
+            wrote_at: begun,
             heard_at: clock::now(),
             opened_in: begun.elapsed(),
             is_wrong: false,
@@ -170,6 +174,7 @@ impl Link {
             _ => None,
         };
         let bytes = text.as_deref().unwrap_or_else(|| command.bytes());
+        self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(bytes);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error)))
@@ -233,6 +238,7 @@ impl Link {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(bytes);
         written.map_err(|error| self.fail(Failure::after_write(error)))
     }
@@ -243,9 +249,19 @@ impl Link {
             Ok(reply) => {
                 self.heard_at = clock::now();
                 self.is_wrong |= is_wrong_server(&reply);
+                // The last one, to what was written last: others may have lain here for long.
+                if self.owed.is_empty() {
+                    self.health.works(self.wrote_at);
+                }
                 Ok(reply)
             }
-            Err(error) => Err(self.fail(Failure::after_write(error))),
+            Err(error) => {
+                // Not the short patience for replies that nobody waits for.
+                if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
+                    self.health.failed(&error);
+                }
+                Err(self.fail(Failure::after_write(error)))
+            }
         }
     }
 

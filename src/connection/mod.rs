@@ -3,6 +3,7 @@
 mod command;
 mod endpoint;
 mod greet;
+mod health;
 mod lane;
 mod link;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod stream;
 pub(crate) use command::{Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::greet;
+pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Failure, Link, Outcome, Receiver};
 use server::OLDEST;

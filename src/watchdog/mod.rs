@@ -15,11 +15,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
+use log::Level;
 
 use self::callbacks::Callbacks;
 pub(crate) use self::renewer::{Errand, Renewal, Renewer};
 use self::wheel::{Key, Wheel};
-use crate::connection::{Command, Lane, Outcome};
+use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::Error;
 use crate::hold::{LostReason, Site, clock};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -158,7 +159,7 @@ impl Watchdog {
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
-            log::warn!("{errand:?} is given up: the client has ended");
+            self.log(Level::Warn, || format!("{errand:?} is given up: the client has ended"));
             return;
         }
         self.insert_into(timer, due, Item::Errand(Box::new(errand)));
@@ -171,9 +172,12 @@ impl Watchdog {
         reason: LostReason,
         callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
     ) {
+        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {reason}"));
+        if callbacks.is_empty() {
+            return;
+        }
         let name = Arc::clone(name);
         self.callbacks.run(Box::new(move || {
-            log::warn!("the hold of {name:?} was lost: {reason}");
             for callback in callbacks {
                 callbacks::call(&name, || callback(reason));
             }
@@ -182,7 +186,18 @@ impl Watchdog {
 
     /// Logs an error that has no caller to go to.
     pub(crate) fn tell(&self, error: Error) {
-        self.callbacks.run(Box::new(move || log::warn!("{error}")));
+        self.log(Level::Warn, || error.to_string());
+    }
+
+    /// What to call when the server's health has news.
+    pub(crate) fn log_news(&self) -> impl Fn(News) + Send + Sync + 'static {
+        let callbacks = Arc::clone(&self.callbacks);
+        move |news| callbacks.log(news.level(), || news.to_string())
+    }
+
+    /// Logs a line, not on the caller's thread: a logger may block, panic or use this library.
+    pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
+        self.callbacks.log(level, line);
     }
 
     /// The watchdog thread's whole life.

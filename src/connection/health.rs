@@ -1,0 +1,137 @@
+//! Whether the server can be reached: one word when it cannot any more, one when it can again.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::sync::Mutex;
+
+/// One server's health, as all connections of a client see it.
+///
+/// An outage begins when a connection cannot be opened, or a reply does not come in time; however
+/// many threads and connections meet it, it is one. It is over at the first reply to something that
+/// was sent since. A connection that broke is no outage: whoever opens the next one finds out.
+pub(crate) struct Health {
+    address: String,
+    /// A copy of whether `since` is set, to be read for nothing.
+    out: AtomicBool,
+    /// When the outage of now was noticed.
+    since: Mutex<Option<Instant>>,
+    told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
+}
+
+/// What is to be said of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    Out { address: String, cause: String },
+    Back { address: String, after: Duration },
+}
+
+impl Health {
+    /// Of the server at `address`, which people may read: without a user or a password.
+    pub(crate) fn new(address: String) -> Self {
+        let (out, since) = (AtomicBool::new(false), Mutex::new(None));
+        Self { address, out, since, told: OnceLock::new() }
+    }
+
+    /// From here on `tell` hears when an outage begins and when it is over. It must only put the
+    /// news into a queue: it is called under the mutex that keeps it in order.
+    pub(crate) fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
+        let _only_once = self.told.set(Box::new(tell));
+    }
+
+    /// No connection could be opened, or the server did not answer in time.
+    pub(crate) fn failed(&self, cause: &dyn fmt::Display) {
+        let mut since = self.since.lock();
+        if since.is_none() {
+            *since = Some(Instant::now());
+            self.out.store(true, Ordering::Release);
+            self.tell(|address| News::Out { address, cause: cause.to_string() });
+        }
+    }
+
+    /// The server answered what was sent after `sent`. While all is well this costs a look at a flag.
+    pub(crate) fn works(&self, sent: Instant) {
+        if !self.out.load(Ordering::Acquire) {
+            return;
+        }
+        let mut since = self.since.lock();
+        // A late reply to what was sent before the outage says nothing of it.
+        if let Some(began) = *since
+            && sent >= began
+        {
+            *since = None;
+            self.out.store(false, Ordering::Release);
+            self.tell(|address| News::Back { address, after: began.elapsed() });
+        }
+    }
+
+    fn tell(&self, news: impl FnOnce(String) -> News) {
+        if let Some(told) = self.told.get() {
+            told(news(self.address.clone()));
+        }
+    }
+}
+
+impl News {
+    pub(crate) fn level(&self) -> log::Level {
+        match self {
+            Self::Out { .. } => log::Level::Warn,
+            Self::Back { .. } => log::Level::Info,
+        }
+    }
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Out { address, cause } => {
+                write!(f, "the server at {address} cannot be reached or does not answer: {cause}")
+            }
+            Self::Back { address, after } => {
+                let after = after.as_secs_f64();
+                write!(f, "the server at {address} answers again, after {after:.1} s")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health")
+            .field("address", &self.address)
+            .field("out", &self.out)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn an_outage_is_told_once_and_so_is_its_end() {
+        let health = Health::new("here:1".to_owned());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&heard);
+        health.on_news(move |news| told.lock().push(news));
+        let before = Instant::now();
+        health.works(before);
+        for cause in ["refused", "reset"] {
+            health.failed(&cause);
+        }
+        health.works(before);
+        let out = News::Out { address: "here:1".to_owned(), cause: "refused".to_owned() };
+        assert_eq!(*heard.lock(), [out], "a late reply does not end it");
+        for _ in 0..2 {
+            health.works(Instant::now());
+        }
+        assert_eq!(heard.lock().len(), 2);
+        assert!(matches!(heard.lock()[1], News::Back { .. }));
+        health.failed(&"again");
+        assert_eq!(heard.lock().len(), 3);
+    }
+}
