@@ -15,6 +15,9 @@ pub enum ErrorKind {
     /// The hold ended before it was released: its lease ran out, or the lock was deleted or taken
     /// over. Work done since then was not protected.
     LeaseLost,
+    /// The lock is held, but not certainly for as long as
+    /// [`check`](crate::LockGuard::check) was asked for.
+    EndsTooSoon,
     /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. Nothing is held.
     Cancelled,
     /// The client was shut down. Nothing is held.
@@ -29,8 +32,39 @@ pub enum ErrorKind {
 
 /// Trouble with a lock or with the server behind it.
 ///
-/// The message names the lock, says what its state is now and what to do. The cause, where there
-/// is one, is its [`source`](StdError::source).
+/// `{error}` is one line: which lock, what went wrong, what is true of the lock now, what to do.
+/// The cause below that (what the operating system or the server said) is its
+/// [`source`](StdError::source), and not repeated; `{error:#}` and `{error:?}` print the whole chain,
+/// as does whatever prints chains. It never contains a password or what is stored in Redis.
+///
+/// ```no_run
+/// use std::thread;
+/// use std::time::Duration;
+///
+/// use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
+///
+/// /// Takes the lock, however long the server is away.
+/// fn patiently(lock: &ReentrantLock) -> Result<LockGuard, Error> {
+///     loop {
+///         match lock.lock() {
+///             Err(error) if error.is_transient() => {
+///                 eprintln!("{error:#}");
+///                 thread::sleep(Duration::from_secs(1));
+///             }
+///             outcome => return outcome,
+///         }
+///     }
+/// }
+///
+/// # fn work(guard: LockGuard) {
+/// // Releasing: was the lock ours to the end?
+/// match guard.unlock() {
+///     Ok(()) => {}
+///     Err(error) if error.kind() == ErrorKind::LeaseLost => eprintln!("look at what was done: {error}"),
+///     Err(error) => eprintln!("it is released in the background: {error}"),
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -40,6 +74,8 @@ struct Inner {
     name: Option<Arc<str>>,
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    transient: bool,
+    outcome_unknown: bool,
 }
 
 impl Error {
@@ -49,6 +85,32 @@ impl Error {
         self.0.kind
     }
 
+    /// Whether it is trouble that passes, though nothing is changed in this program, its settings
+    /// or its rights: the server is away, starts, is busy, slow, or out of memory, or another
+    /// one takes over. And [`EndsTooSoon`](ErrorKind::EndsTooSoon), where the next renewal helps.
+    ///
+    /// Before a call is made again look at [`outcome_unknown`](Self::outcome_unknown).
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        self.0.transient
+    }
+
+    /// Whether the server may have done what it was asked for, or may do it yet: it did not answer,
+    /// or not so that it can be understood.
+    ///
+    /// - What was to be *taken* (a lock, permits) is not held, and is given back in the background
+    ///   if it was taken: the call may be made again.
+    /// - What was to be *given* (`unlock`, a semaphore's `release`, `count_down`) is sent again in
+    ///   the background: it must not be called again.
+    /// - What sets something (`force_unlock`, `try_set_permits`, `add_permits`, `drain_permits`,
+    ///   `try_set_count`, `delete`) is left as it is: look before it is called again.
+    ///
+    /// Never true of a question, which changes nothing.
+    #[must_use]
+    pub fn outcome_unknown(&self) -> bool {
+        self.0.outcome_unknown
+    }
+
     /// The lock or synchronizer it happened to, if it was one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
@@ -56,7 +118,26 @@ impl Error {
     }
 
     pub(crate) fn new(kind: ErrorKind, message: String) -> Self {
-        Self(Box::new(Inner { kind, name: None, message, source: None }))
+        Self(Box::new(Inner {
+            kind,
+            name: None,
+            message,
+            source: None,
+            transient: false,
+            outcome_unknown: false,
+        }))
+    }
+
+    /// Whether the trouble passes by itself.
+    pub(crate) fn transient(mut self, transient: bool) -> Self {
+        self.0.transient = transient;
+        self
+    }
+
+    /// Whether the server may have done it.
+    pub(crate) fn unknown(mut self, unknown: bool) -> Self {
+        self.0.outcome_unknown = unknown;
+        self
     }
 
     pub(crate) fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -112,8 +193,10 @@ impl fmt::Display for Error {
             }
         }
         f.write_str(&self.0.message)?;
-        if let Some(source) = &self.0.source {
-            write!(f, ": {source}")?;
+        let mut cause = self.source().filter(|_| f.alternate());
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
         }
         Ok(())
     }
@@ -121,12 +204,38 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Error({:?}, {self})", self.0.kind)
+        write!(f, "Error({:?}, {self:#})", self.0.kind)
     }
 }
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        let source: &(dyn StdError + 'static) = self.0.source.as_deref()?;
+        // The redis crate's error says what its own source says: once is enough.
+        let below = source.source().filter(|below| below.to_string() == source.to_string());
+        Some(below.unwrap_or(source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    fn chain(error: &dyn StdError) -> Vec<String> {
+        let below = error.source().map(chain).unwrap_or_default();
+        std::iter::once(error.to_string()).chain(below).collect()
+    }
+
+    #[test]
+    fn each_link_of_the_chain_is_said_once() {
+        let refused = || redis::RedisError::from(io::Error::other("no route"));
+        let error = Error::new(ErrorKind::Redis, "no connection".to_owned());
+        let error = error.caused_by(refused()).of(&"orders".into()).now("nothing is held");
+        let message = "\"orders\": no connection; nothing is held";
+        assert_eq!(chain(&error), [message, "no route"]);
+        assert_eq!(format!("{error:#}"), format!("{message}: no route"));
+        assert_eq!(format!("{error:?}"), format!("Error(Redis, {message}: no route)"));
     }
 }

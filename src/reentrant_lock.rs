@@ -240,7 +240,7 @@ impl<'a> Request<'a> {
                 }
                 return self.too_late();
             }
-            Ok(Acquired::Busy(left)) => return Ok(Try::Busy(left)),
+            Ok(Acquired::Busy(left)) => return Ok(Try::Busy(Some(left))),
             Err(trouble) => trouble,
         };
         self.is_pending |= matches!(trouble, Trouble::Unknown(_));

@@ -174,7 +174,8 @@ impl Contender<'_> {
             if Instant::now() >= latest {
                 let message = "no subscription to the lock's channel could be had in time, so \
                                waiting would not end when the lock is released; nothing is held";
-                return Err(Error::new(ErrorKind::Redis, message.to_owned()).of(self.name));
+                let error = Error::new(ErrorKind::Redis, message.to_owned());
+                return Err(error.transient(true).of(self.name));
             }
             let version = subscription.version();
             let rest = latest.saturating_duration_since(Instant::now());

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Replied, Trouble, accepted, call, call_again, flag, millis, unexpected};
+use super::{
+    Replied, Trouble, accepted, ask, call, call_again, error_reply, flag, millis, refused,
+    unexpected,
+};
 use crate::connection::{Command, Failure, Lane, Outcome, Script};
 use crate::protocol::{Owner, UNLOCKED};
 
@@ -22,8 +25,8 @@ static FORCE_UNLOCK: LazyLock<Script> =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted,
-    /// Another owner has it, for so long if nobody renews it; `None`: without an end.
-    Busy(Option<Duration>),
+    /// Another owner has it, for so long if nobody renews it.
+    Busy(Duration),
 }
 
 pub(crate) fn acquire(
@@ -116,7 +119,7 @@ fn renewals(reply: Value) -> Result<Vec<Renewed>, Trouble> {
         Value::BulkString(refusal) => {
             Renewed::Failed(String::from_utf8_lossy(&refusal).into_owned())
         }
-        other => Renewed::Failed(format!("{other:?}")),
+        other => Renewed::Failed(unexpected(&other).into_error().to_string()),
     };
     Ok(replies.into_iter().map(renewed).collect())
 }
@@ -132,10 +135,8 @@ pub(crate) fn extend(
     match renewals(reply)?.pop() {
         Some(Renewed::Done) => Ok(true),
         Some(Renewed::NotHeld) => Ok(false),
-        other => Err(Trouble::Refused(crate::error::Error::new(
-            crate::error::ErrorKind::Redis,
-            format!("the server did not extend the lease: {other:?}"),
-        ))),
+        Some(Renewed::Failed(refusal)) => Err(Trouble::Refused(refused(error_reply(&refusal)))),
+        None => Err(unexpected(&Value::Nil)),
     }
 }
 
@@ -143,7 +144,7 @@ pub(crate) fn extend(
 /// lock from the next holder. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
     // A connection that has been dead for a while is found out by a question.
-    is_locked(lane, key).map_err(|trouble| Trouble::Unsent(trouble.into_error()))?;
+    is_locked(lane, key)?;
     flag(accepted(lane.call_once(command))?)
 }
 
@@ -153,29 +154,26 @@ pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
-    flag(call(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]))?)
+    ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), flag)
 }
 
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
-    flag(call(lane, &command)?)
+    ask(lane, &command, flag)
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
 /// `Duration::MAX`.
 pub(crate) fn remaining_lease(lane: &Lane, key: &str) -> Result<Option<Duration>, Trouble> {
-    match call(lane, &Command::plain(&[b"PTTL", key.as_bytes()]))? {
+    ask(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), |reply| match reply {
         Value::Int(-2) => Ok(None),
-        Value::Int(left) => Ok(Some(time_left(left).unwrap_or(Duration::MAX))),
+        Value::Int(-1) => Ok(Some(Duration::MAX)),
+        Value::Int(left) => Ok(Some(time_left(left))),
         other => Err(unexpected(&other)),
-    }
+    })
 }
 
-/// A PTTL as a time; negative is "no end" (-1) or "gone just now" (-2), which a waiter need not
-/// tell apart: it asks again soon in any case.
-fn time_left(left: i64) -> Option<Duration> {
-    match left {
-        -1 => None,
-        left => Some(Duration::from_millis(u64::try_from(left).unwrap_or(0))),
-    }
+/// A PTTL as a time. Zero if it has run out just now: a waiter asks again soon in any case.
+fn time_left(left: i64) -> Duration {
+    Duration::from_millis(u64::try_from(left).unwrap_or(0))
 }

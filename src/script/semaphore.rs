@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::once::{Once, Ticket};
-use super::{Trouble, accepted, call, flag, number, unexpected};
+use super::{Trouble, accepted, ask, flag, number, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 
 macro_rules! script {
@@ -122,12 +122,12 @@ fn heard(reply: i64) -> Option<i64> {
 
 /// The number under a key; zero if there is none.
 pub(super) fn stored_number(lane: &Lane, key: &str) -> Result<i64, Trouble> {
-    match call(lane, &Command::plain(&[b"GET", key.as_bytes()]))? {
+    ask(lane, &Command::plain(&[b"GET", key.as_bytes()]), |reply| match reply {
         Value::Nil => Ok(0),
         Value::BulkString(text) => {
             let text = String::from_utf8_lossy(&text);
             text.parse().map_err(|_| unexpected(&Value::SimpleString(text.into_owned())))
         }
         other => Err(unexpected(&other)),
-    }
+    })
 }

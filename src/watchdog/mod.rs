@@ -186,7 +186,7 @@ impl Watchdog {
 
     /// Logs an error that has no caller to go to.
     pub(crate) fn tell(&self, error: Error) {
-        self.log(Level::Warn, || error.to_string());
+        self.log(Level::Warn, || format!("{error:#}"));
     }
 
     /// What to call when the server's health has news.
