@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, LostReason, ReentrantLock};
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason, ReentrantLock,
+};
 use redlatch_testkit::{Action, Proxy};
 
 // The wire.
@@ -191,10 +193,139 @@ fn what_a_lock_says_of_itself_depends_on_who_asks() {
 
     guard.unlock().unwrap();
     assert!(!lock.is_held_by_current_thread());
-    // A lock without an end, which only something else than this library can make.
+    // Without an end it is no lock, but something under its name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), Some(Duration::MAX));
-    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock().is_err());
+}
+
+/// What an application may keep under a lock's name, by the commands that put it there.
+const NO_LOCKS: [(&str, &[&[&str]]); 9] = [
+    ("string", &[&["SET", "key", "precious"]]),
+    ("string that ends", &[&["SET", "key", "precious", "PX", "60000"]]),
+    ("list", &[&["RPUSH", "key", "precious"]]),
+    ("set", &[&["SADD", "key", "precious"]]),
+    ("sorted set", &[&["ZADD", "key", "1", "precious"]]),
+    ("stream", &[&["XADD", "key", "*", "precious", "1"]]),
+    ("hash", &[&["HSET", "key", "precious", "1"]]),
+    ("hash of two", &[&["HSET", "key", "precious", "1", "more", "2"]]),
+    ("session", &[&["HSET", "key", "precious", "1", "more", "2"], &["PEXPIRE", "key", "60000"]]),
+];
+
+#[test]
+fn what_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    for (what, commands) in NO_LOCKS {
+        for parts in commands {
+            let () = redis::cmd(parts[0]).arg(&parts[1..]).query(&mut redis).unwrap();
+        }
+        let dump: Vec<u8> = redis::cmd("DUMP").arg("key").query(&mut redis).unwrap();
+        let lock = client.reentrant_lock("key");
+        for error in [
+            lock.lock().map(drop).unwrap_err(),
+            lock.try_lock().map(drop).unwrap_err(),
+            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.force_unlock().map(drop).unwrap_err(),
+        ] {
+            assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("key")), "{what}");
+            assert!(error.to_string().contains("something else"), "{what}: {error}");
+            assert!(!format!("{error:?} {error:#}").contains("precious"), "{what}: {error:?}");
+        }
+        let left: Vec<u8> = redis::cmd("DUMP").arg("key").query(&mut redis).unwrap();
+        assert_eq!(left, dump, "{what}");
+        let () = redis.del("key").unwrap();
+        lock.lock().unwrap().unlock().unwrap();
+    }
+}
+
+/// What a lock's scripts and questions call, and two that were once needed both.
+const RIGHTS: [&[&str]; 11] = [
+    &["evalsha"],
+    &["eval"],
+    &["exists"],
+    &["hexists"],
+    &["hlen"],
+    &["hset"],
+    &["pexpire"],
+    &["pttl"],
+    &["del"],
+    &["publish"],
+    &["pexpire", "del"],
+];
+
+#[test]
+fn whichever_right_is_missing_all_is_done_or_nothing() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut set = |rights: &[String]| {
+        let () =
+            redis::cmd("ACL").arg("SETUSER").arg("user").arg(rights).query(&mut redis).unwrap();
+    };
+    set(&["on", ">word", "~*", "&*", "+@all"].map(str::to_owned));
+    let client = impatient(&server.url().replace("redis://", "redis://user:word@"));
+    let client = client.connect().unwrap();
+    let mut redis = server.connection();
+    let short = SOON;
+    type Act = fn(&ReentrantLock, &mut Option<LockGuard>) -> Result<(), Error>;
+    let acts: [(&str, bool, Act); 6] = [
+        ("lock", false, |lock, guard| lock.lock().map(|new| *guard = Some(new))),
+        ("try_lock", false, |lock, guard| lock.try_lock().map(|new| *guard = new)),
+        ("extend", true, |lock, _| lock.with_lease(LONG).lock().map(drop)),
+        ("unlock", true, |_, guard| guard.take().unwrap().unlock()),
+        ("force_unlock", true, |lock, _| lock.force_unlock().map(drop)),
+        ("is_locked", true, |lock, _| lock.is_locked().map(drop)),
+    ];
+    for denied in RIGHTS {
+        for (act, held, run) in acts {
+            let name = format!("{act} without {denied:?}");
+            let lock = client.reentrant_lock(&name).with_lease(short);
+            let mut guard = held.then(|| lock.lock().unwrap());
+            let before = holder(&mut redis, &name);
+            // So that it is sent whole.
+            let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
+            set(&denied.iter().map(|command| format!("-{command}")).collect::<Vec<_>>());
+            let outcome = run(&lock, &mut guard);
+            let after = holder(&mut redis, &name);
+            let left = pttl(&mut redis, &name);
+            assert!(left == -2 || left > 0, "{name}: no end");
+            if let Err(error) = &outcome {
+                assert_eq!(after, before, "{name}");
+                assert!(left <= i64::try_from(short.as_millis()).unwrap(), "{name}: {left}");
+                let said = error.to_string();
+                for command in denied {
+                    assert!(said.contains(&command.to_uppercase()), "{name}: {said}");
+                }
+                assert!(said.contains("ACL"), "{name}: {said}");
+            } else {
+                let expected = act != "unlock" && act != "force_unlock";
+                assert_eq!(after.is_some(), expected, "{name}");
+                assert!(act != "extend" || left > i64::try_from(short.as_millis()).unwrap());
+            }
+            set(&["+@all".to_owned()]);
+            drop(guard);
+            wait_free(&server, &name, SOON);
+        }
+    }
+}
+
+#[test]
+fn a_renewal_that_may_not_ask_for_the_time_left_shortens_no_lease() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "long", LONG);
+    let rights = ["SETUSER", "user", "on", ">word", "~*", "+@all", "-pttl"];
+    let () = redis::cmd("ACL").arg(&rights).query(&mut redis).unwrap();
+    let url = server.url().replace("redis://", "redis://user:word@");
+    let mut user = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let renew = redis::Script::new(include_str!("../lua/lock/renew.lua"));
+    let replies: Vec<String> = renew.key("long").arg(600).arg(FOREIGN).invoke(&mut user).unwrap();
+    assert!(replies[0].contains("can't run"), "{replies:?}");
+    assert!(pttl(&mut redis, "long") > 600);
 }
 
 #[test]
@@ -376,7 +507,7 @@ fn any_lock_may_stand_behind_the_trait() {
         lock.unlock().unwrap();
         assert!(!lock.force_unlock().unwrap());
     }
-    fn guarded(lock: &impl Lock) -> Result<bool, redlatch::Error> {
+    fn guarded(lock: &impl Lock) -> Result<bool, Error> {
         lock.with_lease(UNIT * 10).with(|_| lock.is_held_by_current_thread())
     }
     assert!(guarded(&client.reentrant_lock("any:3")).unwrap());
