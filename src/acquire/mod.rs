@@ -30,8 +30,9 @@ pub(crate) use turn::Before;
 
 use crate::client::Core;
 use crate::error::{Error, ErrorKind};
+use crate::hold::clock;
 use crate::pubsub::{Standing, Subscription, confirmation_deadline};
-use crate::sync::Thread;
+use crate::sync::{Thread, jitter};
 pub(crate) use crate::wait::Wait;
 
 /// Whatever the server says of the time left (it may be an hour, or no end), a waiter asks again
@@ -42,7 +43,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// A sleep that ends by itself, jittered so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
-    SLOW_POLL.mul_f64(0.8 + 0.4 * rand::random::<f64>())
+    SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }
 
 /// What a try found.

@@ -1,6 +1,7 @@
 //! What threads of one process meet on: mutexes, parkers, and who a thread is.
 
 pub(crate) mod clock;
+mod jitter;
 mod parker;
 mod thread;
 
@@ -16,6 +17,7 @@ pub(crate) use {
     shuttle::sync::atomic,
 };
 
+pub(crate) use jitter::jitter;
 #[cfg(all(test, shuttle))]
 pub(crate) use model::explore;
 pub(crate) use parker::Parker;
