@@ -1,13 +1,14 @@
 //! The re-entrant lock: Redisson's `RLock`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait};
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Asked, Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
-use crate::lock::{Handle, LockGuard, lock_verbs};
+use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
 use crate::script::{self, Trouble, lock::Acquired};
 use crate::sync::Thread;
@@ -19,11 +20,31 @@ use crate::sync::Thread;
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of
 /// [`Lock`](crate::Lock).
 ///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let lock = client.reentrant_lock("orders");
+///
+/// let guard = lock.lock()?; // for as long as the guard lives: the watchdog renews it
+/// let again = lock.lock()?; // the same thread: a level more, no command
+/// again.unlock()?;
+/// guard.unlock()?;
+///
+/// let at_most = lock.with_lease(Duration::from_secs(10)); // never renewed
+/// match at_most.try_lock_for(Duration::from_secs(3))? {
+///     Some(guard) => guard.check(Duration::from_secs(1))?,
+///     None => println!("another has it"),
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # Fairness
 ///
-/// Threads of one process get the lock in the order they came. Between processes there is no
-/// order; a process gives the lock back after a turn of at most 10 ms, if
-/// others want it, so none starves. (Holds of more than 10 ms are turns of their own, and then who
+/// Threads of one process, and owned guards, get the lock in the order they came. Between processes
+/// there is no order; a process gives the lock back after a turn of at most 10 ms, if others want
+/// it, so none starves. (Holds of more than 10 ms are turns of their own, and then who
 /// is quicker to come gets more of them: a Java service may wait for a few seconds.) Where the order
 /// matters, use a fair lock.
 ///
@@ -43,18 +64,17 @@ impl ReentrantLock {
         Self { handle: Handle::new(client, site) }
     }
 
-    /// Mine already? Somebody's in this process? Else ask Redis, as the only thread of this
-    /// process that does.
-    fn acquire(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error> {
+    /// Mine already? Somebody's in this process? Else ask Redis, as the only one of this process
+    /// that does.
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
         let site = &self.handle.site;
         let terms = self.handle.terms();
-        let thread = Thread::current();
         loop {
-            let baton = match site.gate.enter(&thread, terms, wait.blocks()) {
+            let baton = match site.gate.enter(thread, terms, wait.blocks()) {
                 Entered::Again(tenancy) => {
                     if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(self.guard(tenancy)));
+                        return Ok(Some(tenancy));
                     }
                     continue;
                 }
@@ -79,17 +99,13 @@ impl ReentrantLock {
                 Entered::Occupied => return Ok(None),
                 Entered::TooDeep => return Err(self.handle.too_deep()),
             };
-            return self.lead(baton, &thread, terms, wait);
+            return self.lead(baton, thread, wait);
         }
     }
 
     fn force_unlock_command(&self) -> Command {
         let site = &self.handle.site;
         script::lock::force_unlock_command(&site.name, site.channel())
-    }
-
-    fn guard(&self, tenancy: Arc<Tenancy>) -> LockGuard {
-        LockGuard::new(&self.handle, tenancy, self.handle.terms())
     }
 
     /// Sleeps in the process's own queue.
@@ -116,85 +132,117 @@ impl ReentrantLock {
         }
     }
 
-    /// Asks Redis, and waits for other processes.
+    /// Asks Redis until a grant stays, or the wait is over.
     fn lead(
         &self,
-        baton: Baton<'_>,
+        mut baton: Baton<'_>,
         thread: &Arc<Thread>,
-        terms: Terms,
         wait: Wait<'_>,
-    ) -> Result<Option<LockGuard>, Error> {
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
-        let core = self.handle.client.core();
+        let terms = self.handle.terms();
         let contender = Contender {
-            core,
+            core: self.handle.client.core(),
             name: &site.name,
             channel: site.channel(),
             thread,
             wait,
             news: &|| false,
         };
-        let stayed = self.stay_away(&contender)?;
         let mut request = Request::new(site, terms);
-        let mut tries = 0;
-        let granted = contender.acquire(
-            |attempt| {
-                tries = attempt.tries;
-                let tried = request.send()?;
-                // The second try is the subscription's, no race was lost with it.
-                match tried {
-                    Try::Busy(_) if tries > 1 => site.gate.with_backoff(|backoff| backoff.lost()),
-                    Try::Granted(_) if tries > 1 => site.gate.with_backoff(|backoff| backoff.won()),
-                    _ => {}
+        loop {
+            let Some(hold) = self.ask(&contender, &mut request)? else { return Ok(None) };
+            let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
+            baton = match baton.admit(&tenancy, terms)? {
+                Ok(()) => {
+                    request.is_granted = true;
+                    return self.handle.admitted(tenancy).map(Some);
                 }
-                Ok(tried)
-            },
-            |waited| site.gate.pause(waited),
-        )?;
-        if let Some(heard_others) = stayed {
-            let used = heard_others || tries > 0;
-            site.gate.with_turn(|turn| turn.yielded(used, clock::now()));
-        }
-        let Some(hold) = granted else { return Ok(None) };
-        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-        match baton.admit(&tenancy, terms)? {
-            Ok(()) => {
-                request.is_granted = true;
-                self.handle.admitted(tenancy).map(Some)
-            }
+                Err(baton) => baton,
+            };
             // Between the grant and here the lease has ended, or a forced unlock of this process
-            // was answered, before or after the grant. Undone and asked for anew.
-            Err(baton) => {
-                // Now, and not when this returns: the next request would wait for this one's hold.
-                drop(request);
-                self.lead(baton, thread, terms, wait)
+            // was answered, before or after the grant. Undone now, and not when this returns: the
+            // next request would wait for this one's hold.
+            request.undo(clock::now() >= tenancy.hold.deadline())?;
+            if wait.is_over() {
+                return Ok(None);
             }
         }
     }
 
-    /// After the process's turn: leaves the lock to others for a moment. `Some`: it did, and
-    /// whether another process was heard to use it.
-    fn stay_away(&self, contender: &Contender<'_>) -> Result<Option<bool>, Error> {
+    /// Leaves the lock to other processes if it is their turn, then asks and waits for them.
+    fn ask(
+        &self,
+        contender: &Contender<'_>,
+        request: &mut Request<'_>,
+    ) -> Result<Option<Hold>, Error> {
+        let gate = &self.handle.site.gate;
+        let stayed = self.stay_away(contender)?;
+        if matches!(stayed, Stayed::TooShort) {
+            return Ok(None);
+        }
+        let mut refused = false;
+        let granted = contender.acquire(
+            |attempt| {
+                let tried = request.send()?;
+                // The second try is the subscription's, no race was lost with it.
+                match tried {
+                    Try::Busy(_) if attempt.tries > 1 => gate.with_backoff(|race| race.lost()),
+                    Try::Granted(_) if attempt.tries > 1 => gate.with_backoff(|race| race.won()),
+                    _ => {}
+                }
+                refused |= matches!(tried, Try::Busy(_));
+                Ok(tried)
+            },
+            |waited| gate.pause(waited),
+        )?;
+        if let Stayed::Away { heard } = stayed {
+            gate.with_turn(|turn| turn.yielded(heard || refused));
+        }
+        Ok(granted)
+    }
+
+    /// After the process's turn: leaves the lock to others for a moment.
+    fn stay_away(&self, contender: &Contender<'_>) -> Result<Stayed, Error> {
         let site = &self.handle.site;
-        let Before::Yield(last) = site.gate.before_asking() else { return Ok(None) };
+        let Before::Yield(last) = site.gate.before_asking() else { return Ok(Stayed::No) };
         if !site.gate.with_turn(|turn| turn.knows_listeners()) {
             site.lane.look(contender.core.response_timeout());
         }
         let subscription = contender.core.pubsub.listening(site.channel());
         let own = i64::from(subscription.is_some());
-        let now = clock::now();
-        if !site.gate.with_turn(|turn| turn.stays_away(own, now)) {
-            return Ok(None);
+        let others = site.gate.with_turn(|turn| turn.others(own));
+        if others == Some(0) {
+            site.gate.with_turn(|turn| turn.end(0));
+            return Ok(Stayed::No);
         }
-        let rest = site.gate.with_turn(|turn| turn.rest(last.at, now));
+        let rest = site.gate.with_turn(|turn| turn.rest(last.at, clock::now()));
         let until = contender.wait.sleep_until(rest);
         // Its own message is the first one after the release; a further one is another process's.
         let version = subscription.as_ref().map_or(0, |subscription| subscription.version());
         let further = last.version.unwrap_or(version) + 2;
         contender.sleep(subscription.as_ref(), until, |version| version >= further)?;
-        let used = subscription.is_some_and(|subscription| subscription.version() >= further);
-        Ok(Some(used))
+        let heard = subscription.is_some_and(|subscription| subscription.version() >= further);
+        let left = site.gate.with_turn(|turn| turn.rest(last.at, clock::now()));
+        // Whoever cannot wait for that long would go before them again and again. (Where it is not
+        // known whether there are any, nobody is kept from a lock that is free.)
+        if !heard && !left.is_zero() && contender.wait.is_over() && others.is_some() {
+            return Ok(Stayed::TooShort);
+        }
+        site.gate.with_turn(|turn| turn.end(others.unwrap_or(1)));
+        Ok(Stayed::Away { heard })
     }
+}
+
+/// Whether a leader left the lock to other processes.
+enum Stayed {
+    No,
+    /// It did; `heard`: one of them used it.
+    Away {
+        heard: bool,
+    },
+    /// Its wait is over before they could come: they are before it.
+    TooShort,
 }
 
 /// How standing in the queue ended.
@@ -238,7 +286,9 @@ impl<'a> Request<'a> {
                     self.is_pending = true;
                     return Ok(Try::Granted(hold));
                 }
-                return self.too_late();
+                // Read after its own deadline.
+                self.undo(true)?;
+                return Ok(Try::Busy(Some(Duration::ZERO)));
             }
             Ok(Acquired::Busy(left)) => return Ok(Try::Busy(Some(left))),
             Err(trouble) => trouble,
@@ -260,18 +310,20 @@ impl<'a> Request<'a> {
         Err(error)
     }
 
-    /// A grant read after its own deadline is none.
-    fn too_late(&mut self) -> Result<Try<Hold>, Error> {
+    /// A grant that is none any more is given back; what is asked for next has another owner.
+    /// `late`: it was read after its own deadline.
+    fn undo(&mut self, late: bool) -> Result<(), Error> {
         self.site.let_die(&self.owner, self.terms);
         self.is_pending = false;
         self.owner = self.site.core.id.next_owner();
-        self.late += 1;
+        self.late += u32::from(late);
         if self.late < MOST_LATE {
-            return Ok(Try::Busy(Some(std::time::Duration::ZERO)));
+            return Ok(());
         }
         let message = "each grant's lease was over before its reply was read; nothing is held, \
                        take a longer lease";
-        Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.site.name))
+        let error = Error::new(ErrorKind::Redis, message.to_owned());
+        Err(error.transient(true).of(&self.site.name))
     }
 }
 

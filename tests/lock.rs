@@ -15,7 +15,7 @@ use redis::Commands as _;
 use redlatch::{
     CancelToken, Client, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason, ReentrantLock,
 };
-use redlatch_testkit::{Action, Proxy};
+use redlatch_testkit::{Action, Direction, Proxy};
 
 // The wire.
 
@@ -343,7 +343,7 @@ fn a_guard_knows_its_state_without_asking() {
     guard.check(Duration::ZERO).unwrap();
     guard.check(LONG / 2).unwrap();
     let error = guard.check(LONG).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     assert!(error.to_string().contains("\"state\""), "{error}");
     assert!(guard.is_held(), "a check changes nothing");
     let shown = format!("{guard:?}");
@@ -451,17 +451,95 @@ fn with_runs_its_work_under_the_lock() {
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("with");
-    let seen = lock.with(|hold| (hold.is_held(), lock.hold_count(), lock.is_locked().unwrap()));
+    let seen = lock.with(|hold| {
+        Ok::<_, Error>((hold.is_held(), lock.hold_count(), lock.is_locked().unwrap()))
+    });
     assert_eq!(seen.unwrap(), (true, 1, true));
     assert!(!lock.is_locked().unwrap());
 
-    let panicked = catch_unwind(AssertUnwindSafe(|| lock.with(|_| panic!("the work's own"))));
+    let panicked =
+        catch_unwind(AssertUnwindSafe(|| lock.with::<(), Error>(|_| panic!("the work's own"))));
     assert!(panicked.is_err());
     wait_free(&server, "with", SOON);
+}
 
-    // Lost before its end: the work's result is not given out as if all were well.
-    let lost = lock.with(|_| lock.force_unlock().unwrap());
-    assert_eq!(lost.unwrap_err().kind(), ErrorKind::LeaseLost);
+/// An error of the work's own.
+#[derive(Debug)]
+enum WorkError {
+    Own,
+    Lock(Error),
+}
+
+impl From<Error> for WorkError {
+    fn from(error: Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+#[test]
+fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_end() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connect().unwrap();
+    let lock = client.reentrant_lock("work");
+    // Its own error is as it is, and the lock is free.
+    let own: Result<(), _> = lock.with(|_| Err(WorkError::Own));
+    assert!(matches!(own, Err(WorkError::Own)), "{own:?}");
+    wait_free(&server, "work", SOON);
+    // An error of the library's passes through the work.
+    let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG * 2)?));
+    let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
+    assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
+    // Released when nobody knows whether it was: the work was done, and its result counts.
+    proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
+        bytes.windows(4).any(|part| part == b"work") && bytes.ends_with(b"\r\n$1\r\n0\r\n")
+    });
+    assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
+    assert_eq!(proxy.fired(), 2);
+    wait_free(&server, "work", SOON);
+    // Lost before its end, known here or to the server alone: not given out as if all were well.
+    for here in [true, false] {
+        let lost = lock.with(|_| {
+            if here {
+                assert!(lock.force_unlock()?);
+            } else {
+                let () = server.connection().del("work").unwrap();
+            }
+            Ok::<_, WorkError>(7)
+        });
+        let Err(WorkError::Lock(error)) = lost else { panic!("{lost:?}") };
+        assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    }
+    // Released by the work itself.
+    let twice = lock.with(|_| Ok::<_, WorkError>(lock.unlock()?));
+    let Err(WorkError::Lock(error)) = twice else { panic!("{twice:?}") };
+    assert_eq!(error.kind(), ErrorKind::NotHeld);
+}
+
+#[test]
+fn a_check_says_lost_only_of_what_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).reentrant_lock("checked");
+    let guard = lock.lock().unwrap();
+    guard.check(LONG / 2).unwrap();
+    let error = guard.check(LONG).unwrap_err();
+    assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
+    let error = guard.check(LONG - Duration::from_millis(1)).unwrap_err();
+    assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, true), "{error}");
+    assert!(guard.is_held());
+    let fixed = lock.with_lease(SOON).lock().unwrap();
+    let error = fixed.check(LONG - UNIT / 2).unwrap_err();
+    assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
+    drop(fixed);
+    assert!(lock.force_unlock().unwrap());
+    assert_eq!(guard.check(UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);
+    drop(guard);
+    let guard = lock.lock().unwrap();
+    lock.unlock().unwrap();
+    let error = guard.check(UNIT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
 }
 
 #[test]
@@ -508,7 +586,7 @@ fn any_lock_may_stand_behind_the_trait() {
         assert!(!lock.force_unlock().unwrap());
     }
     fn guarded(lock: &impl Lock) -> Result<bool, Error> {
-        lock.with_lease(UNIT * 10).with(|_| lock.is_held_by_current_thread())
+        lock.with_lease(UNIT * 10).with(|_| Ok(lock.is_held_by_current_thread()))
     }
     assert!(guarded(&client.reentrant_lock("any:3")).unwrap());
 }
@@ -888,6 +966,54 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
     assert!(one < other * 5 && other < one * 5, "{one} against {other}");
+}
+
+#[test]
+fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let lock = clients[0].reentrant_lock("tried");
+    let mut left = 0;
+    for _ in 0..20 {
+        let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
+        let theirs = clients[1].reentrant_lock("tried");
+        let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
+        wait_subscribed(&server, &channel("tried"));
+        waits.wait_asleep();
+        // Longer than a turn.
+        thread::sleep(UNIT / 5);
+        // The release and the next request, one behind the other: none can come between them.
+        drop(guard);
+        left += usize::from(lock.try_lock().unwrap().is_none());
+        waits.join();
+    }
+    assert!(left > 10, "{left} of 20 times");
+}
+
+#[test]
+fn who_is_alone_is_never_refused_a_free_lock() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("alone");
+    for _ in 0..5 {
+        let guard = lock.try_lock().unwrap().expect("it is free");
+        // Longer than a turn.
+        thread::sleep(UNIT / 5);
+        drop(guard);
+    }
+    // Without the right to publish it is not known who listens.
+    let Some(server) = real_server() else { return };
+    let rights = ["SETUSER", "mute", "on", ">word", "~*", "&*", "+@all", "-publish"];
+    let () = redis::cmd("ACL").arg(&rights).query(&mut server.connection()).unwrap();
+    let client = impatient(&server.url().replace("redis://", "redis://mute:word@"));
+    let lock = client.connect().unwrap().reentrant_lock("alone");
+    for _ in 0..5 {
+        let guard = lock.try_lock().unwrap().expect("it is free");
+        thread::sleep(UNIT / 5);
+        drop(guard);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use crate::hold::clock;
+use crate::sync::jitter;
 
 /// A turn's grants, before it was ever extended.
 const GRANTS: u32 = 512;
@@ -22,10 +23,6 @@ const SHORTEST_TURN: u64 = 1_000_000;
 /// another's request need. In less the others could not come, and the turn would seem unused.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
-/// It stays away this often even if the server counted no listener: those on replicas and on other
-/// nodes of a cluster are not counted.
-const YIELD_ANYWAY: u64 = 100_000_000;
-
 /// A process lets the others have their turns for at most this long.
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
@@ -41,7 +38,6 @@ pub(crate) struct Turn {
     /// How many listeners heard of a release, and when the server's word of it was read.
     heard: Option<(i64, u64)>,
     last: Option<Release>,
-    yielded_at: u64,
     /// How long it stays away.
     leave: u64,
     /// Until when the others are to have their turns.
@@ -76,7 +72,6 @@ impl Turn {
             doubled: 0,
             heard: None,
             last: None,
-            yielded_at: 0,
             away_until: 0,
         }
     }
@@ -103,18 +98,20 @@ impl Turn {
         self.began.is_some_and(|began| self.heard.is_some_and(|(_, at)| at >= began))
     }
 
-    /// The turn is over, and `own` listeners are this process's: whether to stay away. A refused
-    /// message says nothing of the listeners, nor does a reply that nobody could read.
-    pub(crate) fn stays_away(&mut self, own: i64, now: u64) -> bool {
-        let heard = self.heard.filter(|_| self.knows_listeners()).map(|(heard, _)| heard);
-        let others = heard.filter(|heard| *heard >= 0).map_or(1, |heard| heard - own);
-        let others = u64::try_from(others).unwrap_or(0);
+    /// How many processes listen besides this one, which has `own` listeners. `None`: a refused
+    /// message says nothing of them, nor does a reply that nobody could read.
+    pub(crate) fn others(&self, own: i64) -> Option<u64> {
+        let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
+        Some(u64::try_from(heard - own).unwrap_or(0))
+    }
+
+    /// The turn is over, and so many others are to have theirs.
+    pub(crate) fn end(&mut self, others: u64) {
         if let (Some(began), Some(last)) = (self.began, self.last) {
             let round = others.saturating_mul(last.at.saturating_sub(began));
             self.away_until = last.at + round.min(LONGEST_AWAY);
         }
         self.renew();
-        others > 0 || now.saturating_sub(self.yielded_at) >= YIELD_ANYWAY
     }
 
     /// How long to wait after a message before the next try, while the others have their turns:
@@ -124,7 +121,7 @@ impl Turn {
     pub(crate) fn pause(&self, now: u64) -> Option<Duration> {
         let left = self.away_until.checked_sub(now).filter(|left| *left > 0)?;
         let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
-        Some(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()))
+        Some(pause.mul_f64(0.75 + 0.5 * jitter(now)))
     }
 
     /// Whether nobody but this process's `own` listeners heard of the last release: there is no
@@ -145,8 +142,7 @@ impl Turn {
     }
 
     /// It stayed away. Where nobody used that, the next turn is longer.
-    pub(crate) fn yielded(&mut self, used: bool, now: u64) {
-        self.yielded_at = now;
+    pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
 
@@ -206,7 +202,7 @@ impl Backoff {
             return Duration::ZERO;
         }
         let patience = 1.0 - waited.div_duration_f64(MOST_PATIENT);
-        self.0.mul_f64(rand::random::<f64>() * patience.max(0.0))
+        self.0.mul_f64(jitter(clock::now()) * patience.max(0.0))
     }
 
     pub(crate) fn lost(&mut self) {
@@ -258,9 +254,28 @@ mod tests {
     }
 
     #[test]
+    fn who_is_alone_has_nobody_to_stay_away_for() {
+        let mut turn = Turn::new(Duration::ZERO);
+        // A hold of 150 ms, whose release nobody heard but this process's own subscriber.
+        let released = 150_000_000;
+        turn.granted(0);
+        turn.released(released);
+        assert_eq!(turn.others(0), None, "the reply was not read yet");
+        turn.heard(1, released);
+        assert!(matches!(turn.before(released), Before::Yield(_)));
+        assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
+        turn.heard(-1, released);
+        assert_eq!(turn.others(0), None, "the message was refused");
+        // Until it has stayed away, the turn is over.
+        assert!(matches!(turn.before(released), Before::Yield(_)));
+        turn.end(1);
+        assert!(matches!(turn.before(released), Before::Ask));
+    }
+
+    #[test]
     fn a_yield_that_nobody_used_makes_the_next_turn_longer() {
         let mut turn = Turn::new(Duration::ZERO);
-        turn.yielded(false, 0);
+        turn.yielded(false);
         turn.renew();
         for _ in 0..2 * GRANTS - 1 {
             turn.granted(0);
@@ -268,7 +283,7 @@ mod tests {
         assert!(turn.may_pass(0));
         turn.granted(0);
         assert!(!turn.may_pass(0));
-        turn.yielded(true, 0);
+        turn.yielded(true);
         assert_eq!(turn.doubled, 0);
     }
 }

@@ -146,8 +146,10 @@ impl SemaphoreSite {
         let own = self.own_listeners();
         self.gate.with_turn(|turn| match turn.before(now) {
             Before::Yield(last) => {
-                let stays = turn.stays_away(own, now);
-                turn.yielded(stays, now);
+                let others = turn.others(own).unwrap_or(1);
+                let stays = others > 0;
+                turn.end(others);
+                turn.yielded(stays);
                 if stays { turn.rest(last.at, now) } else { Duration::ZERO }
             }
             Before::Ask => Duration::ZERO,

@@ -251,8 +251,7 @@ impl Name {
     ) -> Option<Arc<Tenancy>> {
         if let Before::Yield(_) = self.gate.before_asking() {
             self.seen.yielded.fetch_add(1, Ordering::SeqCst);
-            let now = clock::now();
-            self.gate.with_turn(|turn| turn.stays_away(0, now));
+            self.gate.with_turn(|turn| turn.end(0));
         }
         let arrivals = self.gate.arrivals();
         let failed = chance(self.odds.error);
