@@ -466,10 +466,16 @@ impl Release {
                 Ok(())
             }
             Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, LostReason::Revoked)),
+            Ok(script::lock::Released::Unclear) => {
+                let message = "the connection to the server broke, and when asked once more it no \
+                               longer knew the hold: it was released, most likely just now, but it \
+                               may have been lost before; the caller no longer holds it";
+                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+            }
             Err(trouble) => {
                 let site = &self.site;
                 site.repeat(site.release_command(&self.hold), self.hold.longest_lease());
-                let state = "this thread no longer holds it; its release is tried again in the \
+                let state = "the caller no longer holds it; its release is tried again in the \
                              background until the lease has passed, others get it then at the \
                              latest";
                 Err(trouble.into_error().of(name).now(state))

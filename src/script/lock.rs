@@ -53,11 +53,14 @@ pub(crate) enum Released {
     /// Free now; so many subscribers heard of it.
     Free(i64),
     NotHeld,
+    /// Not held when it was asked for once more: released by the first copy, whose reply was lost,
+    /// or lost before.
+    Unclear,
 }
 
 /// Sends a release, of whatever kind of lock, and waits for the reply. Sent once more after a
-/// reset; then "not held" means that the first one did it, unless the server was started anew
-/// meanwhile and knows nothing of the hold.
+/// reset; then "not held" most likely means that the first one did it, unless the server was
+/// started anew meanwhile and knows nothing of the hold.
 pub(crate) fn release(
     lane: &Lane,
     command: &Command,
@@ -65,7 +68,7 @@ pub(crate) fn release(
 ) -> Result<Released, Trouble> {
     match lane.call_once(command) {
         Err(Failure::Reset(_)) => match released(lane.call_once(command)) {
-            Ok(Released::NotHeld) if same_server() => Ok(Released::Free(0)),
+            Ok(Released::NotHeld) if same_server() => Ok(Released::Unclear),
             Err(trouble) => Err(Trouble::Unknown(trouble.into_error())),
             released => released,
         },
