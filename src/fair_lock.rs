@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Asked, LostReason, Site, Tenancy, Terms, clock};
-use crate::lock::{Handle, LockGuard, lock_verbs};
+use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
 use crate::script::fair::FairAcquired;
 use crate::script::{Replied, Trouble};
@@ -82,17 +82,16 @@ impl FairLock {
     }
 
     /// Mine already? Else one script, or a place in the queue that Redis keeps.
-    fn acquire(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error> {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
         let site = &self.handle.site;
         let terms = self.handle.terms();
-        let thread = Thread::current();
         loop {
-            match site.gate.reenter(&thread, terms) {
+            match site.gate.reenter(thread, terms) {
                 None => break,
                 Some(Entered::Again(tenancy)) => {
                     if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(LockGuard::new(&self.handle, tenancy, terms)));
+                        return Ok(Some(tenancy));
                     }
                 }
                 Some(Entered::Expired(tenancy)) => site.lose(&tenancy, LostReason::LeaseExpired),
@@ -102,9 +101,9 @@ impl FairLock {
             }
         }
         let tenancy = if wait.blocks() {
-            self.stand_in_queue(&thread, terms, &wait)?
+            self.stand_in_queue(thread, terms, &wait)?
         } else {
-            self.try_once(&thread, terms)?
+            self.try_once(thread, terms)?
         };
         tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
     }
@@ -217,7 +216,8 @@ impl FairLock {
             if late == MOST_LATE {
                 let message = "each grant's lease was over before its reply was read; nothing is \
                                held, take a longer lease";
-                return Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&site.name));
+                let error = Error::new(ErrorKind::Redis, message.to_owned());
+                return Err(error.transient(true).of(&site.name));
             }
         }
     }

@@ -32,6 +32,7 @@
 //! write, and make the write itself conditional (a version, a fencing token).
 
 mod acquire;
+mod auto_traits;
 mod cancel;
 mod client;
 mod config;
@@ -58,7 +59,7 @@ pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind};
 pub use fair_lock::FairLock;
 pub use hold::{HoldState, LostReason};
-pub use lock::{Lock, LockGuard};
+pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;

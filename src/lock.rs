@@ -4,21 +4,41 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
-use crate::error::Error;
-use crate::wait::Wait;
 #[cfg(doc)]
-use crate::{Client, ErrorKind};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::wait::Wait;
 
 mod guard;
 mod handle;
 
-pub use self::guard::LockGuard;
+pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
 
 /// What every lock of this library can do, for code that takes any of them.
 ///
 /// Object-safe: `&dyn Lock` works. Each lock has the same methods of its own, so this trait need
 /// not be imported to use one.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use redlatch::{Client, Error, Lock};
+///
+/// /// Does the job unless another process does; whichever kind of lock it is.
+/// fn once(lock: &dyn Lock, job: impl FnOnce()) -> Result<bool, Error> {
+///     let Some(guard) = lock.try_lock_for(Duration::from_secs(3))? else { return Ok(false) };
+///     job();
+///     guard.unlock()?;
+///     Ok(true)
+/// }
+///
+/// # fn main() -> Result<(), Error> {
+/// let client = Client::connect("redis://127.0.0.1:6379")?;
+/// once(&client.reentrant_lock("report"), || println!("first come"))?;
+/// once(&client.fair_lock("report"), || println!("first served"))?;
+/// # Ok(()) }
+/// ```
 pub trait Lock: fmt::Debug + Send + Sync {
     /// Takes the lock, waiting for as long as it takes.
     ///
@@ -37,7 +57,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`].
     fn lock(&self) -> Result<LockGuard, Error>;
 
-    /// Takes the lock if that is possible now: `None` if another holds it or stands before.
+    /// Takes the lock if that is possible now: `None` if another holds it or stands before. (Other
+    /// processes that wait for it do, for a millisecond or so after each turn of this one, or a
+    /// loop of `try_lock` would leave it to nobody.)
     ///
     /// # Errors
     ///
@@ -89,6 +111,30 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// As [`try_lock_for`](Self::try_lock_for).
     fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 
+    /// As [`lock`](Self::lock), for a guard that belongs to no thread and may be sent to another.
+    /// It waits for every other holder, a guard of its own thread too: it is not re-entrant, and
+    /// [`OwnedLockGuard`] says what that means. Threads and owned guards stand in the same queues,
+    /// on equal terms.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    fn lock_owned(&self) -> Result<OwnedLockGuard, Error>;
+
+    /// As [`try_lock`](Self::try_lock), for a guard that belongs to no thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error>;
+
+    /// As [`lock_within`](Self::lock_within), for a guard that belongs to no thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock_within`](Self::lock_within).
+    fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error>;
+
     /// Releases one level of the calling thread's hold, the one taken last: for code that has no
     /// guard at hand, after [`LockGuard::forget`].
     ///
@@ -108,7 +154,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If its reply was lost, the message
+    /// [`Redis`](ErrorKind::Redis) if what the key holds is no lock (another type, a hash of several
+    /// fields or without a time to live): it is left as it is. Or the server is in trouble. If its reply was lost, the message
     /// says that the outcome is not known: it is not sent twice, since the second one would take the
     /// lock from the next holder.
     ///
@@ -117,7 +164,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Two round trips.
     fn force_unlock(&self) -> Result<bool, Error>;
 
-    /// Whether anybody holds the lock, on any machine. Already old when it returns.
+    /// Whether anybody holds the lock, on any machine: whether there is such a key. Already old when
+    /// it returns.
     ///
     /// # Errors
     ///
@@ -136,8 +184,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn hold_count(&self) -> usize;
 
     /// How long the lock lasts unless it is renewed, whoever holds it: `None` if nobody does,
-    /// `Duration::MAX` if it has no end (no client of Redisson or of this library makes such a
-    /// one).
+    /// `Duration::MAX` if it has no end: then what the key holds is no lock.
     ///
     /// # Errors
     ///
@@ -164,28 +211,71 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Takes the lock, runs `work` with the guard, releases it: for those who would forget to bind
     /// the guard.
     ///
+    /// What `work` returns comes back as it is, an error of its own too. If the server is in
+    /// trouble when the lock is released, that is logged and the release goes on in the background:
+    /// the work was done under the lock, and its result counts.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
+    /// #[derive(Debug)]
+    /// enum ShopError {
+    ///     SoldOut,
+    ///     Lock(Error),
+    /// }
+    ///
+    /// impl From<Error> for ShopError {
+    ///     fn from(error: Error) -> Self {
+    ///         Self::Lock(error)
+    ///     }
+    /// }
+    ///
+    /// # fn book() -> Result<u64, ShopError> { Ok(1) }
+    /// fn sell(lock: &ReentrantLock) -> Result<u64, ShopError> {
+    ///     let order = lock.with(|guard| {
+    ///         guard.check(std::time::Duration::from_secs(2))?;
+    ///         book()
+    ///     })?;
+    ///     Ok(order)
+    /// }
+    ///
+    /// # fn main() {}
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), and then `work` did not run; as [`LockGuard::unlock`], and then it
-    /// did: [`LeaseLost`](ErrorKind::LeaseLost) says that the lock was lost before the end.
+    /// - `work`'s own.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before its
+    ///   end, and another may have worked at the same time. (Where its result is wanted even then,
+    ///   let `work` put it into a variable outside, or take a guard and [`unlock`](LockGuard::unlock)
+    ///   it.) [`NotHeld`](ErrorKind::NotHeld): `work` released it itself.
+    /// - All other errors of this library are those of [`lock`](Self::lock): `work` did not run.
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock) and [`LockGuard::unlock`]. If `work` panics, the lock is released
-    /// as if the guard were dropped.
-    fn with<R>(&self, work: impl FnOnce(&LockGuard) -> R) -> Result<R, Error>
+    /// As [`lock`](Self::lock) and [`LockGuard::unlock`]. If `work` panics or fails, the lock is
+    /// released as if the guard were dropped.
+    fn with<R, E>(&self, work: impl FnOnce(&LockGuard) -> Result<R, E>) -> Result<R, E>
     where
         Self: Sized,
+        E: From<Error>,
     {
         let guard = self.lock()?;
-        let result = work(&guard);
-        guard.unlock()?;
-        Ok(result)
+        let result = work(&guard)?;
+        match guard.unlock() {
+            Err(error) if matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::NotHeld) => {
+                Err(error.into())
+            }
+            Err(error) => {
+                log::warn!("{error:#}");
+                Ok(result)
+            }
+            Ok(()) => Ok(result),
+        }
     }
 }
 
 /// Gives a lock its verbs: methods of its own, and the trait [`Lock`]. The type has a `handle` and
-/// `fn acquire(&self, Wait<'_>) -> Result<Option<LockGuard>, Error>` and
+/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
 /// `fn force_unlock_command(&self) -> Command`.
 macro_rules! lock_verbs {
     ($lock:ident) => {
@@ -197,7 +287,7 @@ macro_rules! lock_verbs {
             ///
             /// If the server is in trouble or the name or lease is not usable; nothing is held.
             pub fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
-                self.acquire(crate::Wait::FOREVER)?
+                self.take(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
 
@@ -207,7 +297,7 @@ macro_rules! lock_verbs {
             ///
             /// As [`lock`](Self::lock).
             pub fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::Wait::NONE)
+                self.take(crate::Wait::NONE)
             }
 
             /// Takes the lock unless that takes longer than `wait`:
@@ -220,7 +310,7 @@ macro_rules! lock_verbs {
                 &self,
                 wait: std::time::Duration,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::Wait::at_most(wait))
+                self.take(crate::Wait::at_most(wait))
             }
 
             /// Takes the lock unless that takes until `deadline`:
@@ -233,7 +323,7 @@ macro_rules! lock_verbs {
                 &self,
                 deadline: std::time::Instant,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(crate::Wait::until(deadline))
+                self.take(crate::Wait::until(deadline))
             }
 
             /// Takes the lock unless `token` is cancelled:
@@ -246,7 +336,7 @@ macro_rules! lock_verbs {
                 &self,
                 token: &crate::CancelToken,
             ) -> Result<crate::LockGuard, crate::Error> {
-                self.acquire(crate::Wait::from(token))?
+                self.take(crate::Wait::from(token))?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
 
@@ -261,18 +351,72 @@ macro_rules! lock_verbs {
                 &self,
                 wait: crate::Wait<'_>,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                self.acquire(wait)
+                self.take(wait)
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, waiting for as long as it takes:
+            /// [`Lock::lock_owned`](crate::Lock::lock_owned).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            pub fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
+                self.take_owned(crate::Wait::FOREVER)?
+                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, if that is possible now:
+            /// [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            pub fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                self.take_owned(crate::Wait::NONE)
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, unless that takes longer than
+            /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock_within`](Self::lock_within).
+            pub fn lock_owned_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                self.take_owned(wait)
+            }
+
+            /// The calling thread takes the lock.
+            fn take(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                let tenancy = self.acquire(&crate::sync::Thread::current(), wait)?;
+                Ok(tenancy.map(|tenancy| crate::LockGuard::new(&self.handle, tenancy)))
+            }
+
+            /// A guard takes the lock for itself. It is an owner that nobody is: no thread is taken
+            /// for it, and its death is none's.
+            fn take_owned(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                let tenancy = self.acquire(&crate::sync::Thread::nobodys(), wait)?;
+                Ok(tenancy.map(|tenancy| crate::OwnedLockGuard::new(&self.handle, tenancy)))
             }
 
             /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
             ///
             /// # Errors
             ///
-            /// As [`lock`](Self::lock) and [`LockGuard::unlock`](crate::LockGuard::unlock).
-            pub fn with<R>(
+            /// Those of `work`; of kind [`LeaseLost`](crate::ErrorKind::LeaseLost) if the lock was
+            /// lost before its end; else as [`lock`](Self::lock), and then `work` did not run.
+            pub fn with<R, E: From<crate::Error>>(
                 &self,
-                work: impl FnOnce(&crate::LockGuard) -> R,
-            ) -> Result<R, crate::Error> {
+                work: impl FnOnce(&crate::LockGuard) -> Result<R, E>,
+            ) -> Result<R, E> {
                 crate::Lock::with(self, work)
             }
 
@@ -373,6 +517,18 @@ macro_rules! lock_verbs {
                 wait: crate::Wait<'_>,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
                 Self::lock_within(self, wait)
+            }
+            fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
+                Self::lock_owned(self)
+            }
+            fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                Self::try_lock_owned(self)
+            }
+            fn lock_owned_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                Self::lock_owned_within(self, wait)
             }
             fn unlock(&self) -> Result<(), crate::Error> {
                 Self::unlock(self)

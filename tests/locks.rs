@@ -5,13 +5,13 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, LostReason};
+use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, LostReason, OwnedLockGuard, Wait};
 use redlatch_testkit::Server;
 
 /// Short enough to see its end.
@@ -77,6 +77,14 @@ over_all_kinds! {
     a_key_that_is_no_lock_is_an_error_and_left_as_it_is
     a_frozen_server_is_an_error_in_time_and_leaves_nothing
     a_lock_that_the_server_has_lost_is_told
+    a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first
+    other_threads_may_ask_a_guard
+    an_owned_guard_is_nobodys_and_everybodys_rival
+    an_owned_guard_is_released_by_whatever_thread_drops_it
+    owned_guards_and_threads_exclude_and_follow_each_other
+    a_lost_owned_guard_is_told_where_it_is
+    a_wait_for_an_owned_guard_ends_like_any_other
+    a_thread_that_is_ending_may_wait_for_it
 }
 
 /// One more client, where `client` is a name already.
@@ -510,4 +518,267 @@ fn a_lock_that_the_server_has_lost_is_told(kind: Kind) {
         kind.make(&client, "gone").lock().unwrap().unlock().unwrap();
         leaves_nothing(&server);
     }
+}
+
+fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "both").lock().unwrap();
+    for waits in [&client, &other] {
+        // The limit first.
+        let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
+        let never = token.clone();
+        elsewhere(move || {
+            let begun = Instant::now();
+            let wait = Wait::at_most(UNIT).cancelled_by(&never);
+            assert!(lock.lock_within(wait).unwrap().is_none());
+            assert!(begun.elapsed() >= UNIT && begun.elapsed() < BEFORE_A_POLL);
+        });
+        // The token first, and once it is cancelled at once.
+        let (lock, cancel) = (kind.make(waits, "both"), token.clone());
+        let waiter = spawn(move || {
+            let wait = Wait::at_most(LONG).cancelled_by(&cancel);
+            let first = lock.lock_within(wait).map(drop).unwrap_err().kind();
+            (first, lock.lock_within(wait).map(drop).unwrap_err().kind())
+        });
+        waiter.wait_asleep();
+        let begun = Instant::now();
+        token.cancel();
+        assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+    }
+    guard.unlock().unwrap();
+    // Neither came.
+    let token = CancelToken::new();
+    let wait = Wait::at_most(SOON).cancelled_by(&token);
+    drop(kind.make(&other, "both").lock_within(wait).unwrap().expect("it is free"));
+    leaves_nothing(&server);
+}
+
+fn other_threads_may_ask_a_guard(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.make(&client, "asked");
+    let guard = lock.lock().unwrap();
+    let calls = AtomicU64::new(0);
+    let told = Arc::new(AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                assert!(guard.is_held() && guard.remaining() > LONG / 2);
+                assert_eq!((guard.state(), guard.name()), (HoldState::Held, "asked"));
+                guard.check(UNIT).unwrap();
+                // To be asked is not to hold.
+                assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
+                assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+                let told = Arc::clone(&told);
+                guard.on_lost(move |_| {
+                    told.fetch_add(1, Ordering::SeqCst);
+                });
+                calls.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+    });
+    assert_eq!((calls.into_inner(), lock.hold_count()), (4, 1));
+    assert!(lock.force_unlock().unwrap());
+    wait_until("all are told", SOON, || told.load(Ordering::SeqCst) == 4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(guard.check(UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);
+        });
+    });
+}
+
+fn an_owned_guard_is_nobodys_and_everybodys_rival(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.make(&client, "owned");
+    let owned = lock.lock_owned().unwrap();
+    assert!(owned.is_held() && lock.is_locked().unwrap());
+    assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
+    owned.check(UNIT).unwrap();
+    // Its thread does not hold the lock: it is as any other.
+    assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
+    assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock_owned().unwrap().is_none());
+    assert!(lock.try_lock_for(UNIT / 2).unwrap().is_none());
+    assert!(lock.lock_owned_within(Wait::at_most(UNIT / 2)).unwrap().is_none());
+    assert!(owned.is_held());
+    owned.unlock().unwrap();
+    // And so it is the other way round.
+    let guard = lock.lock().unwrap();
+    assert!(lock.try_lock_owned().unwrap().is_none());
+    assert!(lock.lock_owned_within(Wait::at_most(UNIT / 2)).unwrap().is_none());
+    guard.unlock().unwrap();
+    drop(lock.try_lock_owned().unwrap().expect("it is free"));
+    leaves_nothing(&server);
+}
+
+fn an_owned_guard_is_released_by_whatever_thread_drops_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    for drops in [true, false] {
+        let lock = kind.make(&client, "sent");
+        // Taken on a thread that has ended when it is released on another one.
+        let owned = elsewhere(move || lock.lock_owned().unwrap());
+        let waits = kind.make(&other, "sent");
+        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+        waiter.wait_asleep();
+        assert!(owned.is_held());
+        elsewhere(move || if drops { drop(owned) } else { owned.unlock().unwrap() });
+        let begun = Instant::now();
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL);
+        leaves_nothing(&server);
+    }
+    // It keeps its client, too.
+    let owned = kind.make(&client, "kept").lock_owned().unwrap();
+    drop(client);
+    assert!(owned.is_held());
+    elsewhere(move || owned.unlock().unwrap());
+    leaves_nothing(&server);
+}
+
+fn owned_guards_and_threads_exclude_and_follow_each_other(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mut random = Random::new();
+    let inside = Arc::new(AtomicU64::new(0));
+    // Who takes an owned guard may have another thread drop it.
+    let (send, receive) = std::sync::mpsc::channel::<OwnedLockGuard>();
+    let entered = Arc::clone(&inside);
+    let dropper = spawn(move || {
+        for guard in receive {
+            assert!(guard.is_held());
+            entered.fetch_sub(1, Ordering::SeqCst);
+            drop(guard);
+        }
+    });
+    let threads: Vec<_> = (0..6_usize)
+        .map(|at| {
+            let lock = kind.make(&clients[at % 2], "mixed");
+            let (inside, send) = (Arc::clone(&inside), send.clone());
+            let mut random = Random::of(random.next());
+            spawn(move || {
+                for _ in 0..100 {
+                    if random.below(2) == 0 {
+                        let guard = lock.lock().unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        let again = lock.lock().unwrap();
+                        assert!(again.is_held() && lock.hold_count() == 2);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop((again, guard));
+                    } else {
+                        let guard = lock.lock_owned().unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        assert!(guard.is_held() && lock.hold_count() == 0);
+                        send.send(guard).unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    drop(send);
+    threads.into_iter().for_each(Running::join);
+    dropper.join();
+    leaves_nothing(&server);
+}
+
+fn a_lost_owned_guard_is_told_where_it_is(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let owned = kind.leased(&client, "lost", LEASE).lock_owned().unwrap();
+    let calls = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&calls);
+    owned.on_lost(move |_| {
+        told.fetch_add(1, Ordering::SeqCst);
+    });
+    let theirs = kind.make(&other, "lost").lock().unwrap();
+    assert_eq!(owned.state(), HoldState::Lost(LostReason::LeaseExpired));
+    wait_until("it is told", SOON, || calls.load(Ordering::SeqCst) == 1);
+    let error = elsewhere(move || owned.unlock().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert!(theirs.is_held());
+    theirs.unlock().unwrap();
+    let owned = kind.make(&client, "lost").lock_owned().unwrap();
+    client.shutdown();
+    assert_eq!(owned.state(), HoldState::Lost(LostReason::ShutDown));
+    leaves_nothing(&server);
+}
+
+fn a_wait_for_an_owned_guard_ends_like_any_other(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "wait").lock_owned().unwrap();
+    for waits in [&client, &other] {
+        let (lock, token) = (kind.make(waits, "wait"), CancelToken::new());
+        let cancel = token.clone();
+        let waiter = spawn(move || {
+            let wait = Wait::FOREVER.cancelled_by(&cancel);
+            lock.lock_owned_within(wait).map(drop).unwrap_err().kind()
+        });
+        waiter.wait_asleep();
+        token.cancel();
+        assert_eq!(waiter.join(), ErrorKind::Cancelled);
+    }
+    let lock = kind.make(&other, "wait");
+    let waiter = spawn(move || lock.lock_owned().map(drop).unwrap_err().kind());
+    waiter.wait_asleep();
+    other.shutdown();
+    assert_eq!(waiter.join(), ErrorKind::ShutDown);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+/// Locks when its thread's thread-locals are destroyed, after those that were used later.
+struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some((lock, done)) = self.0.take() {
+            let outcome = lock.lock().and_then(|guard| guard.unlock());
+            done.send(outcome.is_ok()).unwrap();
+        }
+    }
+}
+
+thread_local! {
+    static LATE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
+}
+
+fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "late").lock().unwrap();
+    let lock = kind.make(&other, "late");
+    let (done, late) = std::sync::mpsc::channel();
+    let (tried, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let barriers = (Arc::clone(&tried), Arc::clone(&go_on));
+    let ending = spawn(move || {
+        LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
+        // All that a wait uses, so that it is destroyed first.
+        assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+        barriers.0.wait();
+        barriers.1.wait();
+    });
+    tried.wait();
+    let before = Commands::so_far(&server).scripts();
+    go_on.wait();
+    wait_until("it asks", SOON, || Commands::so_far(&server).scripts() > before);
+    // And falls asleep.
+    std::thread::sleep(UNIT);
+    guard.unlock().unwrap();
+    assert!(late.recv_timeout(SOON).unwrap());
+    ending.join();
+    leaves_nothing(&server);
 }

@@ -33,7 +33,7 @@ fn an_empty_name_is_an_error_of_each_call_that_needs_the_server() {
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.try_lock_until(Instant::now()).map(drop).unwrap_err(),
         lock.lock_cancellable(&CancelToken::new()).map(drop).unwrap_err(),
-        lock.with(|_| ()).unwrap_err(),
+        lock.with(|_| Ok(())).unwrap_err(),
         lock.force_unlock().map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
         lock.remaining_lease().map(drop).unwrap_err(),

@@ -238,7 +238,11 @@ impl Chore for FairQueue {
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             Err(trouble) => {
-                log::debug!("a sign of life for {:?} failed: {:#}", self.name, trouble.into_error());
+                log::debug!(
+                    "a sign of life for {:?} failed: {:#}",
+                    self.name,
+                    trouble.into_error()
+                );
                 period / 4
             }
         }

@@ -9,6 +9,7 @@ use redlatch_testkit::Server;
 use super::place::Place;
 use super::*;
 use crate::hold::{Hold, HoldState};
+use crate::lock::LockGuard;
 
 /// A thread that was granted the lock and has not read it yet.
 struct Granted<'a> {
@@ -91,7 +92,8 @@ fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_aw
     let (place, tenancy) = granted(&lock).goes_on().unwrap();
     end.send(()).unwrap();
     assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
-    let guard = lock.handle.admitted(place.settle(tenancy)).unwrap();
+    let tenancy = lock.handle.admitted(place.settle(tenancy)).unwrap();
+    let guard = LockGuard::new(&lock.handle, tenancy);
     assert!(guard.is_held());
     guard.unlock().unwrap();
     assert!(holder(&server, "newer").is_empty());

@@ -1,8 +1,8 @@
-//! The guard that a held lock is.
+//! The guards that a held lock is.
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use super::Handle;
@@ -13,68 +13,90 @@ use crate::hold::{HoldState, Leaving, LostReason, Tenancy, Terms};
 
 /// A held lock. Dropping it releases the lock.
 ///
-/// The hold belongs to the thread that took it: a guard is not `Send`. It keeps its client alive.
+/// The hold belongs to the thread that took it, so a guard stays there: it is not `Send`. It is
+/// `Sync`: other threads that work for its thread may ask it whether the lock is still held. It
+/// keeps its client alive. ([`OwnedLockGuard`] is for a hold that goes from thread to thread.)
 ///
 /// A drop does not wait for the server: the release is written, and a failure is logged and tried
 /// again in the background. [`unlock`](Self::unlock) waits and reports.
+///
+/// ```no_run
+/// use std::thread;
+/// use std::time::Duration;
+///
+/// # fn write(_: u32) {}
+/// fn work(lock: &redlatch::ReentrantLock) -> Result<(), redlatch::Error> {
+///     let guard = lock.lock()?;
+///     guard.on_lost(|why| eprintln!("stop: {why}"));
+///     thread::scope(|scope| {
+///         for part in 0..4 {
+///             let guard = &guard;
+///             scope.spawn(move || {
+///                 // Certainly ours for as long as this write takes?
+///                 if guard.check(Duration::from_secs(2)).is_ok() {
+///                     write(part);
+///                 }
+///             });
+///         }
+///     });
+///     guard.unlock()
+/// }
+/// ```
+///
+/// It does not leave its thread:
+///
+/// ```compile_fail,E0277
+/// fn elsewhere(guard: redlatch::LockGuard) {
+///     std::thread::spawn(move || drop(guard));
+/// }
+/// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
 pub struct LockGuard {
-    handle: Handle,
-    tenancy: Arc<Tenancy>,
-    terms: Terms,
-    released: bool,
-    _not_send: PhantomData<*const ()>,
+    held: Held,
+    /// `Sync` and not `Send`, as this one is.
+    _stays: PhantomData<MutexGuard<'static, ()>>,
 }
 
 impl LockGuard {
-    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>, terms: Terms) -> Self {
-        let handle = handle.clone();
-        Self { handle, tenancy, terms, released: false, _not_send: PhantomData }
+    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        Self { held: Held::new(handle, tenancy), _stays: PhantomData }
     }
 
     /// Whether the lock is held, as far as this process can know without asking: neither released
     /// nor lost, and before the deadline that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.tenancy.is_held()
+        self.held.tenancy.is_held()
     }
 
     /// What is known of the hold. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        self.tenancy.state()
+        self.held.tenancy.state()
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
     /// lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.tenancy.remaining()
+        self.held.tenancy.remaining()
     }
 
     /// Fails unless the lock is certainly held for `slack` more: what to ask before each step that
     /// must not be done without the lock and takes no longer than that. No I/O.
     ///
+    /// A watched hold is renewed when a third of its lease has gone. So what is certain is between
+    /// two thirds of `watchdog_timeout` (20 s, where nothing was set) and all of it, less what a
+    /// renewal takes: a longer slack than two thirds is too long now and then though all is well.
+    /// Take half of it at most, or a longer `watchdog_timeout`.
+    ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost or too near to its end.
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
+    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`].
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
-        let name = &self.handle.site.name;
-        match self.state() {
-            HoldState::Lost(reason) => Err(Error::lost(name, reason)),
-            HoldState::Released => Err(self.handle.site.not_held_by_thread()),
-            HoldState::Held | HoldState::Unconfirmed => {
-                let remaining = self.remaining();
-                if remaining >= slack && !remaining.is_zero() {
-                    return Ok(());
-                }
-                let message = format!(
-                    "the hold is certain for {remaining:?} more and not for {slack:?}; it is still \
-                     held, stop in time or take a longer lease"
-                );
-                Err(Error::new(ErrorKind::LeaseLost, message).of(name))
-            }
-        }
+        self.held.check(slack)
     }
 
     /// Has `callback` called once if the hold is lost before it is released: at the lease's end,
@@ -84,10 +106,7 @@ impl LockGuard {
     ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
-        if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
-            let site = &self.handle.site;
-            site.core.watchdog.tell_lost(&site.name, reason, vec![callback]);
-        }
+        self.held.on_lost(Box::new(callback));
     }
 
     /// Releases the lock, or one level of it.
@@ -97,49 +116,212 @@ impl LockGuard {
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: whoever has the lock now
     /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
     /// counted, not told apart, so after a [`Lock::unlock`] it is the last guard that finds none.
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: this thread no longer holds the
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the caller no longer holds the
     /// lock, and its release is tried again in the background, so that others get it at the latest
-    /// when the lease ends.
+    /// when the lease ends. Also if the connection broke and the server, asked once more, no longer
+    /// knows the hold: most likely it was released then, but it may have been lost before.
     ///
     /// # Blocking
     ///
     /// One round trip. None for an inner level, or where the hold is passed to a thread of this
     /// process that waits for it.
-    pub fn unlock(mut self) -> Result<(), Error> {
-        self.released = true;
-        self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
+    pub fn unlock(self) -> Result<(), Error> {
+        self.held.unlock()
     }
 
     /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
     /// of the client, or (once the thread has ended) the end of the lease.
     pub fn forget(mut self) {
-        self.released = true;
-        let site = &self.handle.site;
-        site.gate.keep(&self.tenancy, Arc::clone(site));
+        self.held.left = true;
+        let site = &self.held.handle.site;
+        site.gate.keep(&self.held.tenancy, Arc::clone(site));
     }
 
     /// The lock's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.handle.site.name
-    }
-}
-
-impl Drop for LockGuard {
-    fn drop(&mut self) {
-        if !self.released {
-            // Lost or released otherwise: `on_lost` and the log have said so.
-            let _ = self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Posted);
-        }
+        &self.held.handle.site.name
     }
 }
 
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockGuard")
-            .field("name", &self.name())
-            .field("state", &self.state())
-            .field("remaining", &self.remaining())
+        self.held.describe("LockGuard", f)
+    }
+}
+
+/// A held lock that belongs to no thread: it may be sent to another one, and dropped there. For
+/// thread pools and async runtimes. Made by [`Lock::lock_owned`].
+///
+/// The hold is the guard's own. A thread that has one does not hold the lock: `hold_count` does not
+/// count it, `unlock` does not end it, and another `lock()` or `lock_owned()`, on whatever thread,
+/// waits for it as for a stranger's. **So a thread that has this guard and calls `lock()` waits for
+/// itself**, for ever if nobody else drops the guard.
+///
+/// The watchdog renews it for as long as the guard lives, whatever becomes of the threads that it
+/// was on. One that is leaked ([`std::mem::forget`]) is kept until the client ends, or for
+/// [`max_hold`](crate::ClientBuilder::max_hold).
+///
+/// All calls of this library block their thread, so take the lock where that is allowed, and send
+/// the guard back. The drop does no more than write the release; but a guard that outlives every
+/// other handle of its client ends it, which may take up to
+/// [`response_timeout`](crate::ClientBuilder::response_timeout).
+///
+/// ```no_run
+/// use std::sync::mpsc;
+/// use std::thread;
+///
+/// use redlatch::{Error, OwnedLockGuard, ReentrantLock};
+///
+/// fn hand_over(lock: &ReentrantLock) -> Result<(), Error> {
+///     let (jobs, queue) = mpsc::channel::<OwnedLockGuard>();
+///     let worker = thread::spawn(move || {
+///         for guard in queue {
+///             println!("{} is mine now: {}", guard.name(), guard.is_held());
+///             drop(guard); // released here
+///         }
+///     });
+///     let _ = jobs.send(lock.lock_owned()?);
+///     drop(jobs);
+///     let _ = worker.join();
+///     Ok(())
+/// }
+/// ```
+///
+/// With an async runtime, tokio for instance: `spawn_blocking(move || lock.lock_owned()).await`.
+#[must_use = "dropping the guard releases the lock at once; bind it"]
+pub struct OwnedLockGuard(Held);
+
+impl OwnedLockGuard {
+    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        Self(Held::new(handle, tenancy))
+    }
+
+    /// Whether the lock is held: as [`LockGuard::is_held`]. No I/O.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.tenancy.is_held()
+    }
+
+    /// What is known of the hold. No I/O.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        self.0.tenancy.state()
+    }
+
+    /// For how long the lock is certainly held: as [`LockGuard::remaining`]. No I/O.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.0.tenancy.remaining()
+    }
+
+    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`]. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does.
+    pub fn check(&self, slack: Duration) -> Result<(), Error> {
+        self.0.check(slack)
+    }
+
+    /// Has `callback` called once if the hold is lost before it is released: as
+    /// [`LockGuard::on_lost`].
+    pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
+        self.0.on_lost(Box::new(callback));
+    }
+
+    /// Releases the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before;
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. As [`LockGuard::unlock`].
+    ///
+    /// # Blocking
+    ///
+    /// One round trip. None where the hold is passed to somebody of this process who waits for it.
+    pub fn unlock(self) -> Result<(), Error> {
+        self.0.unlock()
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.handle.site.name
+    }
+}
+
+impl fmt::Debug for OwnedLockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("OwnedLockGuard", f)
+    }
+}
+
+/// One level of a hold, left once. Nothing here asks which thread it is on.
+struct Held {
+    handle: Handle,
+    tenancy: Arc<Tenancy>,
+    terms: Terms,
+    left: bool,
+}
+
+impl Held {
+    fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+        Self { handle: handle.clone(), tenancy, terms: handle.terms(), left: false }
+    }
+
+    fn check(&self, slack: Duration) -> Result<(), Error> {
+        let name = &self.handle.site.name;
+        match self.tenancy.state() {
+            HoldState::Lost(reason) => Err(Error::lost(name, reason)),
+            HoldState::Released => {
+                let message = "it was released before, by `unlock`; nothing is held".to_owned();
+                Err(Error::new(ErrorKind::NotHeld, message).of(name))
+            }
+            HoldState::Held | HoldState::Unconfirmed => {
+                let remaining = self.tenancy.remaining();
+                if remaining >= slack && !remaining.is_zero() {
+                    return Ok(());
+                }
+                let message = format!(
+                    "the hold is certain for {remaining:?} more and not for {slack:?}; it is still \
+                     held, stop in time or take a longer lease"
+                );
+                // The next renewal helps, if there is one.
+                let lease = self.handle.site.core.lease(self.terms);
+                let passes = self.terms == Terms::Watched && slack < lease;
+                Err(Error::new(ErrorKind::EndsTooSoon, message).transient(passes).of(name))
+            }
+        }
+    }
+
+    fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+        if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
+            let site = &self.handle.site;
+            site.core.watchdog.tell_lost(&site.name, reason, vec![callback]);
+        }
+    }
+
+    fn unlock(mut self) -> Result<(), Error> {
+        self.left = true;
+        self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
+    }
+
+    fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(guard)
+            .field("name", &&*self.handle.site.name)
+            .field("state", &self.tenancy.state())
+            .field("remaining", &self.tenancy.remaining())
             .finish()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.left {
+            // Lost or released otherwise: `on_lost` and the log have said so.
+            let _ = self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Posted);
+        }
     }
 }

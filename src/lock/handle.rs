@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::LockGuard;
 use crate::acquire::Wait;
 use crate::client::Client;
 use crate::connection::Command;
@@ -88,15 +87,15 @@ impl Handle {
         Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
-    /// The calling thread was granted a hold: its guard, unless the client was shut down meanwhile.
-    pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<LockGuard, Error> {
+    /// A hold was granted: it stays, unless the client was shut down meanwhile.
+    pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.client.core().is_shut_down() {
             // The end of the client released what was held then; this came after it.
             self.site.lose(&tenancy, LostReason::ShutDown);
             let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
         }
-        Ok(LockGuard::new(self, tenancy, self.terms()))
+        Ok(tenancy)
     }
 
     fn check_usable(&self) -> Result<(), Error> {

@@ -26,6 +26,12 @@ impl Thread {
         CURRENT.try_with(|local| Arc::clone(&local.0)).unwrap_or_else(|_| Arc::new(Self::new()))
     }
 
+    /// Somebody who is no thread, and never dead: what a hold that belongs to a guard belongs to.
+    /// It sleeps and is woken like a thread while it is waited for.
+    pub(crate) fn nobodys() -> Arc<Self> {
+        Arc::new(Self::new())
+    }
+
     pub(crate) fn is_current(&self) -> bool {
         CURRENT.try_with(|local| local.0.id == self.id).unwrap_or(false)
     }

@@ -1,0 +1,45 @@
+//! Which types go to other threads and which do not: promises to users, kept by the compiler.
+
+use crate::{
+    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, HoldState,
+    Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+};
+
+const fn goes_anywhere<T: Send + Sync + Unpin>() {}
+const fn may_be_asked_anywhere<T: Sync + Unpin>() {}
+const fn outlives_its_maker<T: 'static>() {}
+
+const _: () = {
+    goes_anywhere::<CancelToken>();
+    goes_anywhere::<Client>();
+    goes_anywhere::<ClientBuilder>();
+    goes_anywhere::<CountDownLatch>();
+    goes_anywhere::<Error>();
+    goes_anywhere::<ErrorKind>();
+    goes_anywhere::<FairLock>();
+    goes_anywhere::<HoldState>();
+    goes_anywhere::<LostReason>();
+    goes_anywhere::<OwnedLockGuard>();
+    goes_anywhere::<Permit>();
+    goes_anywhere::<ReentrantLock>();
+    goes_anywhere::<Semaphore>();
+    goes_anywhere::<Wait<'_>>();
+    goes_anywhere::<Box<dyn Lock>>();
+    may_be_asked_anywhere::<LockGuard>();
+    outlives_its_maker::<LockGuard>();
+    outlives_its_maker::<OwnedLockGuard>();
+    outlives_its_maker::<Permit>();
+};
+
+/// Two traits with one name: the name is ambiguous, and this does not compile, for who is `Send`.
+trait NotSend<Which> {
+    fn stays() {}
+}
+
+impl<T: ?Sized> NotSend<()> for T {}
+impl<T: ?Sized + Send> NotSend<u8> for T {}
+
+const _: fn() = || {
+    // A hold belongs to the thread that took it.
+    <LockGuard as NotSend<_>>::stays();
+};
