@@ -2,7 +2,8 @@
 --
 -- KEYS 1 the lock
 -- ARGV 1 lease in ms, 2 owner
--- reply: nil = taken; else the holder's time left in ms; WRONGTYPE: what is there is no lock
+-- reply: nil = taken; else the holder's time left in ms; WRONGTYPE: what is there is no lock;
+--        NOPERM: what the user may not do
 --
 -- An owner names one acquisition, so the count is set and not raised: the request may be sent
 -- again under its id after a lost reply. The first one may come late, when the lease has been made
@@ -11,11 +12,17 @@
 -- A lock has one field and a time to live, always. A hash without, or with more, is somebody
 -- else's data: waiting for it would not end.
 --
--- The first PEXPIRE changes nothing, since there is no key: it is refused before the HSET where the
--- second one would be refused after it, and the lock would stay for ever.
+-- Whether PEXPIRE is allowed is asked before the HSET: refused after it, the lock would stay for
+-- ever. Servers before 7.0 cannot be asked; there a PEXPIRE that finds no key and changes nothing
+-- is refused first. (Not on the others: after a write of any kind HSET is not refused any more when
+-- memory is short.)
 local left = redis.call('pttl', KEYS[1])
 if left == -2 then
-    redis.call('pexpire', KEYS[1], ARGV[1])
+    if not redis.acl_check_cmd then
+        redis.call('pexpire', KEYS[1], ARGV[1])
+    elseif not redis.acl_check_cmd('pexpire', KEYS[1], ARGV[1]) then
+        return redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+    end
 elseif redis.call('hlen', KEYS[1]) ~= 1 or left == -1 then
     return redis.error_reply('WRONGTYPE the hash has several fields or no time to live: no lock')
 elseif redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
