@@ -159,7 +159,8 @@ impl fmt::Debug for LockGuard {
 /// itself**, for ever if nobody else drops the guard.
 ///
 /// The watchdog renews it for as long as the guard lives, whatever becomes of the threads that it
-/// was on. One that is leaked ([`std::mem::forget`]) is kept until the client ends, or for
+/// was on. One that is leaked ([`std::mem::forget`]) is kept until
+/// [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
 /// All calls of this library block their thread, so take the lock where that is allowed, and send
