@@ -146,10 +146,11 @@ pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
             "the server is in protected mode and lets only its own machine in: give it a password, \
              or switch protected-mode off where its network is trusted",
         ),
-        _ if detail.contains("max number of clients") => (
-            ErrorKind::Redis,
-            "the server has no connection left: raise its maxclients, or close other clients",
-        ),
+        _ if detail.contains("max number of clients") => {
+            let message = "the server has no connection left: raise its maxclients, or close other \
+                           clients";
+            return Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
+        }
         _ if detail.contains("DB index") => {
             (ErrorKind::Config, "the server has no database of the number that the URL names")
         }
