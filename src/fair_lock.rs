@@ -19,7 +19,7 @@ pub(crate) use self::queue::FairQueue;
 mod line;
 mod place;
 mod queue;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, testkit, not(shuttle)))]
 mod tests;
 
 /// A lock that is granted in the order in which it was asked for, across threads, processes and
