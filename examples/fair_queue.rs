@@ -1,5 +1,5 @@
 //! Shows that a fair lock serves processes in the order in which they came, and passes over one
-//! that is killed in the queue: `cargo run --release --example fair_queue`
+//! that is killed in the queue: `cargo run --example fair_queue`
 
 mod stage;
 

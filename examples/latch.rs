@@ -1,5 +1,5 @@
 //! Shows two latches: threads of several processes report ready, and are started all at once:
-//! `cargo run --release --example latch`
+//! `cargo run --example latch`
 
 mod stage;
 

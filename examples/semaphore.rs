@@ -1,5 +1,5 @@
 //! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes have what there are
-//! only 3 of: `cargo run --release --example semaphore`
+//! only 3 of: `cargo run --example semaphore`
 
 mod stage;
 

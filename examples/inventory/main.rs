@@ -2,8 +2,8 @@
 //! with one, with a fair one, and with one whose holders are killed in mid-sale.
 //!
 //! ```sh
-//! cargo run --release --example inventory
-//! cargo run --release --example inventory -- --help
+//! cargo run --example inventory
+//! cargo run --example inventory -- --help
 //! ```
 //!
 //! How to use the library stands in this file: `sell_out` is what each thread does, `keep_shop`

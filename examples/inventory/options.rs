@@ -7,11 +7,11 @@ Several processes sell the same stock through Redis, with a look at the stock an
 of it: without a lock, under a lock, under a fair lock, and under a lock whose holders are killed
 in mid-sale.
 
-Usage: cargo run --release --example inventory -- [options]
+Usage: cargo run --example inventory -- [options]
 
-  --url <url>       the server: redis://[user:password@]host[:port][/db] or unix:///path;
-                    else the one in REDIS_URL; else a private one is started
-                    (keys with redlatch:inventory: in them, deleted at the end)
+  --url <url>       the server: redis://[user:password@]host[:port][/db] or unix:///path
+                    (keys with redlatch:inventory: in them, deleted at the end); otherwise a
+                    private one is started, whatever REDIS_URL says
   --processes <n>   how many processes sell (4)
   --threads <n>     with how many threads each (8)
   --stock <n>       how many items there are, in each run (3000)

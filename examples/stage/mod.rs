@@ -46,8 +46,8 @@ pub(crate) fn play(
         ["--url", url] => Some(url),
         _ => {
             eprintln!(
-                "Usage: cargo run --release --example {example} [-- --url redis://…]\n\
-                 The server is the one of --url, else of REDIS_URL, else a private one."
+                "Usage: cargo run --example {example} [-- --url redis://…]\n\
+                 The server is the one of --url, else a private one, whatever REDIS_URL says."
             );
             return ExitCode::from(2);
         }

