@@ -22,14 +22,80 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Which one to take
+//!
+//! | what for | here | java.util.concurrent |
+//! |---|---|---|
+//! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
+//! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
+//! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
+//! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
+//! | code that takes any lock | the trait [`Lock`] | `Lock` |
+//! | to say how long a call may wait | [`Wait`] | `tryLock(time, unit)` |
+//! | to end a wait from another thread | [`CancelToken`] | `Thread.interrupt()` |
+//!
+//! A [`Client`] makes them. With a fair lock each thread asks the server, which costs more: take it
+//! where the order matters.
+//!
 //! # What a lease promises
 //!
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
 //! renews it while the guard lives. A guard says [`is_held`](LockGuard::is_held) only until the
 //! deadline that the server last confirmed, counted from before the request was sent: never
-//! longer. But no lease can stop a thread that has been asleep for longer than it, between the
-//! look and the deed. Where that matters, look again with [`check`](LockGuard::check) before each
-//! write, and make the write itself conditional (a version, a fencing token).
+//! longer. A guard whose lock is lost tells ([`on_lost`](LockGuard::on_lost)).
+//!
+//! # What is not promised
+//!
+//! - **That a thread is awake.** No lease can stop a thread that has been asleep for longer than it,
+//!   between the look and the deed. Look again with [`check`](LockGuard::check) before each write,
+//!   and where it matters make the write itself conditional (a version, a fencing token). So it is
+//!   with a virtual machine that its host pauses or migrates: its clocks stand still meanwhile.
+//! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
+//!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
+//!   at its next renewal at the latest; one with a fixed lease has none.
+//! - **That the dead give back.** A semaphore's permits have no lease: a process that dies takes its
+//!   own along.
+//!
+//! The whole list, and the promises in full, are in README.md.
+//!
+//! # Threads and connections
+//!
+//! A process usually has one [`Client`]. Its clones and all that it made share what it has: three
+//! background threads, however much is held (`redlatch-watchdog`, `redlatch-renewer` and
+//! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
+//! logged), and a few connections (4 to 16 for commands, by the distance of the server, or as many
+//! as [`connections`](ClientBuilder::connections) says; one for messages; one for renewals).
+//! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
+//! the drop of the last handle, releases what is held and ends the threads.
+//!
+//! # Fork
+//!
+//! A client is its process's. A forked child connects one of its own, and leaves the parent's alone.
+//!
+//! # Panics
+//!
+//! No call panics, whatever it is given and whatever the server does: trouble is an [`Error`]. A
+//! thread that panics with a guard in its hands releases the lock as it unwinds. Nothing is
+//! poisoned: unlike with [`std::sync::Mutex`], the next holder is not told, so keep what the lock
+//! protects whole at each moment (by a transaction, say). A callback that panics is logged, and
+//! harms nothing else.
+//!
+//! # Log
+//!
+//! Lines go to the crate [`log`], under the target `redlatch`: install a logger to see them. They
+//! name locks, and never a URL or a password.
+//!
+//! | level | what |
+//! |---|---|
+//! | `error` | a callback panicked; a fault of this library |
+//! | `warn` | a lock was lost, and why; a release failed; trouble with the server begins |
+//! | `info` | that trouble is over |
+//! | `debug` | what failed and is tried again |
+//!
+//! # Features
+//!
+//! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
+//!   build needs). Off by default.
 
 mod acquire;
 mod auto_traits;
