@@ -240,9 +240,9 @@ fn run(command: &mut Command) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let lines = said.lines().filter(|line| !line.trim().is_empty());
+    let mut lines = said.lines().filter(|line| !line.trim().is_empty());
     // The last line says why, but pip may explain an error in more.
-    let why = lines.clone().rfind(|line| line.starts_with("ERROR:")).or(lines.last());
+    let why = lines.clone().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines.next_back());
     let why = why.unwrap_or("it said nothing").trim();
     Err(format!("{program} failed ({}): {why}", output.status))
 }
