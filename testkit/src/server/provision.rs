@@ -320,9 +320,12 @@ mod tests {
         let made = index.path().join(format!("{name}-py3-none-any.whl"));
         // A wheel of that name and version, and of somebody else.
         let script = "import sys, zipfile\n\
-            wheel, name = zipfile.ZipFile(sys.argv[1], 'w'), sys.argv[2]\n\
-            for file in 'METADATA', 'WHEEL', 'RECORD':\n  \
-              wheel.writestr(name + '.dist-info/' + file, '')\n\
+            path, name = sys.argv[1:]\n\
+            wheel = zipfile.ZipFile(path, 'w')\n\
+            about = 'Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n' % tuple(name.split('-'))\n\
+            wheel.writestr(name + '.dist-info/METADATA', about)\n\
+            wheel.writestr(name + '.dist-info/WHEEL', 'Wheel-Version: 1.0\\nTag: py3-none-any\\n')\n\
+            wheel.writestr(name + '.dist-info/RECORD', '')\n\
             wheel.close()\n";
         run(Command::new("python3").args(["-c", script]).arg(&made).arg(&name)).unwrap();
         let only_there =
