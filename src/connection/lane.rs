@@ -407,7 +407,7 @@ impl Receiver for Call {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, testkit, not(shuttle)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -7,8 +7,9 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
 use crate::sync::Mutex;
 
-/// The oldest server that has every command the scripts use (`LPOS`).
-pub(super) const OLDEST: [u32; 3] = [6, 0, 6];
+/// The oldest server on which the scripts do what they say: before it, a `PEXPIRE` with the longest
+/// lease deletes the key.
+pub(super) const OLDEST: [u32; 3] = [6, 2, 0];
 
 /// What `INFO server` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,7 +160,7 @@ mod tests {
         assert_eq!(redis.version, Some([7, 0, 15]));
         assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
         assert!(!redis.is_sentinel && !redis.is_too_old());
-        assert!(Server::parse("redis_version:6.0.5").is_too_old());
+        assert!(Server::parse("redis_version:6.0.16").is_too_old());
         assert!(!Server::parse("redis_version:6.2").is_too_old());
         assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
         assert!(Server::of(Value::Okay).is_err());
