@@ -21,7 +21,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, Heard, Hub, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
-use crate::script::{self, Requests};
+use crate::script::{self, Requests, Rights};
 use crate::semaphore::{Semaphore, SemaphoreSite};
 use crate::sync::Mutex;
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
@@ -169,7 +169,7 @@ fn greet(lane: &Lane) -> Result<Duration, Error> {
         match pong {
             // A server that is loading, or forbids PING, is one nevertheless.
             Ok(Value::ServerError(error)) if error.code() == "NOAUTH" => {
-                return Err(script::refused(error.into()));
+                return Err(script::refused(error.into(), Rights::Connect));
             }
             Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_)) => {}
             Ok(other) => {

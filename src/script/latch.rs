@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::once::{Once, Ticket};
 use super::semaphore::stored_number;
-use super::{Trouble, call, flag, number};
+use super::{Rights, Trouble, call, flag, number};
 use crate::connection::{Command, Lane, Script};
 use crate::pubsub::Fence;
 
@@ -55,13 +55,14 @@ impl LatchScripts<'_> {
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key)
+        stored_number(self.lane, self.key, Rights::Latches)
     }
 
     /// The count, for who will wait if it is not zero.
     pub(crate) fn wait(self, fence: &Fence<'_>) -> Result<i64, Trouble> {
         let arguments = [fence.control.as_bytes(), fence.message.as_bytes()];
-        number(call(self.lane, &Command::script(&WAIT, &[self.key.as_bytes()], &arguments))?)
+        let command = Command::script(&WAIT, &[self.key.as_bytes()], &arguments);
+        number(call(self.lane, &command, Rights::Latches)?)
     }
 
     pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
@@ -75,6 +76,13 @@ impl LatchScripts<'_> {
         ticket: Ticket,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
-        Once { script, key: self.key, requests: self.requests, ticket, arguments }
+        Once {
+            script,
+            rights: Rights::Latches,
+            key: self.key,
+            requests: self.requests,
+            ticket,
+            arguments,
+        }
     }
 }

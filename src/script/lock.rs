@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Replied, Trouble, accepted, call, call_again, flag, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, call, call_again, flag, millis, unexpected};
 use crate::connection::{Command, Failure, Lane, Outcome, Script};
 use crate::protocol::{Owner, UNLOCKED};
 
@@ -35,7 +35,7 @@ pub(crate) fn acquire(
     let mut digits = [0; 20];
     let arguments = [millis(lease, &mut digits), owner.as_bytes()];
     let command = Command::script(&ACQUIRE, &[key.as_bytes()], &arguments);
-    let (reply, twice) = call_again(lane, &command, || command.clone())?;
+    let (reply, twice) = call_again(lane, &command, Rights::Locks, || command.clone())?;
     let reply = match reply {
         Value::Nil => Acquired::Granted,
         Value::Int(left) => Acquired::Busy(time_left(left)),
@@ -75,7 +75,7 @@ pub(crate) fn release_command(key: &str, owner: &Owner, channel: &str) -> Comman
 }
 
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
-    match accepted(outcome)? {
+    match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(heard) => Ok(Released::Free(heard)),
         other => Err(unexpected(&other)),
@@ -105,7 +105,7 @@ pub(crate) fn renew_command<'a>(
 
 /// What became of each of the holds of a [`renew_command`].
 pub(crate) fn renewed(outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    renewals(accepted(outcome)?)
+    renewals(accepted(outcome, Rights::Locks)?)
 }
 
 fn renewals(reply: Value) -> Result<Vec<Renewed>, Trouble> {
@@ -128,7 +128,7 @@ pub(crate) fn extend(
     owner: &Owner,
     lease: Duration,
 ) -> Result<bool, Trouble> {
-    let reply = call(lane, &renew_command(std::iter::once((key, owner)), lease))?;
+    let reply = call(lane, &renew_command(std::iter::once((key, owner)), lease), Rights::Locks)?;
     match renewals(reply)?.pop() {
         Some(Renewed::Done) => Ok(true),
         Some(Renewed::NotHeld) => Ok(false),
@@ -144,7 +144,7 @@ pub(crate) fn extend(
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key).map_err(|trouble| Trouble::Unsent(trouble.into_error()))?;
-    flag(accepted(lane.call_once(command))?)
+    flag(accepted(lane.call_once(command), Rights::Locks)?)
 }
 
 pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
@@ -153,18 +153,18 @@ pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
-    flag(call(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]))?)
+    flag(call(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks)?)
 }
 
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
-    flag(call(lane, &command)?)
+    flag(call(lane, &command, Rights::Locks)?)
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
 /// `Duration::MAX`.
 pub(crate) fn remaining_lease(lane: &Lane, key: &str) -> Result<Option<Duration>, Trouble> {
-    match call(lane, &Command::plain(&[b"PTTL", key.as_bytes()]))? {
+    match call(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks)? {
         Value::Int(-2) => Ok(None),
         Value::Int(left) => Ok(Some(time_left(left).unwrap_or(Duration::MAX))),
         other => Err(unexpected(&other)),

@@ -51,8 +51,8 @@ impl From<Failure> for Trouble {
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection: every command of this library may be sent twice.
-fn call(lane: &Lane, command: &Command) -> Result<Value, Trouble> {
-    call_again(lane, command, || command.clone()).map(|(reply, _)| reply)
+fn call(lane: &Lane, command: &Command, rights: Rights) -> Result<Value, Trouble> {
+    call_again(lane, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
 /// As [`call`], where what is sent again may be another form of the command. Says, too, whether it
@@ -60,14 +60,15 @@ fn call(lane: &Lane, command: &Command) -> Result<Value, Trouble> {
 fn call_again(
     lane: &Lane,
     command: &Command,
+    rights: Rights,
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
     match lane.call_once(command) {
         // Whatever keeps the second one from running, the first one may have run.
-        Err(Failure::Reset(_)) => accepted(lane.call_once(&copy()))
+        Err(Failure::Reset(_)) => accepted(lane.call_once(&copy()), rights)
             .map(|reply| (reply, true))
             .map_err(|trouble| Trouble::Unknown(trouble.into_error())),
-        outcome => accepted(outcome).map(|reply| (reply, false)),
+        outcome => accepted(outcome, rights).map(|reply| (reply, false)),
     }
 }
 
@@ -80,9 +81,9 @@ pub(crate) struct Replied<T> {
 }
 
 /// The server's reply, unless it is an error.
-fn accepted(outcome: Result<Value, Failure>) -> Result<Value, Trouble> {
+fn accepted(outcome: Result<Value, Failure>, rights: Rights) -> Result<Value, Trouble> {
     match outcome? {
-        Value::ServerError(error) => Err(Trouble::Refused(refused(error.into()))),
+        Value::ServerError(error) => Err(Trouble::Refused(refused(error.into(), rights))),
         value => Ok(value),
     }
 }
@@ -132,13 +133,51 @@ pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
     Error::new(kind, what.to_owned()).caused_by_shared(source.clone())
 }
 
-/// What an error reply means to a user.
-pub(crate) fn refused(error: RedisError) -> Error {
+/// What the user of the URL must be allowed to do, by what it does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rights {
+    Connect,
+    Locks,
+    FairLocks,
+    Semaphores,
+    Latches,
+    Subscriptions,
+}
+
+impl Rights {
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Connect => "a client needs PING, EVALSHA, EVAL, PUBLISH and SUBSCRIBE",
+            Self::Locks => {
+                "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HSET, DEL, PEXPIRE, PTTL, PUBLISH and \
+                 SUBSCRIBE on its key and its channel"
+            }
+            Self::FairLocks => "a fair lock needs two more keys than a lock, and more commands",
+            Self::Semaphores => {
+                "a semaphore needs EVALSHA, EVAL, EXISTS, GET, SET, INCRBY, DECRBY, PUBLISH and \
+                 SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+            }
+            Self::Latches => {
+                "a latch needs EVALSHA, EVAL, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
+                 its key, on redlatch_request:* and on its channels"
+            }
+            Self::Subscriptions => {
+                "waiting needs SUBSCRIBE on the channel, a fair lock's PSUBSCRIBE"
+            }
+        }
+    }
+}
+
+/// What an error reply means to a user, who needs these rights.
+pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
     use redis::ErrorKind as Cause;
     let hint = match (error.kind(), error.code().unwrap_or_default()) {
         (Cause::Server(ServerErrorKind::NoPerm), _) | (_, "NOPERM") => {
-            "the server's access rights (ACL) forbid it: the user needs EVALSHA, EVAL, EXISTS, \
-             HEXISTS, HSET, DEL, PEXPIRE, PTTL, PUBLISH and SUBSCRIBE on this key and its channel"
+            let advice = rights.advice();
+            let hint = format!(
+                "the server's access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)"
+            );
+            return Error::new(ErrorKind::Redis, hint).caused_by(error);
         }
         (_, "NOAUTH") => "the server wants a password: put it into the URL",
         (_, "WRONGTYPE") => "the key holds something else: use another name",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Trouble, call_again, millis};
+use super::{Rights, Trouble, call_again, millis};
 use crate::connection::{Command, Lane, Script, decimal};
 use crate::sync::Mutex;
 
@@ -52,6 +52,7 @@ impl Requests {
 #[derive(Debug)]
 pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
+    pub(crate) rights: Rights,
     pub(crate) key: &'a str,
     /// Where the server remembers this client's requests.
     pub(crate) requests: &'a str,
@@ -77,7 +78,8 @@ impl Once<'_> {
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
     pub(crate) fn call(&self, lane: &Lane) -> Result<Value, Trouble> {
-        call_again(lane, &self.command(false), || self.command(true)).map(|(reply, _)| reply)
+        call_again(lane, &self.command(false), self.rights, || self.command(true))
+            .map(|(reply, _)| reply)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::once::{Once, Ticket};
-use super::{Trouble, accepted, call, flag, number, unexpected};
+use super::{Rights, Trouble, accepted, call, flag, number, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 
 macro_rules! script {
@@ -80,7 +80,7 @@ impl SemaphoreScripts<'_> {
     }
 
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key)
+        stored_number(self.lane, self.key, Rights::Semaphores)
     }
 
     fn release_arguments<'a>(&'a self, permits: &'a str, if_exists: bool) -> [&'a [u8]; 3] {
@@ -93,7 +93,14 @@ impl SemaphoreScripts<'_> {
         ticket: Ticket,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
-        Once { script, key: self.key, requests: self.requests, ticket, arguments }
+        Once {
+            script,
+            rights: Rights::Semaphores,
+            key: self.key,
+            requests: self.requests,
+            ticket,
+            arguments,
+        }
     }
 
     fn call(
@@ -108,7 +115,7 @@ impl SemaphoreScripts<'_> {
 
 /// What became of a posted release.
 pub(crate) fn released(outcome: Outcome) -> Result<Option<i64>, Trouble> {
-    number(accepted(outcome)?).map(heard)
+    number(accepted(outcome, Rights::Semaphores)?).map(heard)
 }
 
 /// -1 stands for itself: the server refused the message, so others may wait.
@@ -121,8 +128,8 @@ fn heard(reply: i64) -> Option<i64> {
 }
 
 /// The number under a key; zero if there is none.
-pub(super) fn stored_number(lane: &Lane, key: &str) -> Result<i64, Trouble> {
-    match call(lane, &Command::plain(&[b"GET", key.as_bytes()]))? {
+pub(super) fn stored_number(lane: &Lane, key: &str, rights: Rights) -> Result<i64, Trouble> {
+    match call(lane, &Command::plain(&[b"GET", key.as_bytes()]), rights)? {
         Value::Nil => Ok(0),
         Value::BulkString(text) => {
             let text = String::from_utf8_lossy(&text);
