@@ -33,6 +33,8 @@ struct Run {
     incarnation: AtomicU64,
     /// Who is told of each but the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Who is told of each connection that works.
+    opened: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Endpoint {
@@ -75,6 +77,7 @@ impl Endpoint {
             anew: Command::plain(&[b"EVAL", code.as_bytes(), b"0"]),
             incarnation: AtomicU64::new(0),
             told: OnceLock::new(),
+            opened: OnceLock::new(),
         };
         Ok(Self { client, connect_timeout, response_timeout, run: Arc::new(run) })
     }
@@ -120,6 +123,12 @@ impl Endpoint {
         let _only_once = self.run.told.set(Box::new(tell));
     }
 
+    /// From here on `tell` is called by whoever has opened a connection on which the server
+    /// answers: it must not block.
+    pub(crate) fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.run.opened.set(Box::new(tell));
+    }
+
     /// Finds out whether a new connection's server is the run that was met last. One that refuses
     /// to say counts as that; `Some`: it cannot say yet, since it is still loading its data.
     pub(crate) fn recognize(&self, connection: &mut Connection) -> RedisResult<Option<RedisError>> {
@@ -144,6 +153,9 @@ impl Endpoint {
             {
                 tell();
             }
+        }
+        if let Some(tell) = self.run.opened.get() {
+            tell();
         }
         Ok(None)
     }

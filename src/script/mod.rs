@@ -13,7 +13,7 @@ use redis::{RedisError, ServerErrorKind, Value};
 use crate::connection::{Command, Failure, Lane, decimal};
 use crate::error::{Error, ErrorKind};
 
-pub(crate) use once::{Requests, Ticket};
+pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
 /// Why a script has no answer.
 #[derive(Debug)]
@@ -24,12 +24,17 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// It may have run, and may run yet.
     Unknown(Error),
+    /// It may have run. It will not any more, and nobody will ever know.
+    Forgotten(Error),
 }
 
 impl Trouble {
     pub(crate) fn into_error(self) -> Error {
         match self {
-            Self::Refused(error) | Self::Unsent(error) | Self::Unknown(error) => error,
+            Self::Refused(error)
+            | Self::Unsent(error)
+            | Self::Unknown(error)
+            | Self::Forgotten(error) => error,
         }
     }
 }
@@ -154,11 +159,11 @@ impl Rights {
             }
             Self::FairLocks => "a fair lock needs two more keys than a lock, and more commands",
             Self::Semaphores => {
-                "a semaphore needs EVALSHA, EVAL, EXISTS, GET, SET, INCRBY, DECRBY, PUBLISH and \
-                 SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+                "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
+                 PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
             }
             Self::Latches => {
-                "a latch needs EVALSHA, EVAL, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
+                "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
                  its key, on redlatch_request:* and on its channels"
             }
             Self::Subscriptions => {
@@ -181,6 +186,9 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         }
         (_, "NOAUTH") => "the server wants a password: put it into the URL",
         (_, "WRONGTYPE") => "the key holds something else: use another name",
+        (_, "ERR") if error.detail().is_some_and(|what| what.contains("not an integer")) => {
+            "the key holds something else: use another name"
+        }
         (_, "OOM") => "the server has no memory left (maxmemory)",
         (_, "READONLY") => "this server is a read-only replica: connect to the master",
         (_, "MISCONF") => "the server refuses writes since it cannot save its data",
