@@ -175,27 +175,34 @@ impl Rights {
 
 /// What an error reply means to a user, who needs these rights.
 pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
-    use redis::ErrorKind as Cause;
-    let hint = match (error.kind(), error.code().unwrap_or_default()) {
-        (Cause::Server(ServerErrorKind::NoPerm), _) | (_, "NOPERM") => {
-            let advice = rights.advice();
-            let hint = format!(
-                "the server's access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)"
-            );
-            return Error::new(ErrorKind::Redis, hint).caused_by(error);
-        }
-        (_, "NOAUTH") => "the server wants a password: put it into the URL",
-        (_, "WRONGTYPE") => "the key holds something else: use another name",
-        (_, "ERR") if error.detail().is_some_and(|what| what.contains("not an integer")) => {
+    if is_denied(&error) {
+        let advice = rights.advice();
+        let hint = format!(
+            "the server's access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)"
+        );
+        return Error::new(ErrorKind::Redis, hint).caused_by(error);
+    }
+    let hint = match error.code().unwrap_or_default() {
+        "NOAUTH" => "the server wants a password: put it into the URL",
+        "WRONGTYPE" => "the key holds something else: use another name",
+        "ERR" if error.detail().is_some_and(|what| what.contains("not an integer")) => {
             "the key holds something else: use another name"
         }
-        (_, "OOM") => "the server has no memory left (maxmemory)",
-        (_, "READONLY") => "this server is a read-only replica: connect to the master",
-        (_, "MISCONF") => "the server refuses writes since it cannot save its data",
-        (_, "LOADING") => "the server is still loading its data: try again in a moment",
-        (_, "BUSY") => "a script keeps the server busy (SCRIPT KILL ends it)",
-        (_, "CROSSSLOT") => "the name's braces put key and channel into different slots",
+        "OOM" => "the server has no memory left (maxmemory)",
+        "READONLY" => "this server is a read-only replica: connect to the master",
+        "MISCONF" => "the server refuses writes since it cannot save its data",
+        "LOADING" => "the server is still loading its data: try again in a moment",
+        "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
+        "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => "the server refuses it",
     };
     Error::new(ErrorKind::Redis, hint.to_owned()).caused_by(error)
+}
+
+/// Whether access rights forbid it. What a script may not do has no code of its own up to Redis 7.0.
+fn is_denied(error: &RedisError) -> bool {
+    let in_script = |what: &str| what.starts_with("The user executing the script can't");
+    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoPerm)
+        || error.code() == Some("NOPERM")
+        || error.detail().is_some_and(in_script)
 }
