@@ -113,12 +113,6 @@ impl Requests {
         }
     }
 
-    /// How many are open.
-    pub(crate) fn count(&self) -> usize {
-        let slots = self.slots.lock();
-        slots.open.len() - slots.free.len()
-    }
-
     /// Until when a request that is opened now may be applied.
     fn latest(&self) -> u64 {
         let window = i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX);

@@ -12,6 +12,7 @@ use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::watchdog::{Debtor, Errand};
 
 /// One semaphore's place in a client.
@@ -21,6 +22,8 @@ pub(crate) struct SemaphoreSite {
     pub(super) lane: Arc<Lane>,
     pub(super) channel: Arc<str>,
     pub(super) requests: Arc<Requests>,
+    /// How many releases are written, or about to be, that nobody waits for.
+    posted: AtomicUsize,
     debt: Mutex<Debt>,
     pub(crate) gate: PermitGate,
 }
@@ -48,9 +51,9 @@ pub(super) enum Giving {
     AwaitedForGood,
 }
 
-/// Past so many unanswered requests, what is given back is owed: the server would have to remember
-/// each, and nobody who drops a permit waits for it.
-const MOST_OPEN: usize = 256;
+/// Past so many unanswered releases, what else is dropped is owed, and goes out together: nobody who
+/// drops a permit waits for the server, and what is kept of each, here and there, is bounded.
+const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {
     /// The site of a name: one for all its handles.
@@ -64,6 +67,7 @@ impl SemaphoreSite {
                 requests: core
                     .requests
                     .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
+                posted: AtomicUsize::new(0),
                 debt: Mutex::default(),
                 gate: PermitGate::new(core.round_trip),
                 core: Arc::clone(core),
@@ -140,13 +144,15 @@ impl SemaphoreSite {
         if rest == 0 {
             return Ok(());
         }
-        if giving == Giving::Posted && self.requests.count() >= MOST_OPEN {
+        let posted = giving == Giving::Posted;
+        if posted && self.posted.load(Ordering::Relaxed) >= MOST_POSTED {
             self.owe(rest.into());
             return Ok(());
         }
         let ticket = self.open();
         let release = Release { site: Arc::clone(self), ticket, permits: rest };
-        if giving == Giving::Posted {
+        if posted {
+            self.posted.fetch_add(1, Ordering::Relaxed);
             let command = self.scripts().release_command(ticket, rest.into(), false);
             self.core.post(&self.lane, command, Arc::new(release));
             return Ok(());
@@ -307,6 +313,7 @@ const IN_THE_BACKGROUND: &str =
 
 impl Receiver for Release {
     fn receive(&self, outcome: Outcome) {
+        self.site.posted.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = self.settle(released(outcome, &self.site.requests), true) {
             self.site.core.watchdog.tell(error);
         }
