@@ -1462,6 +1462,25 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 }
 
 #[test]
+fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    let proxy = Proxy::before(&server);
+    let semaphore = semaphore(&user.client_behind(&proxy), "pool", 5);
+    drop(semaphore.acquire().unwrap());
+    wait_permits(&server, "pool", 5);
+    user.set(&["-decrby"]);
+    on_acquire(&proxy, "pool", 1, Action::LoseReply);
+    // It may have been applied, for all that the client knows.
+    let error = semaphore.acquire().map(drop).unwrap_err();
+    is_clear(&error, "pool", "given back in the background");
+    assert_eq!(proxy.fired(), 1);
+    user.set(&ALL_RIGHTS);
+    stays(&server, "pool", 5);
+}
+
+#[test]
 fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };

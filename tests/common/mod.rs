@@ -304,4 +304,10 @@ impl User {
     pub(crate) fn client(&self) -> Client {
         impatient(&self.url).connect().unwrap()
     }
+
+    /// A client of this user's behind a network.
+    pub(crate) fn client_behind(&self, proxy: &redlatch_testkit::Proxy) -> Client {
+        let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
+        impatient(&url).connections(1).connect().unwrap()
+    }
 }
