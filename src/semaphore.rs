@@ -40,7 +40,9 @@ use self::site::{Baton, Giving};
 ///
 /// Each request is numbered, and applied once however often it has to be sent. If the outcome of
 /// an acquire stays unknown, the caller gets an error, and what it may have taken is given back in
-/// the background.
+/// the background. That, and a release that may have been applied, is tried for four minutes; then
+/// it is not known any more, which is logged. A release that never left the process is kept for as
+/// long as the client is.
 ///
 /// # In Redis
 ///
