@@ -1,49 +1,67 @@
 -- Stands before every script whose request has no owner that could be asked (permits, counts):
 -- such a request carries a number and is applied once.
 --
--- KEYS 1 the semaphore or latch, 2 what is known of this client's requests
--- ARGV 1 number of the request, 2 lowest number of the client that is not answered yet, 3 how long
---      to remember in ms, 4 whether this is a copy, sent after the connection broke (1) or not (0)
+-- KEYS 1 the semaphore or latch, 2 what is remembered of the request's slot
+-- ARGV 1 number of the request, 2 until when it may be applied, in ms since 1970 on the server's
+--      clock, 3 how long to remember it in ms, 4 whether this is a copy, sent after the connection
+--      broke (1) or not (0)
+-- reply: what the script says, or {now}: too late, nothing was changed by this
 --
--- Known is a string: the floor, and for each later request its result: `7;8=1;9=0`. A copy finds
--- the result of the first; so does the first, if a stalled server reads it after the copy. Below
--- the floor every request was answered, so one that arrives now comes too late and does nothing.
--- A result of `false` means that nothing was done: only a copy need remember that, for the first
--- may arrive after it.
-local function once(apply)
-    local number, floor = tonumber(ARGV[1]), tonumber(ARGV[2])
-    local known = redis.call('get', KEYS[2])
-    local kept = ''
-    if known then
-        local lowest = tonumber(string.match(known, '^%d+'))
-        if number < lowest then
-            return redis.error_reply('STALE request ' .. ARGV[1] .. ' was answered before')
-        end
-        floor = math.max(floor, lowest)
-        for other, result in string.gmatch(known, ';(%d+)=(-?%d+)') do
-            if tonumber(other) == number then
-                return tonumber(result)
-            elseif tonumber(other) >= floor then
-                kept = kept .. ';' .. other .. '=' .. result
-            end
-        end
-    end
-    local result = apply()
-    if result or ARGV[4] == '1' then
-        local remembered = string.format('%.0f', floor) .. kept .. ';' .. ARGV[1] .. '='
-            .. string.format('%.0f', result or 0)
-        redis.call('set', KEYS[2], remembered, 'px', ARGV[3])
-    end
-    return result or 0
+-- A client has one open request at a time in each of its slots, and a slot remembers the last one
+-- with its result: `8=1`. A slot's numbers only rise. Once: say that a request was applied at the
+-- time t. It is remembered until t + memory, or until a later one of its slot is, of which the
+-- client sends none before it is done with this one. Another copy may be read whenever, however
+-- many there are and in whatever order they come. Either it finds itself remembered, and answers
+-- the same; or a later one, and is refused; or nothing, but then it is past t + memory, and so past
+-- its own time, and it is refused as well.
+local number, latest, memory = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known = redis.call('get', KEYS[2]) or '0=0'
+local last, result = string.match(known, '^(%d+)=(-?%d+)$')
+last = tonumber(last)
+
+-- Whether it must not be applied any more. A time so far off that the memory would not last until
+-- then is a client's that knows nothing of the server's clock; it learns it from the reply.
+local function is_late()
+    return last > number or now > latest or latest > now + memory - 1000
 end
 
--- The number under a key; none is zero. Something else there is the server's error.
-local function value(key)
-    local text = redis.call('get', key) or '0'
-    return tonumber(text) or redis.call('incrby', key, 0)
+local function remember(text)
+    return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
--- Tells who waits. Without the right to publish the change stands all the same.
-local function tell(channel, message)
-    redis.pcall('publish', channel, message)
+-- Makes the one change of a script. Its result is remembered first: if that is refused, nothing is
+-- changed, and if the change is, that is taken back.
+local function change(outcome, ...)
+    remember(ARGV[1] .. '=' .. outcome)
+    local reply = redis.pcall(...)
+    local refused = type(reply) == 'table' and reply.err
+    if refused then
+        remember(known)
+    end
+    return reply, refused
+end
+
+-- Applies a request. `wanted` says what it is to answer, and the command that makes the change; or
+-- nothing, if there is nothing to change: only a copy need remember that, for the first may arrive
+-- after it. `told` is called with the command's reply; a result of its own is for the first only.
+local function once(wanted, told)
+    if last == number then
+        return tonumber(result)
+    elseif is_late() then
+        return {now}
+    end
+    local parts = wanted()
+    if not parts then
+        if ARGV[4] == '1' then
+            remember(ARGV[1] .. '=0')
+        end
+        return 0
+    end
+    local reply, refused = change(unpack(parts))
+    if refused then
+        return reply
+    end
+    return told and told(reply) or tonumber(parts[1])
 end

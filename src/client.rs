@@ -20,7 +20,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, Heard, Hub, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
-use crate::script::Requests;
+use crate::script::{Requests, ServerClock};
 use crate::semaphore::{Semaphore, SemaphoreSite};
 use crate::sync::Mutex;
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
@@ -138,6 +138,7 @@ impl Client {
         let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone());
         endpoint.on_new_run(core.watchdog.renew_all());
         endpoint.health().on_news(core.watchdog.log_news());
+        endpoint.on_opened(core.watchdog.connected());
         // From here on a failure drops this, which ends the threads that did start.
         let client = Self(Arc::new(Outer { core, ended, ending: Mutex::new(false) }));
         client.0.start(&endpoint, jobs, alive).map_err(|source| {
@@ -248,6 +249,7 @@ pub(crate) struct Core {
     pub(crate) fair_queues: Registry<FairQueue>,
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
+    pub(crate) server_clock: Arc<ServerClock>,
     last_heartbeat: AtomicU64,
     itself: Weak<Self>,
     shut_down: AtomicBool,
@@ -281,6 +283,7 @@ impl Core {
             latches: Registry::new(),
             fair_queues: Registry::new(),
             requests: Registry::new(),
+            server_clock: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),

@@ -27,9 +27,10 @@ use crate::watchdog::Errand;
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
 /// (`1`); as that channel is the same in each of a server's databases, one of our own says, too,
-/// that the latch of this database was opened. Beside it, for five minutes after a client's last
-/// request, `redlatch_request:{name}:…` remembers what was applied, so that no count-down is
-/// applied twice.
+/// that the latch of this database was opened. Beside it keys that begin with
+/// `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
+/// request, so that no count-down is applied twice. The rights that a user needs are listed in
+/// `lua/README.md`.
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,
@@ -84,14 +85,21 @@ impl CountDownLatch {
             site.requests.close(ticket);
             return Ok(());
         };
-        let state = if let Trouble::Unknown(_) = trouble {
-            let command = site.scripts().count_down_copy(ticket);
-            let errand = Errand::request(&site.name, command, &site.requests, ticket);
-            site.core.watchdog.run_errand(errand);
-            "it is counted in the background, once: do not count down again"
-        } else {
-            site.requests.close(ticket);
-            "nothing was counted"
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                let command = site.scripts().count_down_copy(ticket);
+                let errand = Errand::request(&site.name, command, &site.requests, ticket);
+                site.core.watchdog.run_errand(errand);
+                "it is counted in the background, once: do not count down again"
+            }
+            Trouble::Forgotten(_) => {
+                site.requests.close(ticket);
+                "whether it was counted is not known: look at the count"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                site.requests.close(ticket);
+                "nothing was counted"
+            }
         };
         Err(trouble.into_error().of(&site.name).now(state))
     }
@@ -168,7 +176,8 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
+    /// which is left as it is.
     ///
     /// # Blocking
     ///
@@ -205,6 +214,10 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.check(&wait)?;
         let site = &self.site;
+        if wait.is_over() {
+            // Whoever leads may have asked long ago, and sleep.
+            return Ok(self.count()? == 0);
+        }
         let core = self.client.core();
         let thread = Thread::current();
         if let Some(waiter) = site.gate.enter(&thread) {
@@ -307,7 +320,6 @@ pub(crate) struct LatchSite {
     lane: Arc<Lane>,
     channel: Arc<str>,
     opened: Arc<str>,
-    requests_key: String,
     requests: Arc<Requests>,
     pub(crate) gate: LatchGate,
 }
@@ -322,8 +334,9 @@ impl LatchSite {
                 lane: core.lane(&name),
                 channel: LatchKeys::channel(&name).into(),
                 opened: LatchKeys::opened(&name, core.database()).into(),
-                requests: core.requests.get(&requests_key, |_| Requests::default()),
-                requests_key,
+                requests: core
+                    .requests
+                    .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
                 gate: LatchGate(Mutex::new(Queue::new())),
                 core: Arc::clone(core),
                 name,
@@ -337,7 +350,7 @@ impl LatchSite {
             key: &self.name,
             channel: &self.channel,
             opened: &self.opened,
-            requests: &self.requests_key,
+            requests: &self.requests,
         }
     }
 
@@ -347,7 +360,7 @@ impl LatchSite {
 
     fn error(&self, trouble: Trouble) -> Error {
         let state = match trouble {
-            Trouble::Unknown(_) => "whether it was applied is not known",
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
             Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
         };
         trouble.into_error().of(&self.name).now(state)

@@ -296,7 +296,7 @@ impl<'a> Request<'a> {
         self.is_pending |= matches!(trouble, Trouble::Unknown(_));
         let alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
-            Trouble::Unknown(_) => {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
                 "nothing is held; if the server took the lock nevertheless, it is released in the \
                  background, or ends with its lease"
             }

@@ -40,13 +40,17 @@ use self::site::{Baton, Giving};
 ///
 /// Each request is numbered, and applied once however often it has to be sent. If the outcome of
 /// an acquire stays unknown, the caller gets an error, and what it may have taken is given back in
-/// the background.
+/// the background. That, and a release that may have been applied, is tried for four minutes; then
+/// it is not known any more, which is logged. A release that never left the process is kept for as
+/// long as the client is.
 ///
 /// # In Redis
 ///
 /// The number of free permits as text under the semaphore's name, without a time to live; each
-/// change is published on `redisson_sc:{name}`. Beside it, for five minutes after a client's last
-/// request, `redlatch_request:{name}:…` remembers the numbers applied.
+/// change is published on `redisson_sc:{name}`. Beside it keys that begin with
+/// `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
+/// request: one for each request that it had open at once. The rights that a user needs are listed
+/// in `lua/README.md`.
 #[derive(Clone)]
 pub struct Semaphore {
     site: Arc<SemaphoreSite>,
@@ -68,6 +72,24 @@ impl Semaphore {
         self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
     }
 
+    /// Sets how many permits are free, whatever there were, and makes the semaphore if there is none.
+    /// Whoever waits, on any machine, gets what there is now, or goes on waiting.
+    ///
+    /// Permits that are out are not counted, since nobody knows them: they come back on top. So it
+    /// is for a semaphore of which none is out, or of which a process died with some; one in use
+    /// is made larger or smaller by [`add_permits`](Self::add_permits), once for all processes.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn set_permits(&self, permits: u32) -> Result<(), Error> {
+        self.request(|scripts, ticket| scripts.set_permits(ticket, permits)).map(drop)
+    }
+
     /// Changes how many permits there are, by a number that may be negative: then there may be
     /// fewer than none until enough are given back.
     ///
@@ -87,13 +109,40 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: what it may have taken is given back
+    /// in the background.
     ///
     /// # Blocking
     ///
     /// One round trip.
     pub fn drain_permits(&self) -> Result<i64, Error> {
-        self.request(|scripts, ticket| scripts.drain_permits(ticket))
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        match site.scripts().drain_permits(ticket) {
+            Ok(permits) => {
+                site.requests.close(ticket);
+                Ok(permits)
+            }
+            Err(trouble) => Err(site.not_taken(ticket, trouble)),
+        }
+    }
+
+    /// Removes the semaphore: it has no permits until some are set or added. `false`: there was none.
+    ///
+    /// Nobody is told, as in Redisson: whoever waits goes on waiting, here and there. Permits that
+    /// are out come back nevertheless, and make it anew.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
+    /// which is left as it is.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.request(|scripts, ticket| scripts.delete(ticket))
     }
 
     /// How many permits are free. Already old when it returns.
@@ -192,6 +241,19 @@ impl Semaphore {
         self.take(1, Wait::until(deadline))
     }
 
+    /// As [`try_acquire_until`](Self::try_acquire_until), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn try_acquire_many_until(
+        &self,
+        permits: u32,
+        deadline: Instant,
+    ) -> Result<Option<Permit>, Error> {
+        self.take(permits, Wait::until(deadline))
+    }
+
     /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
     ///
     /// # Errors
@@ -199,7 +261,20 @@ impl Semaphore {
     /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
     /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
-        self.take(1, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
+        self.acquire_many_cancellable(1, token)
+    }
+
+    /// As [`acquire_cancellable`](Self::acquire_cancellable), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_cancellable`](Self::acquire_cancellable).
+    pub fn acquire_many_cancellable(
+        &self,
+        permits: u32,
+        token: &CancelToken,
+    ) -> Result<Permit, Error> {
+        self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
     /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other

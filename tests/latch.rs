@@ -186,6 +186,26 @@ fn a_bounded_wait_ends_at_its_deadline() {
 }
 
 #[test]
+fn who_does_not_wait_is_told_the_truth_though_others_wait() {
+    let _bounded = bounded();
+    let server = server();
+    let latch = latch(&client(&server), "truth", 1);
+    let waiter = waiters(&latch, 1).remove(0);
+    wait_subscribed(&server, &channel("truth"));
+    assert!(!latch.wait_for(Duration::ZERO).unwrap());
+    // Without a message: who waits finds out later.
+    let () = server.connection().del("truth").unwrap();
+    assert!(latch.wait_for(Duration::ZERO).unwrap());
+    assert!(latch.wait_until(Instant::now()).unwrap());
+    assert!(latch.wait_within(redlatch::Wait::NONE).unwrap());
+    assert!(!waiter.is_finished());
+    assert!(!latch.delete().unwrap());
+    assert!(latch.try_set_count(1).unwrap());
+    latch.count_down().unwrap();
+    waiter.join();
+}
+
+#[test]
 fn a_wait_that_does_not_wait_does_not_subscribe() {
     let _bounded = bounded();
     let server = server();
@@ -481,11 +501,12 @@ fn another_databases_latch_of_the_name_opens_nothing() {
     wait_subscribed(&server, &channel("start"));
     there.count_down().unwrap();
     there.wait().unwrap();
-    let asked = Commands::so_far(&server).of("get");
+    let mut asked = Commands::so_far(&server).of("get");
     // Its message is on our channel, and leads to a question at most.
     wait_until("they wait again", SOON, || {
         waiting.iter().for_each(Running::wait_asleep);
-        Commands::so_far(&server).of("get") == asked
+        let now = Commands::so_far(&server).of("get");
+        std::mem::replace(&mut asked, now) == now
     });
     thread::sleep(UNIT);
     assert!(waiting.iter().all(|waiter| !waiter.is_finished()));
@@ -756,15 +777,15 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
     for name in ["hash", "text"] {
         let latch = client.count_down_latch(name);
         let errors = [
+            latch.delete().map(drop).unwrap_err(),
             latch.wait().unwrap_err(),
             latch.wait_for(UNIT).unwrap_err(),
             latch.count().unwrap_err(),
             latch.count_down().unwrap_err(),
         ];
         for error in errors {
-            assert_eq!(error.name(), Some(name), "{error}");
-            let kind = error.kind();
-            assert!(matches!(kind, ErrorKind::Redis | ErrorKind::Protocol), "{error:?}");
+            is_clear(&error, name, "use another name");
+            assert!(!error.to_string().contains("precious"), "{error}");
         }
         if let Ok(set) = latch.try_set_count(1) {
             assert!(!set);
@@ -809,4 +830,98 @@ fn without_memory_the_last_count_is_told_and_opens_it_later() {
     latch.count_down().unwrap();
     latch.count_down().unwrap();
     latch.wait().unwrap();
+}
+
+/// A change that the server is asked for, with the count before and after it.
+struct Change {
+    before: Option<i64>,
+    after: Option<i64>,
+    ask: fn(&CountDownLatch) -> Result<(), Error>,
+}
+
+const CHANGES: [Change; 5] = [
+    Change { before: None, after: Some(3), ask: |it| it.try_set_count(3).map(drop) },
+    Change { before: Some(3), after: Some(2), ask: CountDownLatch::count_down },
+    Change { before: Some(1), after: None, ask: CountDownLatch::count_down },
+    Change { before: None, after: None, ask: CountDownLatch::count_down },
+    Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
+];
+
+/// What a latch's scripts do, each of it denied; and keys that may not be touched.
+const DENIED: [&[&str]; 11] = [
+    &["-time"],
+    &["-get"],
+    &["-set"],
+    &["-incrby"],
+    &["-decr"],
+    &["-del"],
+    &["-publish"],
+    &["resetchannels"],
+    &["resetkeys", "~gate"],
+    &["resetkeys", "~redlatch_request:*"],
+    &["resetkeys", "~redlatch_request:*", "%R~gate"],
+];
+
+#[test]
+fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    let client = user.client();
+    let gate = client.count_down_latch("gate");
+    // Learns the server's clock.
+    gate.count_down().unwrap();
+    let mut redis = server.connection();
+    let mut refused = 0;
+    for denied in DENIED {
+        for (at, Change { before, after, ask }) in CHANGES.iter().enumerate() {
+            let () = redis.del("gate").unwrap();
+            if let Some(before) = before {
+                let () = redis.set("gate", before).unwrap();
+            }
+            user.set(denied);
+            let outcome = ask(&gate);
+            user.set(&["~*", "&*", "+@all"]);
+            let now: Option<i64> = redis.get("gate").unwrap();
+            match outcome {
+                Ok(()) => assert_eq!(now, *after, "{denied:?}, change {at}"),
+                Err(error) => {
+                    assert_eq!(now, *before, "{denied:?}, change {at}: {error}");
+                    is_clear(&error, "gate", "access rights (ACL)");
+                    assert!(error.to_string().contains("a latch needs"), "{error}");
+                    refused += 1;
+                    ask(&gate).unwrap();
+                    assert_eq!(redis.get::<_, Option<i64>>("gate").unwrap(), *after);
+                }
+            }
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+#[test]
+fn the_rights_that_the_message_names_are_enough() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    user.set(&["-@all", "+ping"]);
+    let error = user.client().count_down_latch("rights").count_down().unwrap_err().to_string();
+    let named = error.split("a latch needs ").nth(1).unwrap().split(" on its key").next();
+    user.set(&["resetkeys", "~rights", "~redlatch_request:{rights}:*"]);
+    let words = named.unwrap().replace(" and", ",").replace(",,", ",");
+    for right in words.split(", ") {
+        user.set(&[&format!("+{}", right.to_lowercase())]);
+    }
+    let latch = latch(&user.client(), "rights", 2);
+    let waiting = user.client().count_down_latch("rights");
+    let waiter = spawn(move || waiting.wait().unwrap());
+    wait_subscribed(&server, &channel("rights"));
+    waiter.wait_asleep();
+    let begun = Instant::now();
+    latch.count_down().unwrap();
+    latch.count_down().unwrap();
+    waiter.join();
+    assert!(begun.elapsed() < BEFORE_A_POLL);
+    assert!(latch.try_set_count(1).unwrap());
+    assert!(latch.delete().unwrap());
 }

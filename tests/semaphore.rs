@@ -1135,6 +1135,8 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     for name in ["hash", "text"] {
         let semaphore = client.semaphore(name);
         let mut errors = vec![
+            semaphore.delete().map(drop).unwrap_err(),
+            semaphore.set_permits(1).unwrap_err(),
             semaphore.acquire().map(drop).unwrap_err(),
             semaphore.try_acquire().map(drop).unwrap_err(),
             semaphore.try_acquire_for(UNIT).map(drop).unwrap_err(),
@@ -1148,9 +1150,8 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
             errors.push(error);
         }
         for error in errors {
-            assert_eq!(error.name(), Some(name), "{error}");
-            let kind = error.kind();
-            assert!(matches!(kind, ErrorKind::Redis | ErrorKind::Protocol), "{error:?}");
+            is_clear(&error, name, "use another name");
+            assert!(!error.to_string().contains("precious"), "{error}");
         }
     }
     assert_eq!(redis.hget::<_, _, String>("hash", "field").unwrap(), "precious");
@@ -1298,4 +1299,312 @@ fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
     assert!((0..=3).contains(&free), "{free}");
     first.add_permits(3 - free).unwrap();
     drop(first.try_acquire_many_for(3, SOON).unwrap().expect("all are there"));
+}
+
+#[test]
+fn permits_are_set_anew_and_a_semaphore_is_removed() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.semaphore("anew");
+    assert!(!semaphore.delete().unwrap());
+    let heard = messages(&server, "redisson_sc:*", || {
+        semaphore.set_permits(4).unwrap();
+        let permit = semaphore.acquire().unwrap();
+        semaphore.set_permits(1).unwrap();
+        assert_eq!(semaphore.available_permits().unwrap(), 1);
+        semaphore.set_permits(0).unwrap();
+        permit.release().unwrap();
+        assert_eq!(semaphore.available_permits().unwrap(), 1, "what was out comes back on top");
+    });
+    let heard: Vec<_> = heard.iter().map(|(_, free)| free.as_str()).collect();
+    assert_eq!(heard, ["4", "1", "1"]);
+    let out = semaphore.acquire().unwrap();
+    assert!(semaphore.delete().unwrap() && !semaphore.delete().unwrap());
+    assert!(!server.connection().exists::<_, bool>("anew").unwrap());
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    // Whoever waits goes on waiting, until there are permits again.
+    let waiting = common::client(&server).semaphore("anew");
+    let waiter = spawn(move || waiting.acquire_many(2).unwrap().forget());
+    wait_subscribed(&server, &channel("anew"));
+    waiter.wait_asleep();
+    assert!(!semaphore.delete().unwrap());
+    out.release().unwrap();
+    let begun = Instant::now();
+    semaphore.set_permits(3).unwrap();
+    waiter.join();
+    assert!(begun.elapsed() < BEFORE_A_POLL);
+    stays(&server, "anew", 1);
+}
+
+#[test]
+fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = semaphore(&client(&server), "even", 3);
+    let permit = semaphore.acquire_many_cancellable(2, &CancelToken::new()).unwrap();
+    assert_eq!(permit.permits(), 2);
+    let begun = Instant::now();
+    assert!(semaphore.try_acquire_many_until(2, begun + UNIT).unwrap().is_none());
+    assert!(begun.elapsed() >= UNIT);
+    let token = CancelToken::new();
+    let (waiting, cancel) = (semaphore.clone(), token.clone());
+    let waiter = spawn(move || waiting.acquire_many_cancellable(2, &cancel).map(drop));
+    waiter.wait_asleep();
+    token.cancel();
+    assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    drop(permit);
+    let late = Instant::now() + SOON;
+    assert_eq!(semaphore.try_acquire_many_until(3, late).unwrap().unwrap().permits(), 3);
+    stays(&server, "even", 3);
+}
+
+#[test]
+fn drained_permits_of_unknown_outcome_come_back() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    for (name, permits) in [("drained", 5), ("drained below", -3)] {
+        let semaphore = client.semaphore(name);
+        semaphore.add_permits(permits).unwrap();
+        for action in [Action::LoseReply, Action::Silence] {
+            let before = proxy.fired();
+            let times = if matches!(action, Action::Silence) { 1 } else { 2 };
+            on_acquire(&proxy, name, times, action);
+            let error = semaphore.drain_permits().unwrap_err();
+            is_clear(&error, name, "given back in the background");
+            assert_eq!(proxy.fired(), before + times);
+            proxy.cut_all();
+            stays(&server, name, permits);
+        }
+        assert_eq!(semaphore.drain_permits().unwrap(), permits);
+    }
+}
+
+/// A change that the server is asked for, with the free permits before and after it.
+struct Change {
+    before: Option<i64>,
+    after: Option<i64>,
+    ask: fn(&Semaphore) -> Result<(), Error>,
+}
+
+const CHANGES: [Change; 10] = [
+    Change { before: None, after: Some(3), ask: |it| it.try_set_permits(3).map(drop) },
+    Change { before: Some(5), after: Some(3), ask: |it| it.set_permits(3) },
+    Change { before: Some(3), after: Some(-2), ask: |it| it.add_permits(-5) },
+    Change { before: Some(3), after: Some(0), ask: |it| it.drain_permits().map(drop) },
+    Change { before: Some(-2), after: Some(0), ask: |it| it.drain_permits().map(drop) },
+    Change {
+        before: Some(3),
+        after: Some(1),
+        ask: |it| it.try_acquire_many(2).map(|permit| permit.unwrap().forget()),
+    },
+    Change { before: Some(3), after: Some(5), ask: |it| it.release_many(2) },
+    Change { before: None, after: Some(2), ask: |it| it.release_many(2) },
+    Change { before: Some(3), after: Some(5), ask: |it| it.release_if_exists(2).map(drop) },
+    Change { before: Some(3), after: None, ask: |it| it.delete().map(drop) },
+];
+
+/// What a semaphore's scripts do, each of it denied; and keys that may not be touched.
+const DENIED: [&[&str]; 12] = [
+    &["-time"],
+    &["-get"],
+    &["-set"],
+    &["-exists"],
+    &["-incrby"],
+    &["-decrby"],
+    &["-del"],
+    &["-publish"],
+    &["resetchannels"],
+    &["resetkeys", "~pool"],
+    &["resetkeys", "~redlatch_request:*"],
+    &["resetkeys", "~redlatch_request:*", "%R~pool"],
+];
+
+const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
+
+#[test]
+fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    let client = user.client();
+    let pool = client.semaphore("pool");
+    // Learns the server's clock and its scripts.
+    drop(pool.try_acquire().unwrap());
+    let mut redis = server.connection();
+    let mut refused = 0;
+    for denied in DENIED {
+        for (at, Change { before, after, ask }) in CHANGES.iter().enumerate() {
+            let () = redis::cmd("DEL").arg("pool").query(&mut redis).unwrap();
+            if let Some(before) = before {
+                let () = redis.set("pool", before).unwrap();
+            }
+            user.set(denied);
+            let outcome = ask(&pool);
+            user.set(&ALL_RIGHTS);
+            let now: Option<i64> = redis.get("pool").unwrap();
+            match outcome {
+                Ok(()) => assert_eq!(now, *after, "{denied:?}, change {at}"),
+                Err(error) => {
+                    assert_eq!(now, *before, "{denied:?}, change {at}: {error}");
+                    is_clear(&error, "pool", "access rights (ACL)");
+                    assert!(error.to_string().contains("a semaphore needs"), "{error}");
+                    refused += 1;
+                    ask(&pool).unwrap();
+                    assert_eq!(redis.get::<_, Option<i64>>("pool").unwrap(), *after);
+                }
+            }
+        }
+    }
+    assert!(refused > 40, "{refused}");
+}
+
+#[test]
+fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    let proxy = Proxy::before(&server);
+    let semaphore = semaphore(&user.client_behind(&proxy), "pool", 5);
+    drop(semaphore.acquire().unwrap());
+    wait_permits(&server, "pool", 5);
+    user.set(&["-decrby"]);
+    on_acquire(&proxy, "pool", 1, Action::LoseReply);
+    // It may have been applied, for all that the client knows.
+    let error = semaphore.acquire().map(drop).unwrap_err();
+    is_clear(&error, "pool", "given back in the background");
+    assert_eq!(proxy.fired(), 1);
+    user.set(&ALL_RIGHTS);
+    stays(&server, "pool", 5);
+}
+
+#[test]
+fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    let client = user.client();
+    let semaphore = semaphore(&client, "pool", 9);
+    for denied in DENIED {
+        let (dropped, released) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+        user.set(denied);
+        drop(dropped);
+        let outcome = released.release();
+        if let Err(error) = &outcome {
+            is_clear(error, "pool", "in the background, once");
+        }
+        // Tried again and again meanwhile.
+        thread::sleep(UNIT);
+        let free: i64 = server.connection().get("pool").unwrap();
+        assert_eq!(free, if outcome.is_ok() { 9 } else { 7 }, "{denied:?}");
+        user.set(&ALL_RIGHTS);
+        wait_permits(&server, "pool", 9);
+    }
+    stays(&server, "pool", 9);
+}
+
+#[test]
+fn the_rights_that_the_message_names_are_enough() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "me");
+    user.set(&["-@all", "+ping"]);
+    let error = user.client().semaphore("rights").acquire().map(drop).unwrap_err().to_string();
+    let named = error.split("a semaphore needs ").nth(1).unwrap().split(" on its key").next();
+    user.set(&["resetkeys", "~rights", "~redlatch_request:{rights}:*"]);
+    let words = named.unwrap().replace(" and", ",").replace(",,", ",");
+    for right in words.split(", ") {
+        user.set(&[&format!("+{}", right.to_lowercase())]);
+    }
+    let client = user.client();
+    let semaphore = semaphore(&client, "rights", 2);
+    let all = semaphore.acquire_many(2).unwrap();
+    let waiting = user.client().semaphore("rights");
+    let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
+    wait_subscribed(&server, &channel("rights"));
+    waiter.wait_asleep();
+    drop(all);
+    waiter.join();
+    semaphore.add_permits(1).unwrap();
+    assert!(semaphore.release_if_exists(1).unwrap());
+    assert_eq!(semaphore.drain_permits().unwrap(), 4);
+    semaphore.set_permits(1).unwrap();
+    assert!(semaphore.delete().unwrap());
+}
+
+#[test]
+fn what_the_server_remembers_of_a_client_does_not_grow_with_its_requests() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "bounded", 100);
+    const THREADS: usize = 8;
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            spawn(move || (0..300).for_each(|_| semaphore.acquire().unwrap().release().unwrap()))
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    let mut redis = server.connection();
+    let keys: Vec<String> = redis.keys("redlatch_request:*").unwrap();
+    assert!(keys.len() <= THREADS, "{keys:?}");
+    for key in keys {
+        let left = pttl(&mut redis, &key);
+        assert!(left > 0 && left <= 300_000, "{key:?}: {left}");
+        assert!(redis.strlen::<_, usize>(&key).unwrap() < 40);
+    }
+}
+
+#[test]
+fn who_drops_permits_never_waits_for_the_server() {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let semaphore = semaphore(&client, "many", 2_000);
+    let permits: Vec<_> = (0..2_000).map(|_| semaphore.acquire().unwrap()).collect();
+    server.pause();
+    let begun = Instant::now();
+    drop(permits);
+    let took = begun.elapsed();
+    server.resume();
+    assert!(took < UNIT * 5, "{took:?}");
+    stays(&server, "many", 2_000);
+    let keys: Vec<String> = server.connection().keys("redlatch_request:*").unwrap();
+    assert!(keys.len() < 300, "{}", keys.len());
+}
+
+#[test]
+fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let (dropped, counted) = (semaphore(&client, "outage", 3), client.count_down_latch("outage-"));
+    assert!(counted.try_set_count(2).unwrap());
+    let permits = dropped.acquire_many(2).unwrap();
+    // Counted, though nobody knows; then nothing is to be had for a while.
+    on_release(&proxy, "outage", 1, Action::LoseRequest);
+    proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "outage-")
+    });
+    assert!(counted.count_down().is_err());
+    proxy.refuse();
+    proxy.cut_all();
+    drop(permits);
+    // What is tried again later and later is now tried again after more than 3 s.
+    thread::sleep(UNIT * 34);
+    proxy.accept();
+    let begun = Instant::now();
+    // Anything that needs a connection.
+    wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
+    wait_permits(&server, "outage", 3);
+    wait_until("it is counted", SOON, || {
+        server.connection().get::<_, i64>("outage-").unwrap() == 1
+    });
+    let took = begun.elapsed();
+    assert!(took < UNIT * 15, "{took:?}");
+    stays(&server, "outage", 3);
 }

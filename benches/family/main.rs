@@ -53,6 +53,7 @@ mod witness;
 
 mod latches;
 mod opening;
+mod permits;
 mod queue;
 mod rivals;
 mod waiters;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
             ("fair", rivals::fair),
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
+            ("permits", permits::section),
             ("opening", opening::section),
             ("waiters", waiters::section),
         ],
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
             (cell::ROLE, cell::work),
             (round_trips::ROLE, round_trips::work),
             (queue::ROLE, queue::work),
+            (permits::ROLE, permits::work),
             (opening::COUNTER_ROLE, opening::count),
             (opening::WAITER_ROLE, opening::wait),
             (waiters::COUNTER_ROLE, waiters::count),
@@ -91,5 +94,5 @@ cargo bench --bench family -- [options] [section…]
   --seconds S    so long each measurement (1)
   --help
 
-Sections: fair, queue, semaphore, opening, waiters. None named: all.
+Sections: fair, queue, semaphore, permits, opening, waiters. None named: all.
 ";

@@ -8,7 +8,7 @@
 -- channel of this very latch, was sent after the count was read here, and opens the latch without
 -- another question. One before it may be of the time before the latch was set anew. Redisson's
 -- channel does not tell the databases of a server apart: a `0` there is only a hint.
-local count = value(KEYS[1])
+local count = stored(KEYS[1]) or 0
 if count > 0 then
     tell(ARGV[1], ARGV[2])
 end

@@ -1,12 +1,13 @@
 -- Changes how many permits there are, by a number that may be negative.
 --
--- KEYS 1 the semaphore, 2 requests
+-- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
--- reply: the new value
+-- reply: 1
 return once(function()
-    local free = redis.call('incrby', KEYS[1], ARGV[5])
+    return {'1', 'incrby', KEYS[1], ARGV[5]}
+end, function(free)
     if free > 0 then
         tell(ARGV[6], free)
     end
-    return free
+    return 1
 end)

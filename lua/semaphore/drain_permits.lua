@@ -1,13 +1,14 @@
 -- Takes all permits there are.
 --
--- KEYS 1 the semaphore, 2 requests
+-- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua
 -- reply: how many they were (negative if more were out than there are)
 return once(function()
-    local free = value(KEYS[1])
-    if free == 0 then
-        return false
+    local free = stored(KEYS[1])
+    if not free or free == 0 then
+        return nil
     end
-    redis.call('incrby', KEYS[1], string.format('%.0f', -free))
-    return free
+    -- As text, which has all digits.
+    free = redis.call('get', KEYS[1])
+    return {free, 'decrby', KEYS[1], free}
 end)

@@ -1,16 +1,17 @@
 -- Gives permits back and wakes who waits for them.
 --
--- KEYS 1 the semaphore, 2 requests
+-- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case (0)
--- reply: 1 + how many subscribers heard of it, -1 = given back, but the server refused the message,
---        0 = there is no such semaphore
+-- reply: 1 + how many subscribers heard of it, -1 = given back, but nobody can say, 0 = there is no
+--        such semaphore
 --
 -- The message is the new value. Redisson's clients fail on a negative one, and none is woken by 0.
 return once(function()
     if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
-        return false
+        return nil
     end
-    local free = redis.call('incrby', KEYS[1], ARGV[5])
+    return {'-1', 'incrby', KEYS[1], ARGV[5]}
+end, function(free)
     local heard = 0
     if free > 0 then
         heard = redis.pcall('publish', ARGV[6], free)

@@ -1,13 +1,11 @@
 -- Takes permits, if there are enough.
 --
--- KEYS 1 the semaphore, 2 requests
+-- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 permits
--- reply: 1 = taken, 0 = not
+-- reply: how many were taken, all or 0
 return once(function()
-    local free = value(KEYS[1])
-    if free < tonumber(ARGV[5]) then
-        return false
+    if (stored(KEYS[1]) or 0) < tonumber(ARGV[5]) then
+        return nil
     end
-    redis.call('decrby', KEYS[1], ARGV[5])
-    return 1
+    return {ARGV[5], 'decrby', KEYS[1], ARGV[5]}
 end)

@@ -1,12 +1,14 @@
 -- Makes a semaphore, unless there is one.
 --
--- KEYS 1 the semaphore, 2 requests
+-- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1 = made, 0 = there is one
 return once(function()
-    if not redis.call('set', KEYS[1], ARGV[5], 'nx') then
-        return false
+    if redis.call('exists', KEYS[1]) == 1 then
+        return nil
     end
+    return {'1', 'set', KEYS[1], ARGV[5]}
+end, function()
     if tonumber(ARGV[5]) > 0 then
         tell(ARGV[6], ARGV[5])
     end

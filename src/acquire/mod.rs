@@ -173,8 +173,8 @@ impl Contender<'_> {
                 return Ok(Confirmation::Over);
             }
             if Instant::now() >= latest {
-                let message = "no subscription to the lock's channel could be had in time, so \
-                               waiting would not end when the lock is released; nothing is held";
+                let message = "no subscription to its channel could be had in time, so what ends \
+                               the wait would not be heard; nothing is held";
                 let error = Error::new(ErrorKind::Redis, message.to_owned());
                 return Err(error.transient(true).of(self.name));
             }

@@ -1,7 +1,7 @@
 //! Where the server is, and how a connection to it is opened.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
@@ -18,6 +18,8 @@ pub(crate) struct Endpoint {
     response_timeout: Duration,
     runs: Arc<Runs>,
     health: Arc<Health>,
+    /// Who is told of each connection that works.
+    opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl Endpoint {
@@ -50,7 +52,7 @@ impl Endpoint {
         }
         let health = Arc::new(Health::new(info.addr().to_string()));
         let runs = Arc::new(Runs::new());
-        Ok(Self { info, connect_timeout, response_timeout, runs, health })
+        Ok(Self { info, connect_timeout, response_timeout, runs, health, opened: Arc::default() })
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -74,6 +76,9 @@ impl Endpoint {
         let (connection, server) = opened.inspect_err(|error| self.health.failed(error))?;
         self.runs.met(server);
         self.health.works(now);
+        if let Some(tell) = self.opened.get() {
+            tell();
+        }
         Ok(connection)
     }
 
@@ -99,6 +104,12 @@ impl Endpoint {
     /// connection: it must not block.
     pub(crate) fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.runs.on_new(tell);
+    }
+
+    /// From here on `tell` is called by whoever has opened a connection on which the server
+    /// answers: it must not block.
+    pub(crate) fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.opened.set(Box::new(tell));
     }
 
     /// Which run of the server was met last.

@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::{Command, Endpoint, Lane, OLDEST};
 use crate::error::{Error, ErrorKind};
-use crate::script;
+use crate::script::{self, Rights};
 
 /// The same for every client, so that nothing on the server grows with their number.
 const SCRIPT: &str = "return ARGV[1]";
@@ -63,7 +63,7 @@ fn understand(reply: Value) -> Result<(), Error> {
         }
         // It cannot run one now (it is loading, or busy with another), but it would.
         Value::ServerError(error) if error.code() != "ERR" => Ok(()),
-        Value::ServerError(error) => Err(script::refused(error.into())),
+        Value::ServerError(error) => Err(script::refused(error.into(), Rights::Connect)),
         _ => {
             let message = "what answers there is no Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, ServerErrorKind, Value};
 
-use super::server::is_wrong_server;
+use super::reply::is_wrong_server;
 use super::{Command, Connection, Endpoint, Health};
 use crate::sync::clock;
 

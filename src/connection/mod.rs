@@ -9,6 +9,7 @@ mod link;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+mod reply;
 mod server;
 #[cfg(not(all(test, shuttle)))]
 mod socket;
@@ -21,6 +22,7 @@ pub(crate) use greet::greet;
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Failure, Link, Outcome, Receiver};
+pub(crate) use reply::reply_code;
 use server::OLDEST;
 
 #[cfg(all(test, shuttle))]

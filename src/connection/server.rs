@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
+use redis::{ErrorKind as Cause, RedisResult, Value};
 
 use crate::sync::Mutex;
 
@@ -116,30 +116,6 @@ impl Runs {
     }
 }
 
-/// Whether this reply says that the server is not the one to ask, or not now: the connection leads
-/// to the wrong place. The next one looks the address up anew.
-pub(super) fn is_wrong_server(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if is_wrong(error.code(), error.details()))
-}
-
-fn is_wrong(code: &str, details: Option<&str>) -> bool {
-    const CODES: [&str; 3] = ["READONLY", "LOADING", "MASTERDOWN"];
-    // A script's error, up to Redis 6, has the code in its text.
-    CODES.contains(&code)
-        || code == "ERR"
-            && details.is_some_and(|text| {
-                CODES.iter().any(|code| {
-                    text.split_once(code).is_some_and(|(before, _)| before.ends_with('-'))
-                })
-            })
-}
-
-/// What a server says of itself to whoever it does not let in, before any question.
-pub(super) fn turns_away(error: &RedisError) -> bool {
-    error.code() == Some("DENIED")
-        || error.detail().is_some_and(|text| text.contains("max number of clients"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -184,21 +160,5 @@ mod tests {
         runs.met(server(None));
         runs.met(server(None));
         assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
-    }
-
-    #[test]
-    fn a_wrong_server_is_known_by_its_words() {
-        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
-        for text in [
-            "-READONLY You can't write against a read only replica.\r\n",
-            "-LOADING Redis is loading the dataset in memory\r\n",
-            "-MASTERDOWN Link with MASTER is down\r\n",
-            "-ERR Error running script (call to f_1): @user_script:1: -READONLY You can't\r\n",
-        ] {
-            assert!(is_wrong_server(&reply(text)), "{text}");
-        }
-        for text in ["-ERR unknown command 'READONLY'\r\n", "-OOM\r\n", "+OK\r\n"] {
-            assert!(!is_wrong_server(&reply(text)), "{text}");
-        }
     }
 }

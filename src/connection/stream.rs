@@ -11,7 +11,8 @@ use redis::{
 };
 
 use super::Command;
-use super::server::{Server, turns_away};
+use super::reply::turns_away;
+use super::server::Server;
 use super::socket::Socket;
 
 /// A connection whose server has let the client in.

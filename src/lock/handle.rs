@@ -139,7 +139,7 @@ impl Handle {
         }
         outcome.map_err(|trouble| {
             let state = match trouble {
-                Trouble::Unknown(_) => {
+                Trouble::Unknown(_) | Trouble::Forgotten(_) => {
                     "whether it was unlocked is not known: ask is_locked, and call again if it is"
                 }
                 Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",

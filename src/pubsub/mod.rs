@@ -22,7 +22,7 @@ use crate::client::Core;
 use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
 use crate::error::Error;
 use crate::protocol::LockKeys;
-use crate::script;
+use crate::script::{self, Rights};
 use crate::sync::{Condvar, Mutex, Thread};
 
 /// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
@@ -340,7 +340,8 @@ impl PubSub {
 }
 
 fn refused(error: &RedisError) -> Error {
-    script::refused(error.clone()).now("waiting needs the right to SUBSCRIBE")
+    script::refused(error.clone(), Rights::Subscriptions)
+        .now("waiting needs the right to SUBSCRIBE")
 }
 
 fn subscribe(connection: &mut Connection, entries: &[Arc<Entry>]) -> Result<(), RedisError> {

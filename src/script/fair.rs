@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Replied, Trouble, accepted, call_again, flag, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, call_again, flag, millis, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{FairKeys, Owner};
 
@@ -79,7 +79,7 @@ impl FairScripts<'_> {
             followers.as_bytes(),
         ];
         let command = self.command(&ACQUIRE, &arguments);
-        let (reply, twice) = call_again(lane, &command, || command.clone())?;
+        let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
         let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
         let reply = match reply.as_slice() {
             [Value::Int(1), followers @ ..] => FairAcquired::Granted(texts(followers)),
@@ -108,7 +108,7 @@ impl FairScripts<'_> {
             self.keys.channel_prefix.as_bytes(),
         ];
         let command = self.command(&TRY, &arguments);
-        let (reply, twice) = call_again(lane, &command, || command.clone())?;
+        let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
         Ok(Replied { reply: flag(reply)?, twice })
     }
 
@@ -162,7 +162,7 @@ impl FairScripts<'_> {
 
 /// The server's answer to a [`FairScripts::keep_alive_command`].
 pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
-    match accepted(outcome)? {
+    match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {
             [Value::Int(again), ask @ ..] => Ok(KeptAlive {
                 again: u64::try_from(*again).ok().map(Duration::from_millis),
@@ -176,7 +176,7 @@ pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
 
 /// What became of a [`FairScripts::give_up_command`].
 pub(crate) fn left(outcome: Outcome) -> Result<(), Trouble> {
-    accepted(outcome).map(drop)
+    accepted(outcome, Rights::FairLocks).map(drop)
 }
 
 fn texts(values: &[Value]) -> Vec<Vec<u8>> {

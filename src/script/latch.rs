@@ -2,9 +2,9 @@
 
 use std::sync::LazyLock;
 
-use super::once::{Once, Ticket};
+use super::once::{Once, Requests, Ticket};
 use super::semaphore::stored_number;
-use super::{Trouble, call, flag, number};
+use super::{Rights, Trouble, call, flag, number};
 use crate::connection::{Command, Lane, Script};
 use crate::pubsub::Fence;
 
@@ -12,6 +12,7 @@ macro_rules! script {
     ($file:literal) => {
         LazyLock::new(|| {
             Script::new(concat!(
+                include_str!("../../lua/number.lua"),
                 include_str!("../../lua/once.lua"),
                 include_str!(concat!("../../lua/latch/", $file))
             ))
@@ -20,7 +21,12 @@ macro_rules! script {
 }
 
 static COUNT_DOWN: LazyLock<Script> = script!("count_down.lua");
-static WAIT: LazyLock<Script> = script!("wait.lua");
+static WAIT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("../../lua/number.lua"),
+        include_str!("../../lua/latch/wait.lua")
+    ))
+});
 static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
 static DELETE: LazyLock<Script> = script!("delete.lua");
 
@@ -32,14 +38,14 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) channel: &'a str,
     /// Where nothing is said but that this very latch was opened.
     pub(crate) opened: &'a str,
-    pub(crate) requests: &'a str,
+    pub(crate) requests: &'a Requests,
 }
 
 impl LatchScripts<'_> {
-    /// The count after it.
-    pub(crate) fn count_down(self, ticket: Ticket) -> Result<i64, Trouble> {
+    /// `false`: it was open.
+    pub(crate) fn count_down(self, ticket: Ticket) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
-        number(self.once(&COUNT_DOWN, ticket, &arguments).call(self.lane)?)
+        flag(self.once(&COUNT_DOWN, ticket, &arguments).call(self.lane)?)
     }
 
     /// A count-down to be sent again, as long as its outcome is not known.
@@ -55,13 +61,14 @@ impl LatchScripts<'_> {
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key)
+        stored_number(self.lane, self.key, Rights::Latches)
     }
 
     /// The count, for who will wait if it is not zero.
     pub(crate) fn wait(self, fence: &Fence<'_>) -> Result<i64, Trouble> {
         let arguments = [fence.control.as_bytes(), fence.message.as_bytes()];
-        number(call(self.lane, &Command::script(&WAIT, &[self.key.as_bytes()], &arguments))?)
+        let command = Command::script(&WAIT, &[self.key.as_bytes()], &arguments);
+        number(call(self.lane, &command, Rights::Latches)?)
     }
 
     pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
@@ -75,6 +82,13 @@ impl LatchScripts<'_> {
         ticket: Ticket,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
-        Once { script, key: self.key, requests: self.requests, ticket, arguments }
+        Once {
+            script,
+            rights: Rights::Latches,
+            key: self.key,
+            requests: self.requests,
+            ticket,
+            arguments,
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{
-    Replied, Trouble, accepted, ask, call, call_again, error_reply, flag, millis, refused,
+    Replied, Rights, Trouble, accepted, ask, call, call_again, error_reply, flag, millis, refused,
     unexpected,
 };
 use crate::connection::{Command, Failure, Lane, Outcome, Script};
@@ -38,7 +38,7 @@ pub(crate) fn acquire(
     let mut digits = [0; 20];
     let arguments = [millis(lease, &mut digits), owner.as_bytes()];
     let command = Command::script(&ACQUIRE, &[key.as_bytes()], &arguments);
-    let (reply, twice) = call_again(lane, &command, || command.clone())?;
+    let (reply, twice) = call_again(lane, &command, Rights::Locks, || command.clone())?;
     let reply = match reply {
         Value::Nil => Acquired::Granted,
         Value::Int(left) => Acquired::Busy(time_left(left)),
@@ -81,7 +81,7 @@ pub(crate) fn release_command(key: &str, owner: &Owner, channel: &str) -> Comman
 }
 
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
-    match accepted(outcome)? {
+    match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(heard) => Ok(Released::Free(heard)),
         other => Err(unexpected(&other)),
@@ -111,7 +111,7 @@ pub(crate) fn renew_command<'a>(
 
 /// What became of each of the holds of a [`renew_command`].
 pub(crate) fn renewed(outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    renewals(accepted(outcome)?)
+    renewals(accepted(outcome, Rights::Locks)?)
 }
 
 fn renewals(reply: Value) -> Result<Vec<Renewed>, Trouble> {
@@ -134,11 +134,13 @@ pub(crate) fn extend(
     owner: &Owner,
     lease: Duration,
 ) -> Result<bool, Trouble> {
-    let reply = call(lane, &renew_command(std::iter::once((key, owner)), lease))?;
+    let reply = call(lane, &renew_command(std::iter::once((key, owner)), lease), Rights::Locks)?;
     match renewals(reply)?.pop() {
         Some(Renewed::Done) => Ok(true),
         Some(Renewed::NotHeld) => Ok(false),
-        Some(Renewed::Failed(refusal)) => Err(Trouble::Refused(refused(error_reply(&refusal)))),
+        Some(Renewed::Failed(refusal)) => {
+            Err(Trouble::Refused(refused(error_reply(&refusal), Rights::Locks)))
+        }
         None => Err(unexpected(&Value::Nil)),
     }
 }
@@ -148,7 +150,7 @@ pub(crate) fn extend(
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key)?;
-    flag(accepted(lane.call_once(command))?)
+    flag(accepted(lane.call_once(command), Rights::Locks)?)
 }
 
 pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
@@ -157,18 +159,18 @@ pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
-    ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), flag)
+    ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
-    ask(lane, &command, flag)
+    ask(lane, &command, Rights::Locks, flag)
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
 /// `Duration::MAX`.
 pub(crate) fn remaining_lease(lane: &Lane, key: &str) -> Result<Option<Duration>, Trouble> {
-    ask(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), |reply| match reply {
+    ask(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
         Value::Int(-2) => Ok(None),
         Value::Int(-1) => Ok(Some(Duration::MAX)),
         Value::Int(left) => Ok(Some(time_left(left))),

@@ -5,64 +5,33 @@ pub(crate) mod latch;
 pub(crate) mod lock;
 mod once;
 pub(crate) mod semaphore;
+mod trouble;
 
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::Value;
 
 use crate::connection::{Command, Failure, Lane, decimal};
-use crate::error::{Error, ErrorKind};
 
-pub(crate) use once::{Requests, Ticket};
+pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
+use trouble::{error_reply, unexpected};
 
-/// Why a script has no answer.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    /// The server refused it: nothing was changed.
-    Refused(Error),
-    /// It was never sent, or was only a question: nothing was changed.
-    Unsent(Error),
-    /// It may have run, and may run yet.
-    Unknown(Error),
-}
-
-impl Trouble {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::Refused(error) | Self::Unsent(error) => error.unknown(false),
-            Self::Unknown(error) => error.unknown(true),
-        }
-    }
-}
-
-impl From<Failure> for Trouble {
-    fn from(failure: Failure) -> Self {
-        let source = failure.source().clone();
-        let what = match &failure {
-            Failure::Unsent(source) => return Self::Unsent(unreachable(source)),
-            Failure::Reset(_) => "the connection to the server broke",
-            Failure::TimedOut(_) => {
-                "the server did not answer in time (raise response_timeout if it is only slow)"
-            }
-        };
-        let error = Error::new(ErrorKind::Redis, what.to_owned()).caused_by_shared(source);
-        Self::Unknown(error.transient(true))
-    }
-}
+pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection: every command of this library may be sent twice.
-fn call(lane: &Lane, command: &Command) -> Result<Value, Trouble> {
-    call_again(lane, command, || command.clone()).map(|(reply, _)| reply)
+fn call(lane: &Lane, command: &Command, rights: Rights) -> Result<Value, Trouble> {
+    call_again(lane, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
 /// Sends a command that changes nothing, whatever becomes of it, and reads its reply.
 fn ask<T>(
     lane: &Lane,
     command: &Command,
+    rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
-    call(lane, command).and_then(read).map_err(|trouble| match trouble {
+    call(lane, command, rights).and_then(read).map_err(|trouble| match trouble {
         Trouble::Unknown(error) => Trouble::Unsent(error),
         trouble => trouble,
     })
@@ -73,14 +42,17 @@ fn ask<T>(
 fn call_again(
     lane: &Lane,
     command: &Command,
+    rights: Rights,
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
-    match lane.call_once(command) {
+    // Both together have the time of one.
+    let until = lane.deadline();
+    match lane.call_until(command, until) {
         // Whatever keeps the second one from running, the first one may have run.
-        Err(Failure::Reset(_)) => accepted(lane.call_once(&copy()))
+        Err(Failure::Reset(_)) => accepted(lane.call_until(&copy(), until), rights)
             .map(|reply| (reply, true))
             .map_err(|trouble| Trouble::Unknown(trouble.into_error())),
-        outcome => accepted(outcome).map(|reply| (reply, false)),
+        outcome => accepted(outcome, rights).map(|reply| (reply, false)),
     }
 }
 
@@ -93,9 +65,9 @@ pub(crate) struct Replied<T> {
 }
 
 /// The server's reply, unless it is an error.
-fn accepted(outcome: Result<Value, Failure>) -> Result<Value, Trouble> {
+fn accepted(outcome: Result<Value, Failure>, rights: Rights) -> Result<Value, Trouble> {
     match outcome? {
-        Value::ServerError(error) => Err(Trouble::Refused(refused(error.into()))),
+        Value::ServerError(error) => Err(Trouble::Refused(refused(error.into(), rights))),
         value => Ok(value),
     }
 }
@@ -114,193 +86,4 @@ fn number(value: Value) -> Result<i64, Trouble> {
 /// Durations become milliseconds here, and only here.
 fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
     decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
-}
-
-/// A reply of the wrong kind. What it says is not told: it may be what a user keeps under that key.
-fn unexpected(value: &Value) -> Trouble {
-    let what = match value {
-        Value::Nil => "nothing",
-        Value::Int(_) => "another number",
-        Value::BulkString(_) | Value::SimpleString(_) => "a text",
-        Value::Array(_) => "another list",
-        _ => "something",
-    };
-    let message = format!(
-        "the server answered {what}, which does not fit: the key holds something else (use another \
-         name), or it is no Redis"
-    );
-    Trouble::Unknown(Error::new(ErrorKind::Protocol, message))
-}
-
-/// Why no connection can be had.
-pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
-    use redis::ErrorKind as Cause;
-    let detail = source.detail().unwrap_or_default();
-    let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
-        (Cause::AuthenticationFailed, _) => {
-            (ErrorKind::Redis, "the server refuses the user or password of the URL")
-        }
-        (_, "NOAUTH") => (ErrorKind::Redis, "the server wants a password: put it into the URL"),
-        (_, "DENIED") => (
-            ErrorKind::Redis,
-            "the server is in protected mode and lets only its own machine in: give it a password, \
-             or switch protected-mode off where its network is trusted",
-        ),
-        _ if detail.contains("max number of clients") => {
-            let message = "the server has no connection left: raise its maxclients, or close other \
-                           clients";
-            return Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
-        }
-        _ if detail.contains("DB index") => {
-            (ErrorKind::Config, "the server has no database of the number that the URL names")
-        }
-        (Cause::Parse, _) => (ErrorKind::Protocol, "what answers there is no Redis server"),
-        (Cause::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit"),
-        (Cause::Server(_) | Cause::Extension, _) => {
-            let message = format!("the server refuses the connection: {source}");
-            return Error::new(ErrorKind::Redis, message).transient(passes(source));
-        }
-        _ if source.is_timeout() => (
-            ErrorKind::Redis,
-            "no connection to the server within connect_timeout; is the address right?",
-        ),
-        _ => {
-            let message = format!(
-                "no connection to the server ({source}); does it run, is the address right?"
-            );
-            return Error::new(ErrorKind::Redis, message).transient(true);
-        }
-    };
-    let error = Error::new(kind, what.to_owned()).caused_by_shared(source.clone());
-    error.transient(source.is_timeout())
-}
-
-/// An error reply that came as text inside of another reply.
-fn error_reply(text: &str) -> RedisError {
-    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
-    redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))
-}
-
-/// What an error reply means to a user. Our words say the cause; where there are none, the server's
-/// do, and then they are not the source, too.
-pub(crate) fn refused(error: RedisError) -> Error {
-    // Some versions do not give what a script may not do a code of its own.
-    let in_script = error.detail().is_some_and(|detail| detail.contains("executing the script"));
-    let hint = match error.code().unwrap_or_default() {
-        "NOPERM" => FORBIDDEN,
-        "ERR" if in_script => FORBIDDEN,
-        "NOAUTH" => "the server wants a password: put it into the URL",
-        "WRONGTYPE" => "the key holds something else: use another name",
-        "OOM" => "the server has no memory left (maxmemory)",
-        "READONLY" => "this server is a read-only replica: connect to the master",
-        "MISCONF" => "the server refuses writes since it cannot save its data",
-        "LOADING" => "the server is still loading its data: try again in a moment",
-        "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
-        "CROSSSLOT" => "the name's braces put key and channel into different slots",
-        _ => {
-            let message = format!("the server refuses it: {error}");
-            return Error::new(ErrorKind::Redis, message).transient(passes(&error));
-        }
-    };
-    let transient = passes(&error);
-    Error::new(ErrorKind::Redis, hint.to_owned()).caused_by(error).transient(transient)
-}
-
-const FORBIDDEN: &str = "the server's access rights (ACL) forbid it: the user needs EVALSHA, EVAL, \
-                         EXISTS, HEXISTS, HLEN, HSET, DEL, PEXPIRE, PTTL, PUBLISH and SUBSCRIBE on \
-                         this key and its channel";
-
-/// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,
-/// or another one takes over.
-fn passes(error: &RedisError) -> bool {
-    let code = error.code().unwrap_or_default();
-    matches!(
-        code,
-        "BUSY"
-            | "CLUSTERDOWN"
-            | "LOADING"
-            | "MASTERDOWN"
-            | "MISCONF"
-            | "NOREPLICAS"
-            | "OOM"
-            | "READONLY"
-            | "TRYAGAIN"
-    ) || error.detail().is_some_and(|detail| detail.contains("max number of clients reached"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::Arc;
-
-    use super::*;
-
-    #[test]
-    fn what_passes_is_transient() {
-        let passing = [
-            "BUSY Redis is busy running a script",
-            "CLUSTERDOWN The cluster is down",
-            "ERR max number of clients reached",
-            "LOADING Redis is loading the dataset in memory",
-            "MASTERDOWN Link with MASTER is down",
-            "MISCONF Redis is configured to save RDB snapshots",
-            "NOREPLICAS Not enough good replicas to write",
-            "OOM command not allowed when used memory > 'maxmemory'",
-            "READONLY You can't write against a read only replica",
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-        ];
-        let staying = [
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            "ERR unknown command",
-            "ERR The user executing the script can't run this command or subcommand",
-            "NOAUTH Authentication required",
-            "NOPERM this user has no permissions to run the 'evalsha' command",
-            "WRONGTYPE Operation against a key holding the wrong kind of value",
-        ];
-        let all = passing.iter().map(|text| (text, true));
-        for (text, transient) in all.chain(staying.iter().map(|text| (text, false))) {
-            let error = refused(error_reply(text));
-            assert_eq!(error.is_transient(), transient, "{text}: {error}");
-            assert_eq!(error.kind(), ErrorKind::Redis, "{text}");
-            assert!(!error.outcome_unknown(), "{text}");
-            let all = format!("{error:#}");
-            let said = text.split_once(' ').unwrap().1;
-            assert_eq!(all.matches(said).count(), 1, "said once: {all}");
-        }
-    }
-
-    #[test]
-    fn what_was_sent_and_not_answered_is_not_known() {
-        let broken = || -> Arc<RedisError> { Arc::new(io::Error::other("broken").into()) };
-        let state = |trouble: Trouble| {
-            let error = trouble.into_error();
-            (error.is_transient(), error.outcome_unknown())
-        };
-        assert_eq!(state(Failure::Unsent(broken()).into()), (true, false));
-        assert_eq!(state(Failure::Reset(broken()).into()), (true, true));
-        assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
-        assert_eq!(state(unexpected(&Value::Nil)), (false, true));
-        // Whatever a copy is answered, the first one may have run.
-        let loading = || refused(error_reply("LOADING wait"));
-        assert_eq!(state(Trouble::Refused(loading())), (true, false));
-        assert_eq!(state(Trouble::Unknown(loading())), (true, true));
-        // The question before it was not answered: it was not sent.
-        let unknown = Trouble::Unknown(loading()).into_error();
-        assert_eq!(state(Trouble::Unsent(unknown)), (true, false));
-    }
-
-    #[test]
-    fn no_error_tells_what_a_key_holds() {
-        let secret = || b"precious".to_vec();
-        for value in [
-            Value::BulkString(secret()),
-            Value::SimpleString("precious".to_owned()),
-            Value::Array(vec![Value::BulkString(secret())]),
-            Value::Map(vec![(Value::BulkString(secret()), Value::Nil)]),
-        ] {
-            let error = unexpected(&value).into_error();
-            assert!(!format!("{error:?} {error:#}").contains("precious"), "{error:?}");
-            assert!(error.to_string().contains("something else"), "{error}");
-        }
-    }
 }

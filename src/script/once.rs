@@ -1,50 +1,151 @@
 //! Requests that have no owner to ask: each carries a number and is applied once.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
-use super::{Trouble, call_again, millis};
+use super::{Rights, Trouble, call, call_again, millis, unexpected};
 use crate::connection::{Command, Lane, Script, decimal};
+use crate::error::{Error, ErrorKind};
+use crate::hold::clock;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicI64, Ordering};
 
-/// How long the server remembers a client's requests to a name after the last one. A copy that
-/// comes later than this is applied again.
+/// How long the server remembers the last request of a slot.
 const MEMORY: Duration = Duration::from_secs(300);
+/// How long after it was opened a request may be applied. Less than the memory, by more than the
+/// two clocks drift apart meanwhile: a server that knows nothing of a request of which it would
+/// have to know refuses it.
+pub(crate) const WINDOW: Duration = Duration::from_secs(240);
 
-/// The numbers of one client's requests to one name.
+/// The server's clock, as far as its answers told it: how many milliseconds it is ahead of ours.
 #[derive(Debug, Default)]
-pub(crate) struct Requests {
-    /// Those whose outcome is not known yet: a copy may still be sent.
-    open: Mutex<BTreeSet<u64>>,
+pub(crate) struct ServerClock(AtomicI64);
+
+impl ServerClock {
+    fn is_known(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    fn now(&self) -> i64 {
+        ours().saturating_add(self.0.load(Ordering::Relaxed))
+    }
+
+    fn is(&self, now: i64) {
+        self.0.store(now.saturating_sub(ours()), Ordering::Relaxed);
+    }
 }
 
-/// The number of one request, with the lowest one that was open when it was given.
+fn ours() -> i64 {
+    i64::try_from(clock::now() / 1_000_000).unwrap_or(i64::MAX)
+}
+
+/// The requests of one client to one name.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    /// What the keys begin with under which the server remembers them.
+    key: String,
+    server: Arc<ServerClock>,
+    slots: Mutex<Slots>,
+    window: Duration,
+    memory: Duration,
+}
+
+/// A slot has one open request at a time, so it is enough for the server to remember one for each.
+#[derive(Debug, Default)]
+struct Slots {
+    open: Vec<Option<Open>>,
+    /// The lowest is taken first: the server forgets the others.
+    free: BTreeSet<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    number: u64,
+    /// Until when it may be applied, on the server's clock. The same for each copy of it, or one
+    /// could be applied after the server has forgotten the first.
+    latest: u64,
+}
+
+/// A request whose outcome is not known yet: a copy may still be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     number: u64,
-    floor: u64,
+    slot: usize,
 }
 
 impl Requests {
+    pub(crate) fn new(key: &str, server: &Arc<ServerClock>) -> Self {
+        Self {
+            key: key.to_owned(),
+            server: Arc::clone(server),
+            slots: Mutex::default(),
+            window: WINDOW,
+            memory: MEMORY,
+        }
+    }
+
     /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
-    /// mutex, or a later one could raise the floor above it first.
+    /// mutex, so that a slot's numbers rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> Ticket {
-        let mut open = self.open.lock();
-        let number = next();
-        open.insert(number);
-        Ticket { number, floor: open.first().copied().unwrap_or(number) }
+        let latest = self.latest();
+        let mut slots = self.slots.lock();
+        let open = Open { number: next(), latest };
+        let slot = slots.free.pop_first().unwrap_or(slots.open.len());
+        if slot == slots.open.len() {
+            slots.open.push(Some(open));
+        } else {
+            slots.open[slot] = Some(open);
+        }
+        Ticket { number: open.number, slot }
     }
 
-    /// No copy of it will be sent any more.
+    /// No copy of it will be sent any more. Once is enough.
     pub(crate) fn close(&self, ticket: Ticket) {
-        self.open.lock().remove(&ticket.number);
+        let mut slots = self.slots.lock();
+        if let Some(open) = slots.open.get_mut(ticket.slot)
+            && open.is_some_and(|open| open.number == ticket.number)
+        {
+            *open = None;
+            slots.free.insert(ticket.slot);
+        }
     }
 
-    /// How many are open: the server's memory of a client grows with them.
-    pub(crate) fn count(&self) -> usize {
-        self.open.lock().len()
+    /// Until when a request that is opened now may be applied.
+    fn latest(&self) -> u64 {
+        let window = i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX);
+        u64::try_from(self.server.now().saturating_add(window)).unwrap_or(0)
+    }
+
+    /// For a request of which no copy was applied, or ever will be.
+    fn prolong(&self, ticket: Ticket) {
+        let latest = self.latest();
+        if let Some(Some(open)) = self.slots.lock().open.get_mut(ticket.slot) {
+            open.latest = latest;
+        }
+    }
+
+    /// Zero, which the server refuses, for one that is closed.
+    fn latest_of(&self, ticket: Ticket) -> u64 {
+        let slots = self.slots.lock();
+        let open = slots.open.get(ticket.slot).copied().flatten();
+        open.filter(|open| open.number == ticket.number).map_or(0, |open| open.latest)
+    }
+
+    /// Whether the server says that a request came too late. The reply has its clock.
+    pub(crate) fn is_late(&self, reply: &Value) -> bool {
+        match reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::Int(now)] => {
+                    self.server.is(*now);
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        }
     }
 }
 
@@ -52,9 +153,9 @@ impl Requests {
 #[derive(Debug)]
 pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
+    pub(crate) rights: Rights,
     pub(crate) key: &'a str,
-    /// Where the server remembers this client's requests.
-    pub(crate) requests: &'a str,
+    pub(crate) requests: &'a Requests,
     pub(crate) ticket: Ticket,
     pub(crate) arguments: &'a [&'a [u8]],
 }
@@ -62,40 +163,80 @@ pub(crate) struct Once<'a> {
 impl Once<'_> {
     /// The request as it is sent first, or as a copy.
     pub(crate) fn command(&self, copy: bool) -> Command {
-        let Ticket { number, floor } = self.ticket;
+        let (Ticket { number, slot }, requests) = (self.ticket, self.requests);
         let mut digits = [[0; 20]; 3];
         let [first, second, third] = &mut digits;
         let mut arguments: Vec<&[u8]> = Vec::with_capacity(4 + self.arguments.len());
         arguments.push(decimal(number, first));
-        arguments.push(decimal(floor, second));
-        arguments.push(millis(MEMORY, third));
+        arguments.push(decimal(requests.latest_of(self.ticket), second));
+        arguments.push(millis(requests.memory, third));
         arguments.push(if copy { b"1" } else { b"0" });
         arguments.extend_from_slice(self.arguments);
-        let keys = [self.key.as_bytes(), self.requests.as_bytes()];
-        Command::script(self.script, &keys, &arguments)
+        let slot = format!("{}:{slot}", requests.key);
+        Command::script(self.script, &[self.key.as_bytes(), slot.as_bytes()], &arguments)
     }
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
     pub(crate) fn call(&self, lane: &Lane) -> Result<Value, Trouble> {
-        call_again(lane, &self.command(false), || self.command(true)).map(|(reply, _)| reply)
+        if !self.requests.server.is_known() {
+            // Nothing was sent so far, whatever becomes of the question.
+            self.learn(lane).map_err(|trouble| match trouble {
+                Trouble::Unknown(error) => Trouble::Unsent(error),
+                trouble => trouble,
+            })?;
+        }
+        let mut again = false;
+        loop {
+            let copy = || self.command(true);
+            let (reply, twice) = call_again(lane, &self.command(false), self.rights, copy)?;
+            if !self.requests.is_late(&reply) {
+                return Ok(reply);
+            } else if twice {
+                // The first one may have been applied so long ago that nobody knows.
+                return Err(Trouble::Forgotten(forgotten()));
+            } else if again {
+                return Err(Trouble::Unsent(late()));
+            }
+            // The only copy there is has done nothing: this thread stood still, or a clock jumped.
+            self.requests.prolong(self.ticket);
+            again = true;
+        }
+    }
+
+    /// Asks the server for its time.
+    fn learn(&self, lane: &Lane) -> Result<(), Trouble> {
+        let reply = call(lane, &Command::plain(&[b"TIME"]), self.rights)?;
+        let number = |part: &Value| match part {
+            Value::BulkString(text) => str::from_utf8(text).ok()?.parse::<i64>().ok(),
+            _ => None,
+        };
+        let now = match &reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [seconds, micros] => number(seconds).zip(number(micros)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some((seconds, micros)) = now else { return Err(unexpected(&reply)) };
+        self.requests.server.is(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
+        self.requests.prolong(self.ticket);
+        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_floor_is_the_lowest_open_request() {
-        let requests = Requests::default();
-        let first = requests.open(|| 7);
-        let second = requests.open(|| 8);
-        assert_eq!((first.number, first.floor), (7, 7));
-        assert_eq!((second.number, second.floor), (8, 7));
-        requests.close(first);
-        assert_eq!(requests.open(|| 12).floor, 8);
-        requests.close(second);
-        assert_eq!(requests.count(), 1);
-        assert_eq!(requests.open(|| 13).floor, 12);
-    }
+/// What was sent once came too late.
+pub(crate) fn late() -> Error {
+    let message = "the request reached the server too late, or one of the two clocks jumped";
+    Error::new(ErrorKind::Redis, message.to_owned())
 }
+
+/// What was sent more than once came too late.
+fn forgotten() -> Error {
+    let message = format!(
+        "the request was sent again after more than {WINDOW:?}, when the server may have forgotten it"
+    );
+    Error::new(ErrorKind::Redis, message)
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

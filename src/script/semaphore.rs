@@ -4,14 +4,16 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::once::{Once, Ticket};
-use super::{Trouble, accepted, ask, flag, number, unexpected};
+use super::once::{Once, Requests, Ticket, late};
+use super::{Rights, Trouble, accepted, ask, flag, number};
 use crate::connection::{Command, Lane, Outcome, Script};
+use crate::error::{Error, ErrorKind};
 
 macro_rules! script {
     ($file:literal) => {
         LazyLock::new(|| {
             Script::new(concat!(
+                include_str!("../../lua/number.lua"),
                 include_str!("../../lua/once.lua"),
                 include_str!(concat!("../../lua/semaphore/", $file))
             ))
@@ -24,7 +26,9 @@ static ABANDON: LazyLock<Script> = script!("abandon.lua");
 static RELEASE: LazyLock<Script> = script!("release.lua");
 static ADD_PERMITS: LazyLock<Script> = script!("add_permits.lua");
 static DRAIN_PERMITS: LazyLock<Script> = script!("drain_permits.lua");
+static SET_PERMITS: LazyLock<Script> = script!("set_permits.lua");
 static TRY_SET_PERMITS: LazyLock<Script> = script!("try_set_permits.lua");
+static DELETE: LazyLock<Script> = script!("delete.lua");
 
 /// One semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +36,7 @@ pub(crate) struct SemaphoreScripts<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
-    pub(crate) requests: &'a str,
+    pub(crate) requests: &'a Requests,
 }
 
 impl SemaphoreScripts<'_> {
@@ -40,10 +44,9 @@ impl SemaphoreScripts<'_> {
         flag(self.call(&TRY_ACQUIRE, ticket, &[permits.to_string().as_bytes()])?)
     }
 
-    /// Undoes a request whose outcome is not known.
-    pub(crate) fn abandon(self, ticket: Ticket, permits: u32) -> Command {
-        let permits = permits.to_string();
-        self.once(&ABANDON, ticket, &[permits.as_bytes(), self.channel.as_bytes()]).command(true)
+    /// Undoes a request for permits whose outcome is not known.
+    pub(crate) fn abandon(self, ticket: Ticket) -> Command {
+        self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
     }
 
     /// Gives permits back. `None`: there is no such semaphore; else how many heard of it (-1: not known).
@@ -59,15 +62,15 @@ impl SemaphoreScripts<'_> {
     }
 
     /// A release, to be sent first or as a copy.
-    pub(crate) fn release_command(self, ticket: Ticket, permits: u32, copy: bool) -> Command {
+    pub(crate) fn release_command(self, ticket: Ticket, permits: u64, copy: bool) -> Command {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, false);
         self.once(&RELEASE, ticket, &arguments).command(copy)
     }
 
-    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<i64, Trouble> {
+    pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
         let permits = permits.to_string();
-        number(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+        flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
     pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<i64, Trouble> {
@@ -79,8 +82,17 @@ impl SemaphoreScripts<'_> {
         flag(self.call(&TRY_SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
+    pub(crate) fn set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
+        let permits = permits.to_string();
+        flag(self.call(&SET_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
+        flag(self.call(&DELETE, ticket, &[])?)
+    }
+
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key)
+        stored_number(self.lane, self.key, Rights::Semaphores)
     }
 
     fn release_arguments<'a>(&'a self, permits: &'a str, if_exists: bool) -> [&'a [u8]; 3] {
@@ -93,7 +105,14 @@ impl SemaphoreScripts<'_> {
         ticket: Ticket,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
-        Once { script, key: self.key, requests: self.requests, ticket, arguments }
+        Once {
+            script,
+            rights: Rights::Semaphores,
+            key: self.key,
+            requests: self.requests,
+            ticket,
+            arguments,
+        }
     }
 
     fn call(
@@ -106,9 +125,10 @@ impl SemaphoreScripts<'_> {
     }
 }
 
-/// What became of a posted release.
-pub(crate) fn released(outcome: Outcome) -> Result<Option<i64>, Trouble> {
-    number(accepted(outcome)?).map(heard)
+/// What became of a release that was sent once.
+pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
+    let reply = accepted(outcome, Rights::Semaphores)?;
+    if requests.is_late(&reply) { Err(Trouble::Unsent(late())) } else { number(reply).map(heard) }
 }
 
 /// -1 stands for itself: the server refused the message, so others may wait.
@@ -121,13 +141,19 @@ fn heard(reply: i64) -> Option<i64> {
 }
 
 /// The number under a key; zero if there is none.
-pub(super) fn stored_number(lane: &Lane, key: &str) -> Result<i64, Trouble> {
-    ask(lane, &Command::plain(&[b"GET", key.as_bytes()]), |reply| match reply {
+pub(super) fn stored_number(lane: &Lane, key: &str, rights: Rights) -> Result<i64, Trouble> {
+    ask(lane, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(0),
+        // Whatever else stands there is somebody's, and not for an error's text.
         Value::BulkString(text) => {
-            let text = String::from_utf8_lossy(&text);
-            text.parse().map_err(|_| unexpected(&Value::SimpleString(text.into_owned())))
+            let number = str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
+            number.ok_or_else(|| Trouble::Refused(foreign()))
         }
-        other => Err(unexpected(&other)),
+        _ => Err(Trouble::Refused(foreign())),
     })
+}
+
+fn foreign() -> Error {
+    let message = "the key holds something that is no number: use another name";
+    Error::new(ErrorKind::Redis, message.to_owned())
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use crate::acquire::{Before, PermitGate};
 use crate::client::Core;
-use crate::connection::{Lane, Outcome, Receiver};
+use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::hold::clock;
 use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
-use crate::watchdog::Errand;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::watchdog::{Debtor, Errand};
 
 /// One semaphore's place in a client.
 pub(crate) struct SemaphoreSite {
@@ -19,9 +21,23 @@ pub(crate) struct SemaphoreSite {
     pub(super) name: Arc<str>,
     pub(super) lane: Arc<Lane>,
     pub(super) channel: Arc<str>,
-    requests_key: String,
     pub(super) requests: Arc<Requests>,
+    /// How many releases are written, or about to be, that nobody waits for.
+    posted: AtomicUsize,
+    debt: Mutex<Debt>,
     pub(crate) gate: PermitGate,
+}
+
+/// Permits to give back for which no request is open: there were too many, or the server could not
+/// be reached, or refused them. They go out together.
+#[derive(Debug, Default)]
+struct Debt {
+    permits: u64,
+    /// What is being paid just now.
+    paying: Option<(Ticket, u64)>,
+    /// Whether there is an errand that pays.
+    /// Whether there is an errand that pays.
+    errand: bool,
 }
 
 /// How permits are given back.
@@ -35,8 +51,9 @@ pub(super) enum Giving {
     AwaitedForGood,
 }
 
-/// Past so many unanswered releases, whoever drops a permit waits: the server remembers each.
-const MOST_OPEN: usize = 256;
+/// Past so many unanswered releases, what else is dropped is owed, and goes out together: nobody who
+/// drops a permit waits for the server, and what is kept of each, here and there, is bounded.
+const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {
     /// The site of a name: one for all its handles.
@@ -47,8 +64,11 @@ impl SemaphoreSite {
             Self {
                 lane: core.lane(&name),
                 channel: SemaphoreKeys::channel(&name).into(),
-                requests: core.requests.get(&requests_key, |_| Requests::default()),
-                requests_key,
+                requests: core
+                    .requests
+                    .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
+                posted: AtomicUsize::new(0),
+                debt: Mutex::default(),
                 gate: PermitGate::new(core.round_trip),
                 core: Arc::clone(core),
                 name,
@@ -61,7 +81,7 @@ impl SemaphoreSite {
             lane: &self.lane,
             key: &self.name,
             channel: &self.channel,
-            requests: &self.requests_key,
+            requests: &self.requests,
         }
     }
 
@@ -71,7 +91,7 @@ impl SemaphoreSite {
 
     pub(super) fn error(&self, trouble: Trouble) -> Error {
         let state = match trouble {
-            Trouble::Unknown(_) => "whether it was applied is not known",
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
             Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
         };
         trouble.into_error().of(&self.name).now(state)
@@ -91,20 +111,31 @@ impl SemaphoreSite {
             }
             Err(trouble) => trouble,
         };
-        let alone = matches!(trouble, Trouble::Refused(_));
-        let state = if let Trouble::Unknown(_) = trouble {
-            let command = self.scripts().abandon(ticket, permits);
-            self.run(command, ticket);
-            "no permit is taken; what the server may have given is given back in the background"
-        } else {
-            self.requests.close(ticket);
-            "no permit was taken"
-        };
-        let error = trouble.into_error().of(&self.name).now(state);
+        let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+        let error = self.not_taken(ticket, trouble);
         if !alone {
             self.gate.fail_before(arrivals, &error);
         }
         Err(error)
+    }
+
+    /// Undoes a request that has failed, if it may have taken permits.
+    pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                self.run(self.scripts().abandon(ticket), ticket);
+                "no permit is taken; what the server may have given is given back in the background"
+            }
+            Trouble::Forgotten(_) => {
+                self.requests.close(ticket);
+                "no permit is taken; if one is missing for good, add it with add_permits"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                self.requests.close(ticket);
+                "no permit was taken"
+            }
+        };
+        trouble.into_error().of(&self.name).now(state)
     }
 
     /// Passes permits on within the process, and gives the rest back to the server.
@@ -113,16 +144,33 @@ impl SemaphoreSite {
         if rest == 0 {
             return Ok(());
         }
+        let posted = giving == Giving::Posted;
+        if posted && self.posted.load(Ordering::Relaxed) >= MOST_POSTED {
+            self.owe(rest.into());
+            return Ok(());
+        }
         let ticket = self.open();
         let release = Release { site: Arc::clone(self), ticket, permits: rest };
-        if giving == Giving::Posted && self.requests.count() < MOST_OPEN {
-            let command = self.scripts().release_command(ticket, rest, false);
+        if posted {
+            self.posted.fetch_add(1, Ordering::Relaxed);
+            let command = self.scripts().release_command(ticket, rest.into(), false);
             self.core.post(&self.lane, command, Arc::new(release));
             return Ok(());
         }
         let outcome = self.scripts().release(ticket, rest, false);
         // A part was passed on: the caller must not give all of it back again.
         release.settle(outcome, giving != Giving::Awaited || rest < permits)
+    }
+
+    /// Gives permits back in the background, with whatever else is owed then.
+    fn owe(self: &Arc<Self>, permits: u64) {
+        let mut debt = self.debt.lock();
+        debt.permits = debt.permits.saturating_add(permits);
+        let errand = std::mem::replace(&mut debt.errand, true);
+        drop(debt);
+        if !errand {
+            self.core.watchdog.run_errand(Errand::pay(&self.name, Arc::clone(self) as _));
+        }
     }
 
     /// How long the leader stays away from the race after it was woken.
@@ -156,9 +204,45 @@ impl SemaphoreSite {
         })
     }
 
-    fn run(&self, command: crate::connection::Command, ticket: Ticket) {
+    fn run(&self, command: Command, ticket: Ticket) {
         let errand = Errand::request(&self.name, command, &self.requests, ticket);
         self.core.watchdog.run_errand(errand);
+    }
+}
+
+impl Debtor for SemaphoreSite {
+    fn command(&self) -> Option<Command> {
+        let permits = {
+            let mut debt = self.debt.lock();
+            // Under one mutex: who owes more from here on starts another errand.
+            debt.errand = debt.permits > 0;
+            std::mem::take(&mut debt.permits)
+        };
+        if permits == 0 {
+            return None;
+        }
+        let ticket = self.open();
+        self.debt.lock().paying = Some((ticket, permits));
+        Some(self.scripts().release_command(ticket, permits, false))
+    }
+
+    fn paid(&self, outcome: &Outcome, resent: bool) {
+        let Some((ticket, permits)) = self.debt.lock().paying.take() else { return };
+        let unpaid = match released(outcome.clone(), &self.requests) {
+            Ok(_) => 0,
+            Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
+                // It may have been applied: it goes on as the request that it is.
+                self.run(self.scripts().release_command(ticket, permits, true), ticket);
+                return;
+            }
+            Err(trouble) => {
+                log::debug!("{}", trouble.into_error().of(&self.name));
+                permits
+            }
+        };
+        self.requests.close(ticket);
+        let mut debt = self.debt.lock();
+        debt.permits = debt.permits.saturating_add(unpaid);
     }
 }
 
@@ -202,20 +286,37 @@ impl Release {
             }
             Err(trouble) => trouble,
         };
-        let state = if for_good || matches!(trouble, Trouble::Unknown(_)) {
-            site.run(site.scripts().release_command(self.ticket, self.permits, true), self.ticket);
-            "the permits are given back in the background, once: do not release them again"
-        } else {
-            site.requests.close(self.ticket);
-            "no permit was given back"
+        let state = match &trouble {
+            Trouble::Unknown(_) => {
+                let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
+                site.run(copy, self.ticket);
+                IN_THE_BACKGROUND
+            }
+            Trouble::Forgotten(_) => {
+                site.requests.close(self.ticket);
+                "whether the permits were given back is not known: look at available_permits"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => {
+                site.requests.close(self.ticket);
+                if for_good {
+                    site.owe(self.permits.into());
+                    IN_THE_BACKGROUND
+                } else {
+                    "no permit was given back"
+                }
+            }
         };
         Err(trouble.into_error().of(&site.name).now(state))
     }
 }
 
+const IN_THE_BACKGROUND: &str =
+    "the permits are given back in the background, once: do not release them again";
+
 impl Receiver for Release {
     fn receive(&self, outcome: Outcome) {
-        if let Err(error) = self.settle(released(outcome), true) {
+        self.site.posted.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = self.settle(released(outcome, &self.site.requests), true) {
             self.site.core.watchdog.tell(error);
         }
     }

@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 
 use self::callbacks::Callbacks;
-pub(crate) use self::renewer::{Errand, Renewal, Renewer};
+pub(crate) use self::renewer::{Debtor, Errand, Renewal, Renewer};
 use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::Error;
@@ -39,8 +39,6 @@ const LOOK_AFTER: u64 = 20_000_000;
 enum Item {
     /// Something is due about the hold of a name.
     Site(Weak<Site>),
-    /// Something is to be sent again.
-    Errand(Box<Errand>),
     /// Something is to be sent regularly.
     Chore(Weak<dyn Chore>),
     /// A lane may have replies to read.
@@ -53,7 +51,9 @@ pub(crate) enum Job {
     Renew(Vec<Renewal>),
     /// Whatever is held: the server may not know of it any more.
     RenewAll,
-    Run(Vec<Errand>),
+    Run(Errand),
+    /// A connection was opened.
+    Connected,
     Chores(Vec<Arc<dyn Chore>>),
     Look(Vec<Arc<Lane>>),
     /// The client has ended; there is no job after this.
@@ -143,6 +143,12 @@ impl Watchdog {
         let _ = renewal.map(|renewal| self.jobs.send(Job::Renew(renewal)));
     }
 
+    /// What to call when a connection was opened: what waits to be sent again is sent now.
+    pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        move || drop(jobs.send(Job::Connected))
+    }
+
     /// Does a chore after a pause, and from then on whenever it wants.
     pub(crate) fn schedule(&self, chore: &Arc<dyn Chore>, pause: Duration) {
         let due = clock::now().saturating_add(clock::nanos(pause));
@@ -151,18 +157,15 @@ impl Watchdog {
 
     /// Runs an errand now, and again with back-off until it is done.
     pub(crate) fn run_errand(&self, errand: Errand) {
-        self.run_later(0, errand);
-    }
-
-    fn run_later(&self, due: u64, errand: Errand) {
-        // One look and one insertion, or it would be put in after the thread's last look.
+        // One look and one job, or it would come behind the last one and be lost without a word.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
             self.log(Level::Warn, || format!("{errand:?} is given up: the client has ended"));
             return;
         }
-        self.insert_into(timer, due, Item::Errand(Box::new(errand)));
+        // It does not block, and the other end goes away after the end only.
+        let _ = self.jobs.send(Job::Run(errand));
     }
 
     /// Calls who wants to know that a hold was lost, and logs it. Does not wait for them.
@@ -205,7 +208,6 @@ impl Watchdog {
         let mut fired = Vec::new();
         while self.wait(&mut fired) {
             let mut renewals = Vec::new();
-            let mut errands = Vec::new();
             let mut chores = Vec::new();
             let mut lanes = Vec::new();
             for item in fired.drain(..) {
@@ -213,7 +215,6 @@ impl Watchdog {
                     Item::Site(site) => {
                         renewals.extend(site.upgrade().and_then(|site| site.wake()));
                     }
-                    Item::Errand(errand) => errands.push(*errand),
                     Item::Chore(chore) => chores.extend(chore.upgrade()),
                     Item::Lane(lane) => lanes.push(lane),
                 }
@@ -222,9 +223,6 @@ impl Watchdog {
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }
-            if !errands.is_empty() {
-                let _ = self.jobs.send(Job::Run(errands));
-            }
             if !chores.is_empty() {
                 let _ = self.jobs.send(Job::Chores(chores));
             }
@@ -232,16 +230,8 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // By this thread, behind all it has sent: an errand that it had taken off the wheel when the
-        // client ended would come after the end.
-        self.timer.lock().wheel.advance(u64::MAX, &mut fired);
-        let left = fired.into_iter().filter_map(|item| match item {
-            Item::Errand(errand) => Some(*errand),
-            Item::Site(_) | Item::Chore(_) | Item::Lane(_) => None,
-        });
-        for job in [Job::Run(left.collect()), Job::End] {
-            let _ = self.jobs.send(job);
-        }
+        // By this thread, behind all it has sent. Errands come before the end that it has seen.
+        let _ = self.jobs.send(Job::End);
     }
 
     /// Sleeps until something goes off. `false`: shut down.

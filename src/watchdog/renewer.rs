@@ -1,6 +1,7 @@
 //! The thread that does all background I/O.
 
 use std::fmt;
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::client::Core;
 use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome};
 use crate::hold::{Hold, Site, clock};
 use crate::pubsub::HEARTBEAT;
-use crate::script::{self, Requests, Ticket, lock::Renewed};
+use crate::script::{self, Requests, Ticket, WINDOW, lock::Renewed};
 use crate::sync::Mutex;
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
@@ -38,11 +39,14 @@ pub(crate) struct Renewal {
     pub(crate) raises: bool,
 }
 
-/// A command that is sent in the background, again and again with back-off.
+/// A command that is sent in the background, again and again with back-off, and as soon as a
+/// connection is opened.
 pub(crate) struct Errand {
     name: Arc<str>,
-    command: Command,
     until: u64,
+    due: u64,
+    /// When it was sent last.
+    tried: u64,
     retry: u64,
     ends: Ends,
 }
@@ -52,37 +56,39 @@ enum Ends {
     /// At its time only, or at an answer after `enough`. The release of a hold that nobody has any
     /// more, or perhaps never had: once is not enough, since a server that stalls may read it before
     /// the acquire that an old connection still has.
-    Late { enough: u64 },
+    Late { release: Command, enough: u64 },
     /// At whatever the server answers.
-    Answered,
-    /// Once the server has applied it.
-    Applied(Arc<Requests>, Ticket),
+    Answered(Command),
+    /// Once the server has applied it, or says that it is too late to.
+    Applied(Command, Arc<Requests>, Ticket),
+    /// Once nothing is owed any more.
+    Paid(Arc<dyn Debtor>),
 }
 
-/// How long a request is sent again that the server must apply once. Shorter than its memory.
-const LONGEST_ERRAND: Duration = Duration::from_secs(240);
+/// Who owes the server something, and says how much when it can be sent.
+pub(crate) trait Debtor: Send + Sync {
+    /// `None`: nothing any more. Else [`paid`](Self::paid) is called before the next one.
+    fn command(&self) -> Option<Command>;
+
+    /// What became of it. `resent`: it went twice, the first time without an outcome.
+    fn paid(&self, outcome: &Outcome, resent: bool);
+}
 
 impl Errand {
     /// Sends an owner-checked release again and again, for as long as one lease.
     pub(crate) fn repeat(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         let after = |time| clock::now().saturating_add(clock::nanos(time));
         Self {
-            name: Arc::clone(name),
-            command: release,
             until: after(lease),
-            retry: FIRST_RETRY,
-            ends: Ends::Late { enough: after(lease.min(LATEST)) },
+            ..Self::new(name, Ends::Late { release, enough: after(lease.min(LATEST)) })
         }
     }
 
     /// Sends what the subscriber is to hear until it is answered, but not for long.
     pub(crate) fn tell(message: Command) -> Self {
         Self {
-            name: Arc::from("the subscriber"),
-            command: message,
             until: clock::now().saturating_add(clock::nanos(HEARTBEAT)),
-            retry: FIRST_RETRY,
-            ends: Ends::Answered,
+            ..Self::new(&Arc::from("the subscriber"), Ends::Answered(message))
         }
     }
 
@@ -94,36 +100,77 @@ impl Errand {
         ticket: Ticket,
     ) -> Self {
         Self {
-            name: Arc::clone(name),
-            command,
-            until: clock::now().saturating_add(clock::nanos(LONGEST_ERRAND)),
-            retry: FIRST_RETRY,
-            ends: Ends::Applied(Arc::clone(requests), ticket),
+            until: clock::now().saturating_add(clock::nanos(WINDOW)),
+            ..Self::new(name, Ends::Applied(command, Arc::clone(requests), ticket))
+        }
+    }
+
+    /// Sends what somebody owes until nothing is owed any more.
+    pub(crate) fn pay(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
+        Self::new(name, Ends::Paid(debtor))
+    }
+
+    /// Due now.
+    fn new(name: &Arc<str>, ends: Ends) -> Self {
+        Self { name: Arc::clone(name), until: u64::MAX, due: 0, tried: 0, retry: FIRST_RETRY, ends }
+    }
+
+    /// What to send now; `None`: nothing any more.
+    fn command(&self) -> Option<Command> {
+        match &self.ends {
+            Ends::Late { release: command, .. }
+            | Ends::Answered(command)
+            | Ends::Applied(command, ..) => Some(command.clone()),
+            Ends::Paid(debtor) => debtor.command(),
         }
     }
 
     /// Whether it is done with this outcome.
-    fn is_done(&self, outcome: &Outcome, now: u64) -> bool {
-        let answered = matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)));
+    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64) -> bool {
         match &self.ends {
-            Ends::Late { enough } => now >= self.until || outcome.is_ok() && now >= *enough,
-            Ends::Answered => outcome.is_ok() || now >= self.until,
-            Ends::Applied(requests, ticket) => {
-                let given_up = !answered && now >= self.until;
-                if given_up {
+            Ends::Late { enough, .. } => now >= self.until || outcome.is_ok() && now >= *enough,
+            Ends::Answered(_) => outcome.is_ok() || now >= self.until,
+            Ends::Applied(_, requests, ticket) => {
+                let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
+                let lost = late || !is_answered(outcome) && now >= self.until;
+                if lost {
                     log::error!(
-                        "a release or count-down of {:?} could not be sent for {LONGEST_ERRAND:?} \
-                         and is given up",
+                        "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
+                         known: the server did not say so for {WINDOW:?}, and has forgotten it",
                         self.name
                     );
                 }
-                if answered || given_up {
+                let done = lost || is_answered(outcome);
+                if done {
                     requests.close(*ticket);
                 }
-                answered || given_up
+                done
+            }
+            // It says so when it is asked for the next command.
+            Ends::Paid(debtor) => {
+                debtor.paid(outcome, resent);
+                false
             }
         }
     }
+
+    /// Puts it off, later and later.
+    fn back_off(&mut self, now: u64) {
+        self.tried = now;
+        self.due = now.saturating_add(self.retry).min(self.until);
+        self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
+    }
+
+    /// A connection works: what waits need not wait longer. But not at once, or a connection that
+    /// breaks again and again would be a reason to send again and again.
+    fn hurry(&mut self) {
+        self.retry = FIRST_RETRY;
+        self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
+    }
+}
+
+fn is_answered(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
 }
 
 impl fmt::Debug for Errand {
@@ -137,6 +184,8 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     endpoint: Endpoint,
     link: Option<Link>,
+    /// Errands that are not done yet.
+    waiting: Vec<Errand>,
     /// When to ask once more for what is held, since the server did not answer.
     ask_again: Option<u64>,
 }
@@ -147,29 +196,44 @@ impl Renewer {
         let patience = core.config.watchdog_timeout / 6;
         let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None, ask_again: None }
+        Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
     }
 
     /// The thread's whole life: until the client's end and the last job.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         loop {
-            let ask_in = |at: u64| Duration::from_nanos(at.saturating_sub(clock::now()));
-            let pause = self.ask_again.map_or(HEARTBEAT, |at| ask_in(at).min(HEARTBEAT));
-            match jobs.recv_timeout(pause) {
-                Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(job) => self.try_to_work(job),
-                Err(RecvTimeoutError::Timeout) => {}
+            let first = jobs.recv_timeout(self.pause());
+            // Errands behind the other jobs there are, and together: while the server is away each
+            // packet may take its time, in which holds are to be renewed.
+            for job in iter::once(first).chain(jobs.try_iter().take(jobs.len()).map(Ok)) {
+                match job {
+                    Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => {
+                        self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                        return;
+                    }
+                    Ok(job) => self.try_to(|renewer| renewer.work(job)),
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
             }
-            if self.ask_again.is_some_and(|at| ask_in(at).is_zero()) {
-                self.try_to_work(Job::RenewAll);
+            let now = clock::now();
+            if self.ask_again.is_some_and(|at| at <= now) {
+                self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
+            self.try_to(|renewer| renewer.run_errands(now));
             self.core.heartbeat();
         }
     }
 
+    /// How long there is nothing to do by itself.
+    fn pause(&self) -> Duration {
+        let next = self.waiting.iter().map(|errand| errand.due).chain(self.ask_again).min();
+        let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
+        pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
+    }
+
     /// No job's panic may end the renewals of all others.
-    fn try_to_work(&mut self, job: Job) {
-        if catch_unwind(AssertUnwindSafe(|| self.work(job))).is_err() {
+    fn try_to(&mut self, work: impl FnOnce(&mut Self)) {
+        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
             log::error!("a background job panicked; please report it");
             self.link = None;
         }
@@ -188,7 +252,8 @@ impl Renewer {
                 self.renew_each(&raising);
                 self.renew_each(&asking);
             }
-            Job::Run(errands) => self.run_errands(errands),
+            Job::Run(errand) => self.waiting.push(errand),
+            Job::Connected => self.waiting.iter_mut().for_each(Errand::hurry),
             Job::Chores(chores) => self.do_chores(chores),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::End => {}
@@ -252,21 +317,26 @@ impl Renewer {
         }
     }
 
-    /// Sends errands, and has those that are not done sent again later and later.
-    fn run_errands(&mut self, mut errands: Vec<Errand>) {
-        while !errands.is_empty() {
-            let rest = errands.split_off(errands.len().min(NAMES_A_CALL));
-            let commands: Vec<_> = errands.iter().map(|errand| errand.command.clone()).collect();
-            let outcomes = self.exchange(&commands);
+    /// Sends the errands that are due, and keeps those that are not done for later.
+    fn run_errands(&mut self, now: u64) {
+        let due: Vec<_> = self.waiting.extract_if(.., |errand| errand.due <= now).collect();
+        let sent = due.into_iter().filter_map(|errand| Some((errand.command()?, errand)));
+        let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
+        let mut errands = errands.into_iter();
+        for commands in commands.chunks(NAMES_A_CALL) {
+            let (outcomes, resent) = self.exchange_again(commands);
             let now = clock::now();
-            for (mut errand, outcome) in errands.into_iter().zip(outcomes) {
-                if !errand.is_done(&outcome, now) && !self.core.is_shut_down() {
-                    let due = now.saturating_add(errand.retry).min(errand.until);
-                    errand.retry = errand.retry.saturating_mul(2).min(LAST_RETRY);
-                    self.core.watchdog.run_later(due, errand);
+            for (mut errand, outcome) in errands.by_ref().zip(outcomes) {
+                if errand.is_done(&outcome, resent, now) {
+                    continue;
+                }
+                if !self.core.is_shut_down() {
+                    errand.back_off(now);
+                    self.waiting.push(errand);
+                } else if !is_answered(&outcome) {
+                    log::warn!("{errand:?} is given up: the client has ended");
                 }
             }
-            errands = rest;
         }
     }
 
@@ -294,10 +364,16 @@ impl Renewer {
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
     /// was none on the old one: it may have been dead for a while.
     fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
+        self.exchange_again(commands).0
+    }
+
+    /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
+    /// may have run, whatever became of the second ones.
+    fn exchange_again(&mut self, commands: &[Command]) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands);
         match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => self.exchange_once(commands),
-            _ => outcomes,
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands), true),
+            _ => (outcomes, false),
         }
     }
 

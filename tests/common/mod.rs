@@ -280,3 +280,34 @@ impl Random {
         self.next() % bound
     }
 }
+
+/// A user of the server's with all rights, of which some are taken away and given back.
+pub(crate) struct User {
+    name: String,
+    redis: Connection,
+    url: String,
+}
+
+impl User {
+    pub(crate) fn new(server: &Server, name: &str) -> Self {
+        let url = server.url().replace("redis://", &format!("redis://{name}:word@"));
+        let mut user = Self { name: name.to_owned(), redis: server.connection(), url };
+        user.set(&["on", ">word", "~*", "&*", "+@all"]);
+        user
+    }
+
+    pub(crate) fn set(&mut self, rules: &[&str]) {
+        let set = redis::cmd("ACL").arg("SETUSER").arg(&self.name).arg(rules).exec(&mut self.redis);
+        set.unwrap();
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        impatient(&self.url).connect().unwrap()
+    }
+
+    /// A client of this user's behind a network.
+    pub(crate) fn client_behind(&self, proxy: &redlatch_testkit::Proxy) -> Client {
+        let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
+        impatient(&url).connections(1).connect().unwrap()
+    }
+}

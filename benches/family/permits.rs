@@ -1,0 +1,134 @@
+//! A semaphore with permits for all: what many threads of one process cost, and how fast it is again
+//! after the server was away.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Semaphore};
+use redlatch_testkit::{Job, Proxy, Server, Worker};
+
+use crate::cores::{Cores, Place};
+use crate::lab::Lab;
+use crate::report::{Goals, Spread, Table, count, digits};
+
+pub(crate) const ROLE: &str = "permits for all";
+
+const THREADS: [usize; 3] = [16, 64, 256];
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often it is looked at how many were acquired, after the outage.
+const SLICE: Duration = Duration::from_millis(100);
+
+pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
+    lab.put_server(Cores::Any);
+    let place = lab.machine.clients(Cores::Any).to_string();
+    println!("Acquire and drop, permits for all, one process; a second:\n");
+    let mut table = Table::new(&["where", "threads", "one name", "a name each", "of that"]);
+    for threads in THREADS {
+        let mut seen: [Vec<f64>; 2] = Default::default();
+        lab.rounds(|| {
+            for (at, names) in [1, threads].into_iter().enumerate() {
+                let length = lab.options.length.as_millis();
+                let [threads, names, length, number] =
+                    [threads, names, length as usize, lab.next()].map(|it| it.to_string());
+                let args = [&lab.url(false), &place, &threads, &names, &length, &number];
+                let mut worker = Worker::spawn(ROLE, &args.map(String::as_str));
+                seen[at].push(worker.expect_line("rate", PATIENCE).parse().unwrap());
+            }
+        });
+        let ratio = Spread::of(seen[0].iter().zip(&seen[1]).map(|(one, each)| one / each));
+        let [one, each] = seen.map(|seen| Spread::of(seen).median);
+        let of_that = digits(ratio.median);
+        table.row(&[&Cores::Any, &threads, &count(one), &count(each), &of_that]);
+        let work = format!("semaphore, permits for all, {threads} threads: of a name each");
+        goals.add(work, format!("{} ({of_that})", count(one)), "≥ 0.67");
+    }
+    println!("{table}");
+    outage(lab, goals);
+}
+
+/// The network breaks, with requests on their way, and comes back.
+fn outage(lab: &Lab, goals: &mut Goals) {
+    // Long enough for what is tried again later and later.
+    let away = lab.options.length * 15;
+    let server = Server::start().unwrap();
+    let network = Proxy::before(&server);
+    let client = Client::connect(&network.url()).unwrap();
+    let semaphore = client.semaphore("bench outage");
+    semaphore.add_permits(1_000).unwrap();
+    let (stop, acquired) = (AtomicBool::new(false), AtomicU64::new(0));
+    let per_slice = |slices: u32| {
+        let before = acquired.load(Ordering::SeqCst);
+        thread::sleep(SLICE * slices);
+        (acquired.load(Ordering::SeqCst) - before) as f64 / f64::from(slices)
+    };
+    let (usual, after) = thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    if let Ok(Some(_permit)) = semaphore.try_acquire() {
+                        acquired.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        let _warm = per_slice(10);
+        let usual = per_slice(20);
+        network.refuse();
+        network.cut_all();
+        thread::sleep(away);
+        network.accept();
+        let again = Instant::now();
+        while per_slice(1) < usual / 2.0 && again.elapsed() < PATIENCE {}
+        let after = again.elapsed();
+        stop.store(true, Ordering::SeqCst);
+        (usual, after)
+    });
+    let begun = Instant::now();
+    while semaphore.available_permits().unwrap_or(0) != 1_000 && begun.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let rate = count(usual / SLICE.as_secs_f64());
+    let work = format!(
+        "semaphore, after an outage of {away:?}: half the old rate ({rate} a second) after"
+    );
+    goals.add(work, format!("{after:.1?}"), "≤ 500 ms");
+}
+
+/// The process with the threads.
+pub(crate) fn work(job: &Job) {
+    let number = |at| job.arg(at).parse::<usize>().unwrap();
+    job.arg(1).parse::<Place>().unwrap().take();
+    let (threads, names, length) = (number(2), number(3), number(4));
+    let client = Client::connect(job.arg(0)).unwrap();
+    let semaphores: Vec<Semaphore> = (0..names)
+        .map(|at| {
+            let semaphore = client.semaphore(&format!("bench {} {at}", number(5)));
+            semaphore.add_permits(threads as i64 * 4).unwrap();
+            semaphore
+        })
+        .collect();
+    let (stop, acquired) = (AtomicBool::new(false), AtomicU64::new(0));
+    let rate = thread::scope(|scope| {
+        for at in 0..threads {
+            let semaphore = &semaphores[at % names];
+            let (stop, acquired) = (&stop, &acquired);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    // One that does not wait is never passed a permit inside the process.
+                    drop(semaphore.try_acquire().unwrap().unwrap());
+                    acquired.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(length as u64 / 4));
+        let (before, begun) = (acquired.load(Ordering::Relaxed), Instant::now());
+        thread::sleep(Duration::from_millis(length as u64));
+        let rate =
+            (acquired.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64();
+        stop.store(true, Ordering::SeqCst);
+        rate
+    });
+    job.say(&format!("rate {rate}"));
+    job.done()
+}

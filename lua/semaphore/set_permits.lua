@@ -1,0 +1,15 @@
+-- Sets how many permits are free, whether or not there is a semaphore.
+--
+-- KEYS 1 the semaphore, 2 slot
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel
+-- reply: 1
+return once(function()
+    -- Something else under the key is the server's error.
+    stored(KEYS[1])
+    return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
+end, function()
+    if tonumber(ARGV[5]) > 0 then
+        tell(ARGV[6], ARGV[5])
+    end
+    return 1
+end)
