@@ -75,11 +75,11 @@ impl Errand {
         }
     }
 
-    /// Sends what the subscriber is to hear until it is answered, but not for long.
-    pub(crate) fn tell(message: Command) -> Self {
+    /// Sends a command until it is answered, but not for long.
+    pub(crate) fn brief(name: &Arc<str>, command: Command) -> Self {
         Self {
-            name: Arc::from("the subscriber"),
-            command: message,
+            name: Arc::clone(name),
+            command,
             until: clock::now().saturating_add(clock::nanos(HEARTBEAT)),
             retry: FIRST_RETRY,
             ends: Ends::Answered,
