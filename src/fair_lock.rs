@@ -114,7 +114,7 @@ impl FairLock {
         let Self { handle: Handle { site, .. }, queue, .. } = self;
         let owner = site.core.id.next_owner();
         let lease = site.core.lease(terms);
-        let undo = || site.repeat(queue.scripts().give_up_command(owner.as_bytes()), lease);
+        let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
         let asked = Asked::now(site);
         match queue.scripts().try_acquire(&site.lane, &owner, lease) {
             Ok(Replied { reply: false, twice }) => {
@@ -219,7 +219,7 @@ impl FairLock {
         let site = &self.handle.site;
         let state = if let Trouble::Unknown(_) = trouble {
             let give_up = self.queue.scripts().give_up_command(owner.as_bytes());
-            site.repeat(give_up, site.core.lease(terms));
+            site.undo(give_up, site.core.lease(terms));
             "nothing is held; if the server took the lock or a place in its queue nevertheless, \
              that is given up in the background"
         } else {

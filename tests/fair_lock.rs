@@ -1428,6 +1428,29 @@ fn a_place_that_a_late_request_takes_keeps_nobody_out() {
 }
 
 #[test]
+fn a_late_request_with_a_short_lease_leaves_no_place_though_nobody_comes() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (behind(&proxy), client(&server));
+    let guard = other.fair_lock("short").lock().unwrap();
+    let earlier = gone(&server, &client, "short");
+    let (uuid, number) = earlier.split_once(':').unwrap();
+    let owner = format!("{uuid}:{}", number.parse::<u64>().unwrap() + 1);
+    on_script(&proxy, "short", 2, Action::LoseReply);
+    let lock = client.fair_lock("short").with_lease(UNIT / 10);
+    is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
+    wait_queue(&server, "short", 0);
+    // Many leases later.
+    thread::sleep(UNIT * 3);
+    ask_late(&server, "short", &owner, UNIT / 10);
+    assert_eq!(wait_queue(&server, "short", 1), [owner]);
+    wait_queue(&server, "short", 0);
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "short");
+}
+
+#[test]
 fn a_message_for_a_holder_takes_nothing_from_it() {
     let _bounded = bounded();
     let server = server();

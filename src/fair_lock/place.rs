@@ -75,7 +75,7 @@ impl Place {
             // It was passed the hold: that one's release does not undo a late request of this one.
             let Self { queue, site, waiter, .. } = &self;
             let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
-            site.repeat(give_up, site.core.lease(waiter.terms));
+            site.undo(give_up, site.core.lease(waiter.terms));
         }
         tenancy
     }
@@ -153,7 +153,7 @@ impl Drop for Place {
         let site = &self.site;
         let lease = site.core.lease(self.waiter.terms);
         if self.twice {
-            site.repeat(command.clone(), lease);
+            site.undo(command.clone(), lease);
         }
         if let Some(tenancy) = passed {
             // It was given the hold and cannot take it: on to the next.
@@ -175,7 +175,7 @@ struct Leave {
 impl Receiver for Leave {
     fn receive(&self, outcome: Outcome) {
         if left(outcome).is_err() {
-            self.site.repeat(self.command.clone(), self.lease);
+            self.site.undo(self.command.clone(), self.lease);
         }
     }
 }
