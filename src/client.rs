@@ -14,10 +14,10 @@ use crate::config::{ClientBuilder, Config};
 use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied, greet};
 use crate::count_down_latch::{CountDownLatch, LatchSite};
 use crate::error::{Error, ErrorKind};
-use crate::fair_lock::{FairLock, FairQueue};
+use crate::fair_lock::{self, FairLock, FairQueue};
 use crate::hold::{Leaving, LostReason, Site, Terms, clock};
 use crate::protocol::ClientId;
-use crate::pubsub::{HEARTBEAT, Heard, Hub, PubSub, Subscription};
+use crate::pubsub::{HEARTBEAT, Heard, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
 use crate::script::{Requests, ServerClock};
@@ -268,9 +268,14 @@ impl Core {
     ) -> (Arc<Self>, Receiver<Job>) {
         let (watchdog, jobs) = Watchdog::new(alive);
         let id = ClientId::random();
-        let core = Arc::new_cyclic(|itself| Self {
+        let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
-            pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str())),
+            pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), {
+                let core = Weak::clone(itself);
+                move |owner, lock| {
+                    core.upgrade().inspect(|core| fair_lock::take_out(core, owner, lock));
+                }
+            })),
             id,
             config,
             round_trip,
@@ -333,9 +338,9 @@ impl Core {
         subscription
     }
 
-    /// Listens to all channels that match a pattern.
-    pub(crate) fn listen_to(&self, pattern: &Arc<str>, hub: Weak<dyn Hub>) -> Subscription {
-        let (subscription, tell) = self.pubsub.listen_to(pattern, Some(hub));
+    /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
+    pub(crate) fn listen_once(&self, channel: &Arc<str>) -> Subscription {
+        let (subscription, tell) = self.pubsub.listen_once(channel);
         if tell {
             self.tell_subscriber();
         }
@@ -368,7 +373,8 @@ impl Core {
 
     /// As [`tell_subscriber`](Self::tell_subscriber), once more: the connection it went over broke.
     pub(crate) fn tell_subscriber_again(&self) {
-        self.watchdog.run_errand(Errand::tell(self.pubsub.control_message()));
+        let name = Arc::from("the subscriber");
+        self.watchdog.run_errand(Errand::brief(&name, self.pubsub.control_message()));
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {

@@ -14,7 +14,7 @@ use crate::script::fair::FairAcquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
 
-pub(crate) use self::queue::FairQueue;
+pub(crate) use self::queue::{FairQueue, take_out};
 
 mod line;
 mod place;
@@ -113,7 +113,7 @@ impl FairLock {
         let Self { handle: Handle { site, .. }, queue, .. } = self;
         let owner = site.core.id.next_owner();
         let lease = site.core.lease(terms);
-        let undo = || site.repeat(queue.scripts().give_up_command(owner.as_bytes()), lease);
+        let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
         let asked = Asked::now(site);
         match queue.scripts().try_acquire(&site.lane, &owner, lease) {
             Ok(Replied { reply: false, twice }) => {
@@ -147,17 +147,11 @@ impl FairLock {
             // sign of life is due, from the moment it stands there.
             let mut place = queue.join(site, thread, core.id.next_owner(), terms);
             let owner = place.waiter.owner;
-            let mut own_channel = None;
             let mut queued = false;
             let hold = loop {
-                if own_channel.is_none() {
-                    own_channel = queue.own_channel(core, &owner);
-                }
-                let subscription = own_channel.as_ref().unwrap_or(&place.subscription);
                 // Subscribe first: a message between the request and the confirmation is lost, so
                 // a request that was sent before the confirmation is sent again after it.
-                let confirmed = subscription.is_confirmed();
-                let version = subscription.version();
+                let listening = place.listening();
                 place.waiter.told.store(false, Ordering::SeqCst);
                 let asked = Asked::now(site);
                 let lease = core.lease(terms);
@@ -168,21 +162,20 @@ impl FairLock {
                     Ok(FairAcquired::Granted(followers)) => {
                         break Some(queue.hold(owner, terms, lease, asked, place.twice, followers));
                     }
-                    Ok(FairAcquired::Queued { is_first, ask_after }) => {
-                        ask_after.filter(|_| is_first)
+                    Ok(FairAcquired::Queued { ask_after, by_redisson }) => {
+                        if by_redisson {
+                            place.listen_to_redisson();
+                        }
+                        ask_after
                     }
                     Err(trouble) => return Err(self.trouble(trouble, &owner, terms)),
                 };
                 queued = true;
                 // Whatever came while it asked: the hold may have been passed to it meanwhile.
-                let goes_on = if confirmed {
-                    let _waking = own_channel.as_ref().map(|channel| channel.wake(thread));
-                    place.sleep(core, wait, ask_after, || {
-                        place.waiter.has_news()
-                            || own_channel.is_some() && subscription.version() != version
-                    })?
+                let goes_on = if place.is_heard_since(listening) {
+                    place.sleep(core, wait, ask_after, listening)?
                 } else {
-                    place.await_messages(subscription, core, wait)?
+                    place.await_messages(core, wait)?
                 };
                 if !goes_on {
                     break None;
@@ -225,10 +218,8 @@ impl FairLock {
     fn trouble(&self, trouble: Trouble, owner: &Owner, terms: Terms) -> Error {
         let site = &self.handle.site;
         let state = if let Trouble::Unknown(_) = trouble {
-            site.repeat(
-                self.queue.scripts().give_up_command(owner.as_bytes()),
-                site.core.lease(terms),
-            );
+            let give_up = self.queue.scripts().give_up_command(owner.as_bytes());
+            site.undo(give_up, site.core.lease(terms));
             "nothing is held; if the server took the lock or a place in its queue nevertheless, \
              that is given up in the background"
         } else {

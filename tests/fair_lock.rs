@@ -1178,45 +1178,354 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     leaves_nothing(&server, "java");
 }
 
+/// The channel on which Redisson tells one of ours.
+fn channel_of(name: &str, owner: &str) -> String {
+    format!("{}:{owner}", channel(name))
+}
+
+/// The channel on which ours do.
+fn own_channel(owner: &str) -> String {
+    format!("redisson_lock__channel:{{redlatch:{}}}", owner.split_once(':').unwrap().0)
+}
+
 #[test]
-fn without_the_right_to_listen_to_a_pattern_each_waiter_has_its_own_channel() {
+fn a_java_holders_release_is_heard_by_whoever_is_first() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    for round in 0..3 {
+        hold_as_redisson(&mut redis, "java holds", LONG);
+        let token = CancelToken::new();
+        let (lock, cancel) = (one.fair_lock("java holds"), token.clone());
+        let quitter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
+        wait_queue(&server, "java holds", 1);
+        let mut line = Line::new(&server);
+        line.add(&other.fair_lock("java holds"));
+        line.add(&one.fair_lock("java holds"));
+        let waiting = wait_queue(&server, "java holds", 3);
+        for owner in &waiting {
+            wait_subscribed(&server, &channel_of("java holds", owner));
+        }
+        // They have asked once more by then, and hear everything.
+        token.cancel();
+        assert!(quitter.join());
+        let first = wait_queue(&server, "java holds", 2).remove(0);
+        let begun = Instant::now();
+        release_as_redisson(&mut redis, "java holds", &channel_of("java holds", &first));
+        assert_eq!(line.join(), [0, 1]);
+        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
+        leaves_nothing(&server, "java holds");
+    }
+}
+
+#[test]
+fn a_java_release_before_the_waiter_listens_is_made_up_for() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    for round in 0..3 {
+        let proxy = Proxy::before(&server);
+        let client = behind(&proxy);
+        hold_as_redisson(&mut redis, "unheard", LONG);
+        // Its subscription never arrives, and what is sent on that channel meanwhile is lost.
+        proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
+            contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
+        });
+        proxy.refuse();
+        let lock = client.fair_lock("unheard");
+        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+        let owner = wait_queue(&server, "unheard", 1).remove(0);
+        proxy.wait_fired(1, SOON);
+        release_as_redisson(&mut redis, "unheard", &channel_of("unheard", &owner));
+        let begun = Instant::now();
+        proxy.accept();
+        waiter.join();
+        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
+        leaves_nothing(&server, "unheard");
+    }
+}
+
+#[test]
+fn only_who_waits_behind_java_listens_to_a_channel_of_its_own() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    let mut numbers = |what: &[&str]| -> (u64, u64) {
+        let channels: Vec<String> =
+            redis::cmd("PUBSUB").arg(&["CHANNELS", what[0]]).query(&mut redis).unwrap();
+        let patterns = redis::cmd("PUBSUB").arg("NUMPAT").query(&mut redis).unwrap();
+        (channels.len() as u64, patterns)
+    };
+    let guard = one.fair_lock("channels").lock().unwrap();
+    let mut line = Line::new(&server);
+    for at in 0..6 {
+        line.add(&[&one, &other][at % 2].fair_lock("channels"));
+    }
+    thread::sleep(UNIT);
+    assert_eq!(numbers(&["*{channels}*"]), (0, 0));
+    assert_eq!(numbers(&["*"]), (2, 0), "one a client");
+    guard.unlock().unwrap();
+    line.join();
+    leaves_nothing(&server, "channels");
+}
+
+#[test]
+fn the_rights_that_the_documents_name_suffice() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let () = redis::cmd("ACL")
-        .arg(&["SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-psubscribe"])
-        .query(&mut server.connection())
-        .unwrap();
+    let document = include_str!("../lua/README.md");
+    let from = |start: &str, end: &str| {
+        let (_, rest) = document.split_once(start).unwrap();
+        rest.split_once(end).unwrap().0
+    };
+    let clients = from("for each client", "locks ");
+    let locks = from("\nlocks ", "fair locks");
+    let fair = from("fair locks        the same, ", "semaphores ");
+    let rights = [clients, locks, fair].join(" ");
+    let rights: Vec<_> = rights.split_whitespace().collect();
+    let user = [&["SETUSER", "plain", "reset", "on", ">secret"], &rights[..]].concat();
+    redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
     let url = format!("redis://plain:secret@127.0.0.1:{}/", server.port());
-    let (restricted, other) = (Client::connect(&url).unwrap(), client(&server));
-    // Several who find it out at once.
-    for _ in 0..5 {
-        let restricted = Client::connect(&url).unwrap();
-        let guard = other.fair_lock("at once").lock().unwrap();
-        let waiters: Vec<_> = (0..6)
-            .map(|_| {
-                let lock = restricted.fair_lock("at once");
-                spawn(move || lock.lock().unwrap().unlock().unwrap())
-            })
-            .collect();
-        wait_until("they all stand there", SOON, || {
-            let ended = waiters.iter().any(Running::is_finished);
-            ended || queue(&server, "at once").len() == waiters.len()
-        });
-        guard.unlock().unwrap();
-        waiters.into_iter().for_each(Running::join);
-    }
-    for _ in 0..3 {
-        let guard = other.fair_lock("rights").lock().unwrap();
+    let (restricted, other) = (quick_at(&url), quick(&server));
+    let name = "shop:till";
+    for round in 0..3 {
+        let guard = other.fair_lock(name).lock().unwrap();
         let mut line = Line::new(&server);
         for client in [&restricted, &other, &restricted, &restricted] {
-            line.add(&client.fair_lock("rights"));
+            line.add(&client.fair_lock(name));
         }
-        // They listen by now, or hear of it as soon as they do.
-        thread::sleep(UNIT);
+        assert!(restricted.fair_lock(name).try_lock_for(UNIT).unwrap().is_none());
+        // Long enough for signs of life.
+        thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
         let begun = Instant::now();
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
         assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
     }
-    leaves_nothing(&server, "rights");
+    // Behind Java, and by force.
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, name, LONG);
+    let lock = restricted.fair_lock(name);
+    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    let owner = wait_queue(&server, name, 1).remove(0);
+    wait_subscribed(&server, &channel_of(name, &owner));
+    assert!(restricted.fair_lock(name).force_unlock().unwrap());
+    waiter.join();
+    restricted.fair_lock(name).try_lock().unwrap().unwrap().unlock().unwrap();
+    leaves_nothing(&server, name);
+}
+
+/// The server does not say which channel it refuses.
+#[test]
+fn a_refused_unsubscription_is_no_other_channels_refusal() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let user = ["SETUSER", "stays", "on", ">secret", "~*", "&*", "+@all", "-unsubscribe"];
+    redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
+    let url = format!("redis://stays:secret@127.0.0.1:{}/", server.port());
+    let (restricted, other) = (Client::connect(&url).unwrap(), client(&server));
+    let mut redis = server.connection();
+    for round in 0..5 {
+        let guard = other.fair_lock("fair").lock().unwrap();
+        let mut line = Line::new(&server);
+        line.add(&restricted.fair_lock("fair"));
+        // One whose own channel is given up, while another listens to a new one.
+        hold_as_redisson(&mut redis, "java", LONG);
+        let lock = restricted.fair_lock("java");
+        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+        let owner = wait_queue(&server, "java", 1).remove(0);
+        wait_subscribed(&server, &channel_of("java", &owner));
+        release_as_redisson(&mut redis, "java", &channel_of("java", &owner));
+        waiter.join();
+        let names: Vec<_> = (0..4).map(|at| format!("{round} {at}")).collect();
+        let held: Vec<_> =
+            names.iter().map(|name| other.reentrant_lock(name).lock().unwrap()).collect();
+        let waiters: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let lock = restricted.reentrant_lock(name);
+                spawn(move || lock.lock().unwrap().unlock().unwrap())
+            })
+            .collect();
+        for name in &names {
+            wait_subscribed(&server, &channel(name));
+        }
+        let begun = Instant::now();
+        drop(held);
+        guard.unlock().unwrap();
+        waiters.into_iter().for_each(Running::join);
+        assert_eq!(line.join(), [0]);
+        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+    }
+}
+
+// Places that are nobody's.
+
+/// What a waiter of this owner has asked for arrives once more.
+fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) {
+    let script = concat!(
+        include_str!("../lua/fair/line.lua"),
+        include_str!("../lua/fair/take.lua"),
+        include_str!("../lua/fair/acquire.lua")
+    );
+    let lease = lease.as_millis().to_string();
+    let prefix = format!("{}:", channel(name));
+    let args = ["10000", &prefix, &lease, owner, "300000", "0", "0"];
+    let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
+    redis::cmd("EVAL")
+        .arg(script)
+        .arg(3)
+        .arg(&keys)
+        .arg(&args)
+        .exec(&mut server.connection())
+        .unwrap();
+}
+
+/// Waits for the lock, gives up, and is gone. Who it was.
+fn gone(server: &Server, client: &Client, name: &str) -> String {
+    let token = CancelToken::new();
+    let (lock, cancel) = (client.fair_lock(name), token.clone());
+    let waiter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
+    let owner = wait_queue(server, name, 1).remove(0);
+    token.cancel();
+    assert!(waiter.join());
+    wait_queue(server, name, 0);
+    owner
+}
+
+#[test]
+fn a_place_that_a_late_request_takes_keeps_nobody_out() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    for released in [true, false] {
+        for behind in [true, false] {
+            let name = format!("late {released} {behind}");
+            let guard = other.fair_lock(&name).lock().unwrap();
+            let owner = gone(&server, &one, &name);
+            ask_late(&server, &name, &owner, UNIT);
+            assert_eq!(wait_queue(&server, &name, 1), [&*owner]);
+            let next = || {
+                let lock = other.fair_lock(&name);
+                spawn(move || lock.lock().unwrap().unlock().unwrap())
+            };
+            let mut waiter = behind.then(next);
+            wait_queue(&server, &name, 1 + usize::from(behind));
+            let begun = Instant::now();
+            if released {
+                guard.unlock().unwrap();
+            } else {
+                // Nobody is told.
+                let () = redis.del(&name).unwrap();
+            }
+            waiter.take().unwrap_or_else(next).join();
+            // Far below the fair wait: whoever is behind a head that does not come pokes it.
+            assert!(begun.elapsed() < BEFORE_A_POLL, "{name}: {:?}", begun.elapsed());
+            leaves_nothing(&server, &name);
+        }
+    }
+}
+
+#[test]
+fn a_late_request_with_a_short_lease_leaves_no_place_though_nobody_comes() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (client, other) = (behind(&proxy), client(&server));
+    let guard = other.fair_lock("short").lock().unwrap();
+    let earlier = gone(&server, &client, "short");
+    let (uuid, number) = earlier.split_once(':').unwrap();
+    let owner = format!("{uuid}:{}", number.parse::<u64>().unwrap() + 1);
+    on_script(&proxy, "short", 2, Action::LoseReply);
+    let lock = client.fair_lock("short").with_lease(UNIT / 10);
+    is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
+    wait_queue(&server, "short", 0);
+    // Many leases later.
+    thread::sleep(UNIT * 3);
+    ask_late(&server, "short", &owner, UNIT / 10);
+    assert_eq!(wait_queue(&server, "short", 1), [owner]);
+    wait_queue(&server, "short", 0);
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "short");
+}
+
+#[test]
+fn a_message_for_a_holder_takes_nothing_from_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.fair_lock("told late").lock().unwrap();
+    // So that it listens.
+    let waits = client.fair_lock("told late");
+    assert!(elsewhere(move || waits.try_lock_for(UNIT).unwrap().is_none()));
+    let mut redis = server.connection();
+    let owner = holder(&mut redis, "told late").unwrap().0;
+    wait_queue(&server, "told late", 0);
+    let left = Commands::so_far(&server).of("lrem");
+    let number = owner.split_once(':').unwrap().1;
+    for message in [format!("ask {number} told late"), format!("ask {number}0 told late")] {
+        let heard: i64 = redis.publish(own_channel(&owner), message).unwrap();
+        assert_eq!(heard, 1);
+    }
+    wait_until("its client has seen to it", SOON, || {
+        Commands::so_far(&server).of("lrem") >= left + 2
+    });
+    assert_eq!(holder(&mut redis, "told late").unwrap().0, owner);
+    for message in ["", "ask", "ask 1", "grant 1 x", "fence x y", "\u{0}"] {
+        let _: i64 = redis.publish(own_channel(&owner), message).unwrap();
+    }
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "told late");
+}
+
+// Names and databases whose keys or channels are the same.
+
+#[test]
+fn databases_and_names_that_share_keys_strand_nobody() {
+    let _bounded = bounded();
+    let server = server();
+    let url = |database: u8| format!("{}/{database}", server.url().trim_end_matches('/'));
+    let clients = [quick_at(&url(0)), quick_at(&url(1))];
+    for _ in 0..5 {
+        let guards: Vec<_> =
+            clients.iter().map(|client| client.fair_lock("same").lock().unwrap()).collect();
+        let waiters: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let lock = client.fair_lock("same");
+                let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        let begun = Instant::now();
+        for guard in guards {
+            guard.unlock().unwrap();
+        }
+        waiters.into_iter().for_each(Running::join);
+        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+    }
+    // These two stand in one queue, and each tells the other's waiters.
+    let [client, _] = &clients;
+    let guards: Vec<_> =
+        ["x", "{x}"].iter().map(|name| client.fair_lock(name).lock().unwrap()).collect();
+    let waiters: Vec<_> = ["x", "{x}", "{x}", "x"]
+        .iter()
+        .map(|name| {
+            let lock = client.fair_lock(name);
+            let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    for guard in guards.into_iter().rev() {
+        guard.unlock().unwrap();
+    }
+    waiters.into_iter().for_each(Running::join);
+    leaves_nothing(&server, "x");
+    leaves_nothing(&server, "{x}");
 }

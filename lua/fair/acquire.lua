@@ -1,13 +1,13 @@
 -- Takes a fair lock, or a place in its queue.
 --
--- KEYS 1 the lock, 2 the queue, 3 the timeouts
--- ARGV 1 lease in ms, 2 owner, 3 fair wait in ms, 4 Redisson's wait in ms, 5 prefix of the waiters'
---      channels, 6 whether an earlier request of this owner was answered "queued" (1) or not (0),
---      7 how many followers to name
+-- KEYS and ARGV 1, 2: line.lua
+-- ARGV 3 lease in ms, 4 owner, 5 Redisson's wait in ms, 6 whether an earlier request of this owner
+--      was answered "queued" (1) or not (0), 7 how many followers to name
 -- reply: {1, follower...} = taken; the followers are waiters of the same client that stand directly
 --        behind, in their order
---        {0, place, ask} = queued; place 0 = first in line, else somebody is ahead; ask = ms after
---        which the first may ask again unless told before (-1: only when told)
+--        {0, ask, redisson} = queued; ask = ms after which it may ask again unless told before (-1:
+--        only when told); redisson = 1 if one of Redisson's may be who tells it, on the owner's own
+--        channel: it holds the lock, or stands ahead
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
 -- waiter stays where it is. A waiter that was queued and is not in the queue was dropped from its
@@ -15,49 +15,21 @@
 -- A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts nobody
 -- (README.md, "Scores"). While the lock is held nobody is dropped: a dead waiter costs nothing yet,
 -- and one that was only stopped may come back.
-local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
-local lease, owner, channel = ARGV[1], ARGV[2], ARGV[5]
-local fair_wait, redisson_wait = tonumber(ARGV[3]), tonumber(ARGV[4])
+local lease, owner, redisson_wait = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local was_queued, followers = ARGV[6] == '1', tonumber(ARGV[7])
+-- The head of a free lock was told so. If it has not come after this long, it is told again.
+local hesitation = 1000
 
 local function client(id)
-    return string.sub(id, 1, 37)
-end
-
-local function number(id)
-    return tonumber(string.sub(id, 38)) or 0
-end
-
-local function ours(id)
-    return string.sub(id, 15, 15) == '8'
-end
-
-local time
-local function now()
-    if not time then
-        local clock = redis.call('time')
-        time = clock[1] * 1000 + math.floor(clock[2] / 1000)
-    end
-    return time
-end
-
-local function tell(id)
-    redis.pcall('publish', channel .. id, '0')
+    return string.sub(id, 1, 36)
 end
 
 local function front()
     return redis.call('lrange', queue, 0, followers + 1)
 end
 
--- A lock never stays without an end: where HSET is allowed and PEXPIRE refused (an ACL), it would
--- be held for ever. `behind` is the front of the queue that is left.
-local function take(behind)
-    redis.call('hset', lock, owner, 1)
-    local expiry = redis.pcall('pexpire', lock, lease)
-    if type(expiry) == 'table' and expiry.err then
-        redis.call('del', lock)
-        return expiry
-    end
+-- `behind` is the front of the queue that is left.
+local function granted(behind)
     -- Nobody is told when a lock lapses: of a lease that keep_alive may come too late for, the
     -- new head must hear now.
     if behind[1] and tonumber(lease) < fair_wait then
@@ -73,12 +45,43 @@ local function take(behind)
     return reply
 end
 
-local function queued(place)
-    if place > 0 then
-        return {0, place, -1}
+local held_by, left, foreign = holder()
+if foreign then
+    return foreign
+elseif held_by == owner then
+    -- A copy that comes late cuts no lease that was made longer since.
+    if left < tonumber(lease) then
+        redis.call('pexpire', lock, lease)
     end
-    local left = redis.call('pttl', lock)
-    return {0, 0, left == 0 and 1 or left}
+    return {1}
+end
+
+if not held_by then
+    local line = front()
+    if line[1] and line[1] ~= owner then
+        local head, dropped = living_head(owner)
+        if dropped then
+            line = front()
+        end
+        -- Who asks again has waited in vain for it to come: it missed its message, or nobody waits
+        -- under its number any more, and its client takes it out.
+        if head and head ~= owner and (dropped or was_queued) then
+            tell(head)
+        end
+    end
+    if line[1] == owner then
+        take(owner, lease)
+        local dropped, caught = pcall(drop, owner)
+        if not dropped then
+            redis.call('pexpire', lock, -1)
+            return type(caught) == 'table' and caught or redis.error_reply(caught)
+        end
+        table.remove(line, 1)
+        return granted(line)
+    elseif not line[1] then
+        take(owner, lease, true)
+        return granted(line)
+    end
 end
 
 -- How many waiters of Redisson's are in the queue. The highest score tells, if a live one of ours
@@ -101,105 +104,78 @@ local function redissons()
     return count
 end
 
+local function queued(place, redissons_ahead)
+    local ask = -1
+    if not held_by then
+        ask = place == 1 and hesitation or -1
+    elseif place == 0 then
+        ask = math.max(1, left)
+    end
+    local redisson = held_by and not ours(held_by) or redissons_ahead > 0
+    return {0, ask, redisson and 1 or 0}
+end
+
 -- Into the set and the list, or into neither. A score that is there stays: what Redisson's waiters
 -- behind have is measured from it.
-local function enter(redissons_ahead, command, ...)
+local function enter(place, redissons_ahead, command, ...)
     local score = now() + fair_wait + redisson_wait * redissons_ahead
     local new = redis.call('zadd', timeouts, 'nx', score, owner)
-    local place = new == 0 and redis.call('lpos', queue, owner)
-    if place then
-        return queued(place)
+    local there = new == 0 and redis.call('lpos', queue, owner)
+    if there then
+        return queued(there, redissons_ahead)
     end
     local length = redis.pcall(command, queue, ...)
     if type(length) == 'table' then
-        redis.call('zrem', timeouts, owner)
+        redis.pcall('zrem', timeouts, owner)
         return length
     end
-    return queued(command == 'rpush' and length - 1 or redis.call('lpos', queue, owner))
+    return queued(place or length - 1, redissons_ahead)
 end
 
 -- Back to the head: before everybody, but behind those of the own client that came earlier, who
 -- were dropped too and came back first.
-local function come_back(free)
+local function come_back()
     local all = redis.call('lrange', queue, 0, -1)
     local place, redissons_ahead, seen = 0, 0, 0
+    local number = tonumber(string.sub(owner, 38))
     for i, id in ipairs(all) do
-        if client(id) == client(owner) and number(id) < number(owner) then
+        if client(id) == client(owner) and tonumber(string.sub(id, 38)) < number then
             place, redissons_ahead = i, seen
         end
         seen = seen + (ours(id) and 0 or 1)
     end
-    if free and place == 0 then
+    if not held_by and place == 0 then
         redis.call('zrem', timeouts, owner)
-        return take(all)
-    end
-    local reply
-    if place == 0 then
-        reply = enter(0, 'lpush', owner)
-    else
-        reply = enter(redissons_ahead, 'linsert', 'after', all[place], owner)
+        take(owner, lease)
+        return granted(all)
     end
     -- What `redissons` relies on: Redisson's waiters have a higher score than ours ahead of them.
     local least = now() + fair_wait + redisson_wait * redissons_ahead + 1
-    for i = place + 1, #all do
-        local score = not ours(all[i]) and redis.call('zscore', timeouts, all[i])
+    local last = place
+    while all[last + 1] and not ours(all[last + 1]) do
+        local score = redis.call('zscore', timeouts, all[last + 1])
         if not score or tonumber(score) >= least then
             break
         end
+        last = last + 1
+    end
+    local reply
+    if place == 0 then
+        reply = enter(0, 0, 'lpush', owner)
+    else
+        reply = enter(place, redissons_ahead, 'linsert', 'after', all[place], owner)
+    end
+    for i = place + 1, reply[1] and last or 0 do
         redis.call('zadd', timeouts, least, all[i])
     end
     return reply
 end
 
-local holders = redis.call('hkeys', lock)
-for _, holder in ipairs(holders) do
-    if holder == owner then
-        -- A copy that comes late cuts no lease that was made longer since.
-        if redis.call('pttl', lock) >= tonumber(lease) then
-            return {1}
-        end
-        return take({})
-    end
-end
-
-local free = #holders == 0
-local new_head
-if free then
-    local line = front()
-    while line[1] and line[1] ~= owner do
-        local score = tonumber(redis.call('zscore', timeouts, line[1]) or 0)
-        if score > now() then
-            if ours(line[1]) and score > now() + fair_wait then
-                redis.call('zadd', timeouts, now() + fair_wait, line[1])
-            end
-            break
-        end
-        -- The set first: if something else lies under its key, nothing has changed yet.
-        redis.call('zrem', timeouts, line[1])
-        redis.call('lpop', queue)
-        line = front()
-        new_head = line[1]
-    end
-    if line[1] == owner then
-        redis.call('zrem', timeouts, owner)
-        redis.call('lpop', queue)
-        table.remove(line, 1)
-        return take(line)
-    elseif not line[1] then
-        return take(line)
-    end
-end
-
-local reply
 local place = was_queued and redis.call('lpos', queue, owner)
 if place then
-    reply = queued(place)
+    return queued(place, place == 0 and 0 or redissons())
 elseif was_queued then
-    reply = come_back(free)
-else
-    reply = enter(redissons(), 'rpush', owner)
+    return come_back()
 end
-if new_head and reply[1] == 0 then
-    tell(new_head)
-end
-return reply
+local ahead = redissons()
+return enter(nil, ahead, 'rpush', owner)

@@ -1,7 +1,7 @@
 -- Says that these waiters of one fair lock live, and finds out what nobody was told.
 --
--- KEYS 1 the lock, 2 the queue, 3 the timeouts
--- ARGV 1 fair wait in ms, 2 Redisson's wait in ms, 3 prefix of the waiters' channels, 4.. owners
+-- KEYS and ARGV 1, 2: line.lua
+-- ARGV 3 Redisson's wait in ms, 4.. owners
 -- reply: {again, owner...}: again = ms after which this is worth sending once more, if that is
 --        before the next period (-1: no); these owners ask for the lock now: the first in line of a
 --        free lock, and those that are not in the queue (any more)
@@ -12,17 +12,9 @@
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
--- If the lock is free, a dead head is dropped and the next one told; so is a head of Redisson's: it
--- may have missed its message or sleep through a lapse. While the lock is held nobody is dropped.
-local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
-local fair_wait, redisson_wait, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-
-local clock = redis.call('time')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
-local function ours(id)
-    return string.sub(id, 15, 15) == '8'
-end
+-- If the lock is free, dead heads are dropped, and a head that does not ask now is told: it may have
+-- missed its message, sleep through a lapse, or be nobody's. While the lock is held nobody is dropped.
+local redisson_wait, now = tonumber(ARGV[3]), now()
 
 local alive = {}
 for i = 4, #ARGV do
@@ -39,8 +31,12 @@ for _, id in ipairs(line) do
     mixed = mixed or not ours(id)
 end
 
--- Without memory ZADD is refused even for a member that is there, unless the script has written.
+-- Without memory ZADD is refused even for a member that is there, unless the script has written. And
+-- what is not allowed is found out before anything has changed.
 redis.call('zrem', timeouts, '')
+redis.call('zadd', timeouts, 'xx', 0, '')
+local left = redis.call('pttl', lock)
+local free = left == -2
 
 -- Where all are ours, only the head's score is of interest.
 local scores = {}
@@ -57,19 +53,16 @@ elseif line[1] then
     scores[line[1]] = tonumber(redis.call('zscore', timeouts, line[1]) or nil)
 end
 
-local left = redis.call('pttl', lock)
-local free = left == -2
-local first, dropped = 1, false
+local first = 1
 while free and line[first] and not alive[line[first]] do
     local id = line[first]
     scores[id] = scores[id] or tonumber(redis.call('zscore', timeouts, id) or nil)
     if (scores[id] or 0) > now then
         break
     end
-    redis.call('zrem', timeouts, id)
-    redis.call('lpop', queue)
+    drop(id)
     in_line[id] = nil
-    first, dropped = first + 1, true
+    first = first + 1
 end
 local head = line[first]
 
@@ -107,9 +100,7 @@ for i = 4, #ARGV do
     end
 end
 if head and free and not alive[head] then
-    if dropped or not ours(head) then
-        redis.pcall('publish', channel .. head, '0')
-    end
+    tell(head)
     reply[1] = math.max(50, scores[head] - now)
 elseif head and alive[head] and left >= 0 then
     reply[1] = math.max(1, left)

@@ -216,7 +216,7 @@ impl State {
             }
             b"UNSUBSCRIBE" => {
                 self.connections[peer].channels.retain(|channel| !command.contains(channel));
-                return None;
+                pushed("unsubscribe", argument(1), Value::Int(0))
             }
             b"EVAL" => {
                 let script = redis::Script::new(&String::from_utf8_lossy(argument(1)));

@@ -68,14 +68,12 @@ impl Line for FairLine {
                 waiters.standing.push(waiter);
                 return None;
             }
+            // It stands in the server's line still. Who is told there from here on has lost the hold.
+            self.queue.core.pubsub.dismiss(waiter.owner.number());
             *waiter.passed.lock() = Some(tenancy);
             line.passed.push(waiter.owner);
             return Some(Wake::thread(&waiter.thread));
         }
-    }
-
-    fn has_passed_to(&self, owner: &[u8]) -> bool {
-        self.state.lock().passed.iter().any(|passed| passed.as_bytes() == owner)
     }
 
     fn has_passed(&self) -> bool {

@@ -2,7 +2,6 @@
 //! wait.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::queue::{FairQueue, FairWaiter};
@@ -19,11 +18,22 @@ pub(super) struct Place {
     pub(super) queue: Arc<FairQueue>,
     pub(super) site: Arc<Site>,
     pub(super) waiter: Arc<FairWaiter>,
-    pub(super) subscription: Subscription,
+    /// To the client's own channel, where scripts of ours tell it.
+    pub(super) own: Subscription,
+    /// To the channel where Redisson tells it, once one of Redisson's may.
+    pub(super) redisson: Option<Subscription>,
     /// It has become a hold.
     pub(super) stays: bool,
     /// A request was sent twice: the first one may arrive after the waiter has left.
     pub(super) twice: bool,
+}
+
+/// What a place listened to before a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Listening {
+    confirmed: bool,
+    own: u64,
+    redisson: Option<u64>,
 }
 
 impl Place {
@@ -31,7 +41,30 @@ impl Place {
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let mut waiters = self.queue.waiters.lock();
         waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+        self.queue.core.pubsub.dismiss(self.waiter.owner.number());
         self.waiter.take_passed()
+    }
+
+    pub(super) fn listening(&self) -> Listening {
+        let redisson = self.redisson.as_ref();
+        Listening {
+            confirmed: self.own.is_confirmed() && redisson.is_none_or(Subscription::is_confirmed),
+            own: self.own.version(),
+            redisson: redisson.map(Subscription::version),
+        }
+    }
+
+    /// One of Redisson's holds the lock or stands ahead: its release tells on a channel of this
+    /// waiter's alone. If none does, none will before this waiter asks again, since who comes later
+    /// stands behind.
+    pub(super) fn listen_to_redisson(&mut self) {
+        let Self { queue, waiter, redisson, .. } = self;
+        redisson.get_or_insert_with(|| queue.core.listen_once(&queue.redissons_channel(waiter)));
+    }
+
+    /// Whether no message can have been missed since a request before which it listened like this.
+    pub(super) fn is_heard_since(&self, before: Listening) -> bool {
+        before.confirmed && before.redisson.is_some() == self.redisson.is_some()
     }
 
     /// The thread has the lock.
@@ -42,7 +75,7 @@ impl Place {
             // It was passed the hold: that one's release does not undo a late request of this one.
             let Self { queue, site, waiter, .. } = &self;
             let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
-            site.repeat(give_up, site.core.lease(waiter.terms));
+            site.undo(give_up, site.core.lease(waiter.terms));
         }
         tenancy
     }
@@ -53,25 +86,28 @@ impl Place {
         Some(self.settle(tenancy))
     }
 
-    /// Sleeps until the thread should ask again. `false`: the wait is over.
+    /// Sleeps until the thread should ask again, or what it listens to has moved. `false`: the wait is
+    /// over.
     pub(super) fn sleep(
         &self,
         core: &Core,
         wait: &Wait<'_>,
         ask_after: Option<Duration>,
-        news: impl Fn() -> bool,
+        listening: Listening,
     ) -> Result<bool, Error> {
         let thread = &self.waiter.thread;
         // The process's sign of life finds out what nobody was told, so that many who wait do not
-        // each ask. Only the first in line knows more.
+        // each ask. Only the first ones in line know more.
         let sleep = ask_after.map_or_else(
             || slow_poll() + self.queue.core.config.fair_wait_timeout * 2,
             |ask| ask.max(SHORTEST_ASK),
         );
         let until = wait.sleep_until(sleep);
         wait.wakeable(thread, || {
+            let _waking = self.own.wake(thread);
+            let _waking = self.redisson.as_ref().map(|redisson| redisson.wake(thread));
             loop {
-                if news() {
+                if self.waiter.has_news() || self.listening() != listening {
                     return Ok(true);
                 }
                 wait.check(core, &self.queue.name)?;
@@ -87,30 +123,23 @@ impl Place {
     }
 
     /// Waits until messages reach the thread. `false`: the wait was over first.
-    pub(super) fn await_messages(
-        &self,
-        subscription: &Subscription,
-        core: &Core,
-        wait: &Wait<'_>,
-    ) -> Result<bool, Error> {
+    pub(super) fn await_messages(&self, core: &Core, wait: &Wait<'_>) -> Result<bool, Error> {
         let contender = Contender {
             core,
             name: &self.queue.name,
-            channel: &self.queue.pattern,
+            channel: self.own.channel(),
             thread: &self.waiter.thread,
             wait: *wait,
             news: &|| self.waiter.has_news(),
         };
-        match contender.confirmation(subscription)? {
-            Confirmation::Confirmed => Ok(true),
-            Confirmation::Over => Ok(false),
-            Confirmation::Refused(_) if subscription.is_pattern() => {
-                // From the next request on with a channel of its own.
-                self.queue.no_pattern.store(true, Ordering::Relaxed);
-                Ok(true)
+        for subscription in std::iter::once(&self.own).chain(&self.redisson) {
+            match contender.confirmation(subscription)? {
+                Confirmation::Confirmed => {}
+                Confirmation::Over => return Ok(false),
+                Confirmation::Refused(error) => return Err(error),
             }
-            Confirmation::Refused(error) => Err(error),
         }
+        Ok(true)
     }
 }
 
@@ -124,7 +153,7 @@ impl Drop for Place {
         let site = &self.site;
         let lease = site.core.lease(self.waiter.terms);
         if self.twice {
-            site.repeat(command.clone(), lease);
+            site.undo(command.clone(), lease);
         }
         if let Some(tenancy) = passed {
             // It was given the hold and cannot take it: on to the next.
@@ -146,7 +175,7 @@ struct Leave {
 impl Receiver for Leave {
     fn receive(&self, outcome: Outcome) {
         if left(outcome).is_err() {
-            self.site.repeat(self.command.clone(), self.lease);
+            self.site.undo(self.command.clone(), self.lease);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Who of one process stands in a fair lock's queue, and how they are told.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::line::FairLine;
@@ -12,7 +12,7 @@ use crate::connection::{Command, Outcome};
 use crate::error::Error;
 use crate::hold::{Asked, Hold, Site, Tenancy, Terms};
 use crate::protocol::{FairKeys, Owner};
-use crate::pubsub::{Hub, Subscription};
+use crate::pubsub::Addressee;
 use crate::script::fair::{FairScripts, kept_alive};
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::{Chore, Errand};
@@ -23,11 +23,7 @@ pub(crate) struct FairQueue {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
     keys: FairKeys,
-    /// All channels of this client's waiters.
-    pub(super) pattern: Arc<str>,
     pub(super) waiters: Mutex<Waiters>,
-    /// The server does not allow the pattern: each waiter listens to its own channel.
-    pub(super) no_pattern: AtomicBool,
 }
 
 #[derive(Default)]
@@ -57,8 +53,10 @@ impl FairWaiter {
     pub(super) fn take_passed(&self) -> Option<Arc<Tenancy>> {
         self.passed.lock().take()
     }
+}
 
-    fn tell(&self) {
+impl Addressee for FairWaiter {
+    fn ask(&self) {
         self.told.store(true, Ordering::SeqCst);
         self.thread.parker().unpark();
     }
@@ -69,14 +67,7 @@ impl FairQueue {
     pub(super) fn of(site: &Site) -> Arc<Self> {
         site.core.fair_queues.get(&site.name, |name| {
             let keys = FairKeys::new(&name);
-            Self {
-                pattern: keys.channel_pattern(site.core.id.as_str()).into(),
-                core: Arc::clone(&site.core),
-                name,
-                keys,
-                waiters: Mutex::default(),
-                no_pattern: AtomicBool::new(false),
-            }
+            Self { core: Arc::clone(&site.core), name, keys, waiters: Mutex::default() }
         })
     }
 
@@ -98,9 +89,7 @@ impl FairQueue {
         owner: Owner,
         terms: Terms,
     ) -> Place {
-        let hub: Weak<Self> = Arc::downgrade(self);
-        let subscription = self.own_channel(&self.core, &owner);
-        let subscription = subscription.unwrap_or_else(|| self.core.listen_to(&self.pattern, hub));
+        let own = self.core.pubsub.listen_to_own();
         let waiter = Arc::new(FairWaiter {
             owner,
             thread: Arc::clone(thread),
@@ -109,6 +98,7 @@ impl FairQueue {
             passed: Mutex::new(None),
         });
         let mut waiters = self.waiters.lock();
+        self.core.pubsub.expect(owner.number(), Arc::clone(&waiter) as Arc<dyn Addressee>);
         waiters.standing.push(Arc::clone(&waiter));
         let first = !std::mem::replace(&mut waiters.kept_alive, true);
         drop(waiters);
@@ -120,18 +110,16 @@ impl FairQueue {
             queue: Arc::clone(self),
             site: Arc::clone(site),
             waiter,
-            subscription,
+            own,
+            redisson: None,
             stays: false,
             twice: false,
         }
     }
 
-    /// A waiter's own channel, where the pattern of all is not allowed.
-    pub(super) fn own_channel(&self, core: &Core, owner: &Owner) -> Option<Subscription> {
-        self.no_pattern.load(Ordering::Relaxed).then(|| {
-            let channel = format!("{}{owner}", self.keys.channel_prefix);
-            core.listen(&channel.into())
-        })
+    /// Where Redisson tells one of ours.
+    pub(super) fn redissons_channel(&self, waiter: &FairWaiter) -> Arc<str> {
+        format!("{}{}", self.keys.channel_prefix, waiter.owner).into()
     }
 
     pub(super) fn hold(
@@ -166,13 +154,6 @@ impl FairQueue {
         waiters.standing.iter().find(|waiter| waiter.owner.as_bytes() == owner).cloned()
     }
 
-    /// Whether the hold in the seat was passed to this owner, who still stands in the server's line.
-    fn had_it_passed(&self, owner: &[u8]) -> bool {
-        let tenant = Site::of(&self.core, &self.name).gate.tenant();
-        let line = tenant.and_then(|(tenancy, _)| tenancy.hold.line.clone());
-        line.is_some_and(|line| line.has_passed_to(owner))
-    }
-
     /// How often a sign of life is given.
     fn period(&self) -> Duration {
         self.core.config.fair_wait_timeout / 3
@@ -188,27 +169,6 @@ impl Drop for FairQueue {
 impl fmt::Debug for FairQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FairQueue").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl Hub for FairQueue {
-    fn message(&self, channel: &[u8]) {
-        let owner = channel.strip_prefix(self.keys.channel_prefix.as_bytes());
-        let Some(owner) = owner else { return };
-        if let Some(waiter) = self.find(owner) {
-            waiter.tell();
-        } else if self.had_it_passed(owner) {
-            // The hold that was passed to it was taken away: the server takes it for the first in
-            // line of a free lock.
-            let leave = self.scripts().give_up_command(owner);
-            self.core.watchdog.run_errand(Errand::repeat(&self.name, leave, SHORTEST_PERIOD));
-        }
-    }
-
-    /// After a reconnect messages may have been lost, so everybody asks.
-    fn changed(&self) {
-        let standing = self.waiters.lock().standing.clone();
-        standing.iter().for_each(|waiter| waiter.tell());
     }
 }
 
@@ -231,22 +191,29 @@ impl Chore for FairQueue {
             Ok(kept) => {
                 for owner in kept.ask {
                     if let Some(waiter) = self.find(&owner) {
-                        waiter.tell();
+                        waiter.ask();
                     }
                 }
                 // Not more often than every half second, whatever the server says.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
-            Err(trouble) => {
-                log::debug!(
-                    "a sign of life for {:?} failed: {:#}",
-                    self.name,
-                    trouble.into_error()
-                );
-                period / 4
-            }
+            // Whoever asks hears why.
+            Err(_) => period / 4,
         }
     }
 }
 
 const SHORTEST_PERIOD: Duration = Duration::from_millis(500);
+
+/// A message for an owner of this client that does not wait. Nobody has its place: a request came
+/// late, or the hold that it was passed was taken away. Whatever the owner holds stays.
+pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
+    if core.is_shut_down() {
+        return;
+    }
+    let keys = FairKeys::new(lock);
+    let fair_wait = core.config.fair_wait_timeout;
+    let owner = format!("{}:{owner}", core.id.as_str());
+    let leave = FairScripts { key: lock, keys: &keys, fair_wait }.leave_command(owner.as_bytes());
+    core.watchdog.run_errand(Errand::brief(&Arc::from(lock), leave));
+}

@@ -87,9 +87,6 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// Whether others have had it after its owner, who still stand in the line.
     fn has_passed(&self) -> bool;
 
-    /// Whether this owner is one of them.
-    fn has_passed_to(&self, owner: &[u8]) -> bool;
-
     /// Gives a hold back and lets the next in.
     fn release_command(&self, hold: &Hold) -> Command;
 

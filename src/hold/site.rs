@@ -230,11 +230,10 @@ impl Site {
     /// in its queue.
     fn undo_late_requests(&self, hold: &Hold) {
         if hold.sent_twice {
-            let give_up = match &hold.line {
-                None => self.release_command(hold),
-                Some(line) => line.give_up_command(hold),
-            };
-            self.repeat(give_up, hold.longest_lease());
+            match &hold.line {
+                None => self.repeat(self.release_command(hold), hold.longest_lease()),
+                Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+            }
         }
     }
 
@@ -254,6 +253,11 @@ impl Site {
     /// passed: nobody knows whether the hold exists, or whether it is about to.
     pub(crate) fn repeat(&self, release: Command, lease: Duration) {
         self.core.watchdog.run_errand(Errand::repeat(&self.name, release, lease));
+    }
+
+    /// As [`repeat`](Self::repeat), for an owner who may get a place in a queue, too.
+    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
+        self.core.watchdog.run_errand(Errand::undo(&self.name, give_up, lease));
     }
 
     /// Why there is nothing to unlock.

@@ -17,8 +17,9 @@ impl LockKeys {
         prefixed("redisson_lock__channel", name)
     }
 
-    /// Where a client talks to its own subscriber. It begins as the locks' channels do, so that
-    /// access rights made for Redisson allow it.
+    /// Where a client talks to its own subscriber, and where its fair waiters are told. It begins as
+    /// the locks' channels do, so that access rights made for Redisson allow it. `lua/fair/line.lua`
+    /// makes it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
     }
@@ -31,7 +32,8 @@ pub(crate) struct FairKeys {
     pub(crate) queue: String,
     /// Until when each of them counts as alive.
     pub(crate) timeouts: String,
-    /// A waiter's channel is this and its owner id.
+    /// The channel of one of Redisson's waiters, and of one of ours that Redisson may tell, is this
+    /// and its owner id.
     pub(crate) channel_prefix: String,
 }
 
@@ -42,18 +44,6 @@ impl FairKeys {
             timeouts: prefixed("redisson_lock_timeout", name),
             channel_prefix: format!("{}:", LockKeys::channel(name)),
         }
-    }
-
-    /// All channels of one client's waiters, as a pattern.
-    pub(crate) fn channel_pattern(&self, client: &str) -> String {
-        let mut pattern = String::new();
-        for character in self.channel_prefix.chars() {
-            if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
-                pattern.push('\\');
-            }
-            pattern.push(character);
-        }
-        pattern + client + ":*"
     }
 }
 
@@ -104,8 +94,6 @@ mod tests {
         assert_eq!(keys.timeouts, "redisson_lock_timeout:{l}");
         assert_eq!(keys.channel_prefix, "redisson_lock__channel:{l}:");
         assert_eq!(FairKeys::new("{a}b").queue, "redisson_lock_queue:{a}b");
-        let pattern = FairKeys::new("a*[b]").channel_pattern("uuid");
-        assert_eq!(pattern, r"redisson_lock__channel:{a\*\[b\]}:uuid:*");
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl ClientId {
         let written = write!(rest, "{}:{number}", self.uuid);
         debug_assert!(written.is_ok());
         let left = rest.len();
-        Owner { bytes, len: LONGEST - left }
+        Owner { bytes, len: LONGEST - left, number }
     }
 }
 
@@ -51,11 +51,16 @@ impl ClientId {
 pub(crate) struct Owner {
     bytes: [u8; LONGEST],
     len: usize,
+    number: u64,
 }
 
 impl Owner {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 }
 

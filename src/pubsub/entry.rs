@@ -1,28 +1,28 @@
 //! One channel: whether it is subscribed, how many messages came, and who waits for one.
 
-use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Error;
 use crate::sync::{Mutex, Thread};
 
-/// Who hears of each message of a pattern, with its channel. Called on the subscriber's thread with
-/// no mutex held; it must not block.
-pub(crate) trait Hub: fmt::Debug + Send + Sync {
-    fn message(&self, channel: &[u8]);
-
-    /// Messages may have been missed until now, or none will come.
-    fn changed(&self);
-}
-
-/// A channel, or a pattern of channels, that somebody of this process listens to, or did a short
-/// while ago.
+/// A channel that somebody of this process listens to, or did a short while ago.
 #[derive(Debug)]
 pub(crate) struct Entry {
     channel: Arc<str>,
-    is_pattern: bool,
+    kind: Kind,
     state: Mutex<State>,
+}
+
+/// What a channel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A name's: it is kept for a while after its last listener, for the next one.
+    Shared,
+    /// One waiter's: nobody listens to it again.
+    Single,
+    /// The client's: what comes there is for who is named, and the channel itself is no news.
+    Own,
 }
 
 #[derive(Debug)]
@@ -35,9 +35,6 @@ struct State {
     fence: u64,
     zero_since: u64,
     waiting: Vec<Arc<Thread>>,
-    /// Who hears of a pattern's messages now. An entry outlives its listeners for a while, so the
-    /// next one brings a hub of its own.
-    hub: Option<Weak<dyn Hub>>,
     /// When the last listener left, if there is none.
     idle_since: Option<Instant>,
     listeners: usize,
@@ -53,37 +50,25 @@ pub(crate) enum Standing {
 }
 
 impl Entry {
-    pub(crate) fn new(channel: Arc<str>, is_pattern: bool, version: u64) -> Self {
+    pub(crate) fn new(channel: Arc<str>, kind: Kind, version: u64) -> Self {
         let state = State {
             standing: Standing::Pending,
             version,
             fence: 0,
             zero_since: 0,
             waiting: Vec::new(),
-            hub: None,
             idle_since: None,
             listeners: 0,
         };
-        Self { channel, is_pattern, state: Mutex::new(state) }
+        Self { channel, kind, state: Mutex::new(state) }
     }
 
     pub(crate) fn channel(&self) -> &Arc<str> {
         &self.channel
     }
 
-    pub(crate) fn is_pattern(&self) -> bool {
-        self.is_pattern
-    }
-
-    /// A message of the pattern came, on this channel.
-    pub(crate) fn matched(&self, channel: &[u8]) {
-        if let Some(hub) = self.hub() {
-            hub.message(channel);
-        }
-    }
-
-    fn hub(&self) -> Option<Arc<dyn Hub>> {
-        self.state.lock().hub.as_ref().and_then(Weak::upgrade)
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -102,11 +87,8 @@ impl Entry {
         self.state.lock().version
     }
 
-    pub(crate) fn listen(&self, hub: Option<Weak<dyn Hub>>) {
+    pub(crate) fn listen(&self) {
         let mut state = self.state.lock();
-        if hub.is_some() {
-            state.hub = hub;
-        }
         state.listeners += 1;
         state.idle_since = None;
     }
@@ -117,6 +99,10 @@ impl Entry {
         if state.listeners == 0 {
             state.idle_since = Some(Instant::now());
         }
+    }
+
+    pub(crate) fn is_listened_to(&self) -> bool {
+        self.state.lock().listeners > 0
     }
 
     pub(crate) fn idle_since(&self) -> Option<Instant> {
@@ -162,9 +148,6 @@ impl Entry {
         // confirmed, not before: a try made earlier could sleep through the next message.
         state.version += 1;
         Self::wake_all(state);
-        if let Some(hub) = self.hub() {
-            hub.changed();
-        }
     }
 
     /// The connection is gone; nobody is woken, since there is nothing to see yet.

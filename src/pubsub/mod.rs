@@ -1,11 +1,13 @@
 //! How a wake-up arrives: one subscriber thread, one connection, one entry a channel.
 //!
 //! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
-//! message is published on the client's own control channel, which works over TCP, TLS and unix
-//! sockets alike. The same message, sent every few seconds, shows that the connection is alive.
+//! message is published on the client's own channel, which works over TCP, TLS and unix sockets
+//! alike. The same message, sent every few seconds, shows that the connection is alive. Scripts tell
+//! waiters of this client there, too (`own.rs`).
 
 mod attention;
 mod entry;
+mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +18,10 @@ use std::time::{Duration, Instant};
 use redis::{PushKind, RedisError, Value};
 
 use attention::Attention;
-pub(crate) use entry::{Entry, Hub, Standing};
+use entry::Kind;
+pub(crate) use entry::{Entry, Standing};
+pub(crate) use own::Addressee;
+use own::{Addressees, LOOK, Said};
 
 use crate::client::Core;
 use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
@@ -40,7 +45,9 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 /// The channels this process listens to.
 pub(crate) struct PubSub {
     endpoint: Arc<Endpoint>,
-    control: Arc<str>,
+    /// The client's own channel, listened to as long as there is a connection.
+    own: Arc<Entry>,
+    addressees: Addressees,
     state: Mutex<State>,
     /// Tells the thread of work while it has no connection to read from.
     work: Condvar,
@@ -78,18 +85,27 @@ impl State {
         // Only a confirmed one: then the order of what the server confirms is that of what was
         // asked, and a confirmation always means the entry of now.
         self.drop_entries(|entry| {
+            let grace = if entry.kind() == Kind::Single { Duration::ZERO } else { grace };
             entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
         })
     }
 }
 
 impl PubSub {
-    pub(crate) fn new(endpoint: Arc<Endpoint>, client: &str) -> Self {
+    /// `stray` hears of messages to owners of this client that do not wait. It is called on the
+    /// subscriber's thread and must not block.
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        client: &str,
+        stray: impl Fn(u64, &str) + Send + Sync + 'static,
+    ) -> Self {
         let state =
             State { entries: HashMap::new(), wanted: Vec::new(), reading: false, first_version: 0 };
+        let control = LockKeys::control_channel(client).into();
         Self {
             endpoint,
-            control: LockKeys::control_channel(client).into(),
+            own: Arc::new(Entry::new(control, Kind::Own, 0)),
+            addressees: Addressees::new(Box::new(stray)),
             state: Mutex::new(state),
             work: Condvar::new(),
             attention: Arc::new(Attention::new()),
@@ -101,30 +117,29 @@ impl PubSub {
     /// Listens to `channel`. `true`: the thread must be told with a
     /// [`control_message`](Self::control_message).
     pub(crate) fn listen(&self, channel: &Arc<str>) -> (Subscription, bool) {
-        self.listen_to(channel, None)
+        self.listen_to(channel, Kind::Shared)
     }
 
-    /// As [`listen`](Self::listen), to all channels that match a pattern.
-    pub(crate) fn listen_to(
-        &self,
-        channel: &Arc<str>,
-        hub: Option<Weak<dyn Hub>>,
-    ) -> (Subscription, bool) {
+    /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
+    pub(crate) fn listen_once(&self, channel: &Arc<str>) -> (Subscription, bool) {
+        self.listen_to(channel, Kind::Single)
+    }
+
+    fn listen_to(&self, channel: &Arc<str>, kind: Kind) -> (Subscription, bool) {
         let mut state = self.state.lock();
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
             MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
             MapEntry::Vacant(vacant) => {
-                let entry = Entry::new(Arc::clone(channel), hub.is_some(), first_version);
-                let entry = Arc::new(entry);
+                let entry = Arc::new(Entry::new(Arc::clone(channel), kind, first_version));
                 (Arc::clone(vacant.insert(entry)), true)
             }
         };
         // Under the map's mutex, where the thread looks for idle entries: it cannot drop this one
         // between the look-up and here.
-        entry.listen(hub);
+        entry.listen();
         // A channel that was refused is asked for again: rights may have been granted since.
-        let again = matches!(entry.standing(), Standing::Refused(_));
+        let again = entry.is_refused();
         if again {
             entry.ask_again();
         }
@@ -137,45 +152,54 @@ impl PubSub {
         (self.subscription(entry), tell)
     }
 
+    /// Listens to the client's own channel, where scripts tell the waiters that are
+    /// [expected](Self::expect). The version moves when messages may have been missed.
+    pub(crate) fn listen_to_own(&self) -> Subscription {
+        let state = self.state.lock();
+        self.own.listen();
+        // Whoever has a connection has asked for it, and there is none after a refusal.
+        if self.own.is_refused() {
+            self.own.ask_again();
+        }
+        self.work.notify_one();
+        drop(state);
+        // Who listens sleeps elsewhere: it counts for as long as it does.
+        self.attention.begin();
+        self.subscription(Arc::clone(&self.own))
+    }
+
+    /// From here on messages to this owner reach `who`.
+    pub(crate) fn expect(&self, owner: u64, who: Arc<dyn Addressee>) {
+        self.addressees.expect(owner, who);
+    }
+
+    /// From here on this owner does not wait, and has no place anywhere that anybody knows of.
+    pub(crate) fn dismiss(&self, owner: u64) {
+        self.addressees.dismiss(owner);
+    }
+
     /// A subscription that is confirmed already, if there is one.
     pub(crate) fn listening(&self, channel: &Arc<str>) -> Option<Subscription> {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
-        entry.listen(None);
+        entry.listen();
         Some(self.subscription(Arc::clone(entry)))
     }
 
     fn subscription(&self, entry: Arc<Entry>) -> Subscription {
-        let attention = Arc::clone(&self.attention);
-        // A pattern's listeners sleep elsewhere: they count for as long as they listen.
-        if entry.is_pattern() {
-            attention.begin();
-        }
-        Subscription { entry, attention }
+        Subscription { entry, attention: Arc::clone(&self.attention) }
     }
 
-    /// A mark for a script to send on the control channel, so that the messages the server sent
+    /// A mark for a script to send on the client's own channel, so that the messages the server sent
     /// before it read something can be told from those it sent after it.
     pub(crate) fn fence(&self, channel: &Arc<str>) -> Fence<'_> {
         let number = self.fences.fetch_add(1, Ordering::Relaxed) + 1;
-        let message = format!("{number} {channel}");
-        Fence { number, control: &self.control, message }
-    }
-
-    /// The server passed a fence of `channel`.
-    fn pass(&self, message: &[u8]) {
-        let fence = std::str::from_utf8(message).ok().and_then(|fence| fence.split_once(' '));
-        if let Some((number, channel)) = fence
-            && let Ok(number) = number.parse()
-            && let Some(entry) = self.entry(channel.as_bytes())
-        {
-            entry.pass(number);
-        }
+        Fence { number, control: self.own.channel(), message: own::fence(number, channel) }
     }
 
     /// Makes the thread look at its queue.
     pub(crate) fn control_message(&self) -> Command {
-        Command::plain(&[b"PUBLISH", self.control.as_bytes(), b"0"])
+        Command::plain(&[b"PUBLISH", self.own.channel().as_bytes(), LOOK.as_bytes()])
     }
 
     /// Whether there is a connection whose life a heartbeat should show.
@@ -188,7 +212,7 @@ impl PubSub {
         self.shut_down.store(true, Ordering::SeqCst);
         let state = self.state.lock();
         self.work.notify_one();
-        let entries: Vec<_> = state.entries.values().cloned().collect();
+        let entries = self.all_entries(&state);
         drop(state);
         for entry in entries {
             entry.nudge();
@@ -199,17 +223,12 @@ impl PubSub {
     pub(crate) fn run(&self) {
         let mut retry = FIRST_RETRY;
         while self.wait_for_work() {
-            let error = match self.serve(&mut retry) {
-                Ok(()) => return,
-                Err(error) => error,
-            };
-            log::debug!(
-                "the subscriber's connection to {} ended: {error}",
-                self.endpoint.address()
-            );
+            if self.serve(&mut retry).is_ok() {
+                return;
+            }
             let mut state = self.state.lock();
             state.reading = false;
-            for entry in state.entries.values() {
+            for entry in self.all_entries(&state) {
                 entry.disconnected();
             }
             // Whoever left meanwhile need not be subscribed again.
@@ -224,7 +243,7 @@ impl PubSub {
     /// Sleeps until somebody wants a channel. `false`: shut down.
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
-        while state.entries.is_empty() && !self.is_shut_down() {
+        while state.entries.is_empty() && !self.own.is_listened_to() && !self.is_shut_down() {
             self.work.wait(&mut state);
         }
         !self.is_shut_down()
@@ -239,20 +258,17 @@ impl PubSub {
             let mut state = self.state.lock();
             state.wanted.clear();
             // From here on who wants a new channel sends a control message. One sent before the
-            // control channel is confirmed is lost, which is why the queue is looked at again
+            // client's own channel is confirmed is lost, which is why the queue is looked at again
             // when the confirmation comes.
             state.reading = true;
             // Those that were refused, too: what became of them is to be seen.
-            state.entries.values().for_each(|entry| entry.ask_again());
-            state.entries.values().cloned().collect()
+            let entries = self.all_entries(&state);
+            entries.iter().for_each(|entry| entry.ask_again());
+            entries
         };
-        connection.send_packed_command(
-            Command::plain(&[b"SUBSCRIBE", self.control.as_bytes()]).bytes(),
-        )?;
-        subscribe(&mut connection, &channels)?;
-        // What was asked for and not answered yet, in order; the control channel is the first.
-        let mut asked: VecDeque<Option<Arc<Entry>>> = VecDeque::from([None]);
-        asked.extend(channels.into_iter().map(Some));
+        send_each(&mut connection, b"SUBSCRIBE", &channels)?;
+        // What was asked for and not answered yet, in order. The server does not say what it refuses.
+        let mut asked: VecDeque<_> = channels.into_iter().map(Asked::Subscribe).collect();
         loop {
             let begun = Instant::now();
             let event = Event::of(connection.recv_response()?);
@@ -265,40 +281,50 @@ impl PubSub {
                 Event::Subscribed(channel) => {
                     *retry = FIRST_RETRY;
                     asked.pop_front();
-                    if channel == self.control.as_bytes() {
-                        asked.extend(self.look_after_channels(&mut connection)?);
-                    } else if let Some(entry) = self.entry(&channel) {
+                    if let Some(entry) = self.entry(&channel) {
+                        if entry.kind() == Kind::Own {
+                            asked.extend(self.look_after_channels(&mut connection)?);
+                        }
                         entry.stand(Standing::Confirmed);
                     }
                 }
+                Event::Unsubscribed => drop(asked.pop_front()),
+                Event::Message(channel, message) if channel == self.own.channel().as_bytes() => {
+                    match Said::parse(&message) {
+                        Some(Said::Look) => {
+                            asked.extend(self.look_after_channels(&mut connection)?);
+                        }
+                        Some(Said::Fence { number, channel }) => {
+                            if let Some(entry) = self.entry(channel.as_bytes()) {
+                                entry.pass(number);
+                            }
+                        }
+                        Some(Said::Ask { owner, lock }) => self.addressees.ask(owner, lock),
+                        None => {}
+                    }
+                }
                 Event::Message(channel, message) => {
-                    if channel == self.control.as_bytes() {
-                        self.pass(&message);
-                        asked.extend(self.look_after_channels(&mut connection)?);
-                    } else if let Some(entry) = self.entry(&channel) {
+                    if let Some(entry) = self.entry(&channel) {
                         entry.moved(&message);
                         if slept {
                             self.attention.nap();
                         }
                     }
                 }
-                Event::Matched(pattern, channel) => {
-                    if let Some(entry) = self.entry(&pattern) {
-                        entry.matched(&channel);
+                Event::Refused(error) => match asked.pop_front() {
+                    // Without the own channel nothing would ever make the thread look again, so
+                    // nobody can wait.
+                    Some(Asked::Subscribe(entry)) if entry.kind() == Kind::Own => {
+                        self.refuse_all(&error);
+                        return Err(error);
                     }
-                }
-                Event::Refused(error) => {
-                    // The server answers in order and does not say what it refuses.
-                    match asked.pop_front().flatten() {
-                        Some(entry) => entry.stand(Standing::Refused(refused(&error))),
-                        // Without the control channel nothing would ever make the thread look
-                        // again, so nobody can wait.
-                        None => {
-                            self.refuse_all(&error);
-                            return Err(error);
-                        }
+                    Some(Asked::Subscribe(entry)) => {
+                        entry.stand(Standing::Refused(refused(&error)));
                     }
-                }
+                    // What still comes there finds nobody.
+                    Some(Asked::Unsubscribe) => {}
+                    None => return Err(error),
+                },
                 Event::Other => {}
             }
         }
@@ -306,28 +332,34 @@ impl PubSub {
 
     /// Asks for new channels and gives up those that nobody has listened to for a while.
     /// Returns what it asked for.
-    fn look_after_channels(
-        &self,
-        connection: &mut Connection,
-    ) -> Result<Vec<Option<Arc<Entry>>>, RedisError> {
+    fn look_after_channels(&self, connection: &mut Connection) -> Result<Vec<Asked>, RedisError> {
         let (wanted, unwanted) = {
             let mut state = self.state.lock();
             let wanted: Vec<_> = state.wanted.drain(..).collect();
             (wanted, state.sweep(GRACE))
         };
-        subscribe(connection, &wanted)?;
-        send_each(connection, [b"UNSUBSCRIBE", b"PUNSUBSCRIBE"], &unwanted)?;
-        Ok(wanted.into_iter().map(Some).collect())
+        send_each(connection, b"SUBSCRIBE", &wanted)?;
+        send_each(connection, b"UNSUBSCRIBE", &unwanted)?;
+        let subscribed = wanted.into_iter().map(Asked::Subscribe);
+        Ok(subscribed.chain(unwanted.into_iter().map(|_| Asked::Unsubscribe)).collect())
     }
 
     fn entry(&self, channel: &[u8]) -> Option<Arc<Entry>> {
         let channel = std::str::from_utf8(channel).ok()?;
+        if channel == &**self.own.channel() {
+            return Some(Arc::clone(&self.own));
+        }
         self.state.lock().entries.get(channel).cloned()
+    }
+
+    /// The own one first.
+    fn all_entries(&self, state: &State) -> Vec<Arc<Entry>> {
+        std::iter::once(&self.own).chain(state.entries.values()).cloned().collect()
     }
 
     fn refuse_all(&self, error: &RedisError) {
         let state = self.state.lock();
-        let entries: Vec<_> = state.entries.values().cloned().collect();
+        let entries = self.all_entries(&state);
         drop(state);
         for entry in entries {
             entry.stand(Standing::Refused(refused(error)));
@@ -344,20 +376,20 @@ fn refused(error: &RedisError) -> Error {
         .now("waiting needs the right to SUBSCRIBE")
 }
 
-fn subscribe(connection: &mut Connection, entries: &[Arc<Entry>]) -> Result<(), RedisError> {
-    send_each(connection, [b"SUBSCRIBE", b"PSUBSCRIBE"], entries)
+/// What is not answered yet.
+enum Asked {
+    Subscribe(Arc<Entry>),
+    Unsubscribe,
 }
 
-/// One command an entry, the first for a channel and the second for a pattern: the server refuses
-/// or takes each by itself.
+/// One command a channel: the server refuses or takes each by itself.
 fn send_each(
     connection: &mut Connection,
-    commands: [&[u8]; 2],
+    command: &[u8],
     entries: &[Arc<Entry>],
 ) -> Result<(), RedisError> {
     let mut bytes = Vec::new();
     for entry in entries {
-        let command = commands[usize::from(entry.is_pattern())];
         let command = Command::plain(&[command, entry.channel().as_bytes()]);
         bytes.extend_from_slice(command.bytes());
     }
@@ -367,10 +399,9 @@ fn send_each(
 /// What the server says on a subscriber's connection, in RESP2 or RESP3.
 enum Event {
     Subscribed(Vec<u8>),
+    Unsubscribed,
     /// A channel's message.
     Message(Vec<u8>, Vec<u8>),
-    /// A pattern's message, with its channel.
-    Matched(Vec<u8>, Vec<u8>),
     Refused(RedisError),
     Other,
 }
@@ -383,8 +414,8 @@ impl Event {
                 match (parts.next(), parts.next()) {
                     (Some(Value::BulkString(kind)), Some(Value::BulkString(channel))) => {
                         match kind.as_slice() {
-                            b"subscribe" | b"psubscribe" => Self::Subscribed(channel),
-                            b"pmessage" => Self::matched(channel, parts.next()),
+                            b"subscribe" => Self::Subscribed(channel),
+                            b"unsubscribe" => Self::Unsubscribed,
                             b"message" => Self::message(channel, parts.next()),
                             _ => Self::Other,
                         }
@@ -395,15 +426,12 @@ impl Event {
             Value::Push { kind, data } => {
                 let mut data = data.into_iter();
                 match (kind, data.next()) {
-                    (
-                        PushKind::Subscribe | PushKind::PSubscribe,
-                        Some(Value::BulkString(channel)),
-                    ) => Self::Subscribed(channel),
+                    (PushKind::Subscribe, Some(Value::BulkString(channel))) => {
+                        Self::Subscribed(channel)
+                    }
+                    (PushKind::Unsubscribe, _) => Self::Unsubscribed,
                     (PushKind::Message, Some(Value::BulkString(channel))) => {
                         Self::message(channel, data.next())
-                    }
-                    (PushKind::PMessage, Some(Value::BulkString(pattern))) => {
-                        Self::matched(pattern, data.next())
                     }
                     _ => Self::Other,
                 }
@@ -412,20 +440,11 @@ impl Event {
             _ => Self::Other,
         }
     }
-}
 
-impl Event {
     fn message(channel: Vec<u8>, message: Option<Value>) -> Self {
         match message {
             Some(Value::BulkString(message)) => Self::Message(channel, message),
             _ => Self::Message(channel, Vec::new()),
-        }
-    }
-
-    fn matched(pattern: Vec<u8>, channel: Option<Value>) -> Self {
-        match channel {
-            Some(Value::BulkString(channel)) => Self::Matched(pattern, channel),
-            _ => Self::Other,
         }
     }
 }
@@ -438,6 +457,10 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    pub(crate) fn channel(&self) -> &Arc<str> {
+        self.entry.channel()
+    }
+
     pub(crate) fn version(&self) -> u64 {
         self.entry.version()
     }
@@ -449,11 +472,6 @@ impl Subscription {
 
     pub(crate) fn standing(&self) -> Standing {
         self.entry.standing()
-    }
-
-    /// Whether it is to a pattern of channels.
-    pub(crate) fn is_pattern(&self) -> bool {
-        self.entry.is_pattern()
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
@@ -478,7 +496,7 @@ pub(crate) struct Fence<'a> {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.entry.is_pattern() {
+        if self.entry.kind() == Kind::Own {
             self.attention.end();
         }
         self.entry.leave();
@@ -510,12 +528,12 @@ impl Receiver for Heard {
         {
             core.tell_subscriber_again();
         }
-        if let Ok(Value::ServerError(error)) = outcome {
-            let error: RedisError = error.into();
-            log::warn!(
-                "the server refuses the control message, so waiting may fail; allow PUBLISH \
-                 on the channels redisson_lock__channel:*: {error}"
-            );
+        if let Ok(Value::ServerError(error)) = outcome
+            && let Some(core) = self.0.upgrade()
+        {
+            let state = "waiting may fail: the client's control message was refused; allow PUBLISH on \
+                         the channels redisson_lock__channel:*";
+            core.watchdog.tell(script::refused(error.into(), Rights::Connect).now(state));
         }
     }
 }
@@ -534,7 +552,7 @@ mod tests {
     fn a_channel_that_nobody_listens_to_is_given_up() {
         const MINUTE: Duration = Duration::from_secs(60);
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
-        let pubsub = PubSub::new(Arc::new(endpoint), "client");
+        let pubsub = PubSub::new(Arc::new(endpoint), "client", |_, _| {});
         let listened =
             ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()).0);
         listened[0].entry.stand(Standing::Confirmed);
@@ -551,5 +569,11 @@ mod tests {
             "the refused one needs neither time nor a word"
         );
         assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
+
+        let single = pubsub.listen_once(&"single".into()).0;
+        single.entry.stand(Standing::Confirmed);
+        assert_eq!((sweep(MINUTE), left()), (0, 2), "somebody listens");
+        drop(single);
+        assert_eq!((sweep(MINUTE), left()), (1, 1), "nobody will again");
     }
 }

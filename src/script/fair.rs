@@ -10,16 +10,21 @@ use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{FairKeys, Owner};
 
 macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| Script::new(include_str!(concat!("../../lua/fair/", $file))))
+    ($($file:literal),+) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/fair/line.lua"),
+                $(include_str!(concat!("../../lua/fair/", $file))),+
+            ))
+        })
     };
 }
 
-static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
-static TRY: LazyLock<Script> = script!("try.lua");
+static ACQUIRE: LazyLock<Script> = script!("take.lua", "acquire.lua");
+static TRY: LazyLock<Script> = script!("take.lua", "try.lua");
 static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
 static RELEASE: LazyLock<Script> = script!("release.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("take.lua", "force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!("keep_alive.lua");
 
 /// What a waiter of Redisson's adds to the scores behind it: its `fairLockWaitTimeout`.
@@ -40,10 +45,10 @@ pub(crate) enum FairAcquired {
     /// Taken. These owners of the same client stand directly behind, in their order.
     Granted(Vec<Vec<u8>>),
     Queued {
-        /// Nobody is ahead.
-        is_first: bool,
         /// When to ask again though nobody told; `None`: not.
         ask_after: Option<Duration>,
+        /// Whether one of Redisson's may be who tells it, on the owner's own channel.
+        by_redisson: bool,
     },
 }
 
@@ -66,15 +71,13 @@ impl FairScripts<'_> {
         was_queued: bool,
         followers: u32,
     ) -> Result<Replied<FairAcquired>, Trouble> {
-        let mut digits = [[0; 20]; 3];
-        let [first, second, third] = &mut digits;
+        let mut digits = [[0; 20]; 2];
+        let [first, second] = &mut digits;
         let followers = followers.to_string();
         let arguments = [
             millis(lease, first),
             owner.as_bytes(),
-            millis(self.fair_wait, second),
-            millis(REDISSON_WAIT, third),
-            self.keys.channel_prefix.as_bytes(),
+            millis(REDISSON_WAIT, second),
             if was_queued { b"1" } else { b"0" },
             followers.as_bytes(),
         ];
@@ -83,9 +86,9 @@ impl FairScripts<'_> {
         let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
         let reply = match reply.as_slice() {
             [Value::Int(1), followers @ ..] => FairAcquired::Granted(texts(followers)),
-            [Value::Int(0), Value::Int(place), Value::Int(ask)] => FairAcquired::Queued {
-                is_first: *place == 0,
+            [Value::Int(0), Value::Int(ask), Value::Int(redisson)] => FairAcquired::Queued {
                 ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+                by_redisson: *redisson != 0,
             },
             _ => return Err(unexpected(&Value::Array(reply))),
         };
@@ -99,64 +102,46 @@ impl FairScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
-        let mut digits = [[0; 20]; 2];
-        let [first, second] = &mut digits;
-        let arguments = [
-            millis(lease, first),
-            owner.as_bytes(),
-            millis(self.fair_wait, second),
-            self.keys.channel_prefix.as_bytes(),
-        ];
-        let command = self.command(&TRY, &arguments);
+        let mut digits = [0; 20];
+        let command = self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()]);
         let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
         Ok(Replied { reply: flag(reply)?, twice })
     }
 
     /// Leaves the queue, or the lock.
     pub(crate) fn give_up_command(self, owner: &[u8]) -> Command {
-        self.owned_command(&GIVE_UP, owner, &[])
+        self.command(&GIVE_UP, &[owner, b"0"])
+    }
+
+    /// Leaves the queue, and not the lock.
+    pub(crate) fn leave_command(self, owner: &[u8]) -> Command {
+        self.command(&GIVE_UP, &[owner, b"1"])
     }
 
     /// Releases a hold, with those who had it after its owner.
     pub(crate) fn release_command(self, owner: &Owner, passed: &[Owner]) -> Command {
-        self.owned_command(&RELEASE, owner.as_bytes(), passed)
+        let mut arguments = vec![owner.as_bytes()];
+        arguments.extend(passed.iter().map(Owner::as_bytes));
+        self.command(&RELEASE, &arguments)
     }
 
     pub(crate) fn force_unlock_command(self) -> Command {
-        let mut digits = [0; 20];
-        let arguments = [millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
-        self.command(&FORCE_UNLOCK, &arguments)
+        self.command(&FORCE_UNLOCK, &[])
     }
 
     /// Says that these owners are alive.
     pub(crate) fn keep_alive_command(self, owners: &[Owner]) -> Command {
-        let mut digits = [[0; 20]; 2];
-        let [first, second] = &mut digits;
-        let mut arguments = vec![
-            millis(self.fair_wait, first),
-            millis(REDISSON_WAIT, second),
-            self.keys.channel_prefix.as_bytes(),
-        ];
+        let mut digits = [0; 20];
+        let mut arguments = vec![millis(REDISSON_WAIT, &mut digits)];
         arguments.extend(owners.iter().map(Owner::as_bytes));
         self.command(&KEEP_ALIVE, &arguments)
     }
 
-    fn owned_command(
-        self,
-        script: &'static LazyLock<Script>,
-        owner: &[u8],
-        others: &[Owner],
-    ) -> Command {
-        let mut digits = [0; 20];
-        let mut arguments =
-            vec![owner, millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
-        arguments.extend(others.iter().map(Owner::as_bytes));
-        self.command(script, &arguments)
-    }
-
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
         let keys = [self.key, &self.keys.queue, &self.keys.timeouts];
-        Command::script(script, &keys.map(str::as_bytes), arguments)
+        let mut digits = [0; 20];
+        let common = [millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
+        Command::script(script, &keys.map(str::as_bytes), &[&common, arguments].concat())
     }
 }
 

@@ -120,7 +120,7 @@ impl Rights {
                 "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HLEN, HSET, DEL, PEXPIRE, PTTL, \
                  PUBLISH and SUBSCRIBE on its key and its channel"
             }
-            Self::FairLocks => "a fair lock needs two more keys than a lock, and more commands",
+            Self::FairLocks => "a fair lock needs more commands than a lock, and two keys more",
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
@@ -129,9 +129,7 @@ impl Rights {
                 "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
                  its key, on redlatch_request:* and on its channels"
             }
-            Self::Subscriptions => {
-                "waiting needs SUBSCRIBE on the channel, a fair lock's PSUBSCRIBE"
-            }
+            Self::Subscriptions => "waiting needs SUBSCRIBE on the channel",
         }
     }
 }

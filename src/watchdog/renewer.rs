@@ -84,11 +84,17 @@ impl Errand {
         }
     }
 
-    /// Sends what the subscriber is to hear until it is answered, but not for long.
-    pub(crate) fn tell(message: Command) -> Self {
+    /// Undoes what a late request of an owner may do: as [`repeat`](Self::repeat), but for as long as
+    /// one may be on its way. A place in a queue has no lease.
+    pub(crate) fn undo(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+        Self::repeat(name, give_up, lease.max(LATEST))
+    }
+
+    /// Sends a command until it is answered, but not for long.
+    pub(crate) fn brief(name: &Arc<str>, command: Command) -> Self {
         Self {
             until: clock::now().saturating_add(clock::nanos(HEARTBEAT)),
-            ..Self::new(&Arc::from("the subscriber"), Ends::Answered(message))
+            ..Self::new(name, Ends::Answered(command))
         }
     }
 

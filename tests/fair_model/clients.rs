@@ -30,6 +30,8 @@ pub(crate) struct Client {
     last_number: u64,
     pub(crate) keeps_alive: bool,
     pub(crate) deaf: bool,
+    /// Ours: it listens to its own channel.
+    pub(crate) listens: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,7 @@ impl Client {
             last_number: 0,
             keeps_alive: false,
             deaf: false,
+            listens: false,
         }
     }
 
@@ -82,6 +85,11 @@ pub(crate) struct Waiter {
     pub(crate) asked: u64,
     /// Redisson's, without any bound.
     pub(crate) sleeps: bool,
+    /// Ours: was answered that one of Redisson's may tell it, and listens on its own channel.
+    pub(crate) by_redisson: bool,
+    pub(crate) listens: bool,
+    /// Ours: it asks again without being told, in a moment.
+    pub(crate) asks_soon: bool,
 
     // What the rules keep about it.
     /// The order in which Redis saw the waiters first.

@@ -37,8 +37,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who enters adds no time for Redisson's waiters ahead",
         Script::Acquire,
-        "enter(redissons(), 'rpush', owner)",
-        "enter(0, 'rpush', owner)",
+        "enter(nil, ahead, 'rpush', owner)",
+        "enter(nil, 0, 'rpush', owner)",
         1,
     ),
     mutant(
@@ -59,8 +59,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who acquires drops nobody",
         Script::Acquire,
-        "if score > now() then",
-        "if true then",
+        "elseif score > now() then",
+        "elseif true then",
         143,
     ),
     mutant(
@@ -73,25 +73,27 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a lock is taken without an end",
         Script::Acquire,
-        "redis.pcall('pexpire', lock, lease)",
-        "1",
+        "    redis.call('hset', lock, owner, 1)
+    redis.call('pexpire', lock, lease)",
+        "    redis.call('hset', lock, owner, 1)",
         0,
     ),
     mutant(
         "a place is left in the set",
         Script::Acquire,
-        "        redis.call('zrem', timeouts, owner)
-        redis.call('lpop', queue)
-        table.remove",
-        "        redis.call('lpop', queue)
-        table.remove",
+        "    redis.call('zrem', timeouts, head)
+    redis.call('ltrim', queue, 1, -1)",
+        "    redis.call('ltrim', queue, 1, -1)",
         0,
     ),
     mutant(
         "try_lock barges past a queue",
         Script::Try,
-        "                return 0\n",
-        "                break\n",
+        "    return 0
+end
+take(",
+        "end
+take(",
         29,
     ),
     mutant(
@@ -160,8 +162,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "keep_alive drops dead heads and tells nobody",
         Script::KeepAlive,
-        "if dropped or not ours(head) then",
-        "if false then",
+        "    tell(head)
+    reply[1]",
+        "    reply[1]",
         45,
     ),
     mutant(
@@ -188,8 +191,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who gives up subtracts its wait from those behind, as Redisson does",
         Script::GiveUp,
-        "local left = redis.pcall('lrem', queue, 1, owner)",
-        "local left = redis.pcall('lrem', queue, 1, owner)
+        "local left, entries = pcall(leave, owner)",
+        "local left, entries = pcall(leave, owner)
         for _, id in ipairs(redis.call('zrange', timeouts, 0, -1)) do
             redis.call('zincrby', timeouts, -fair_wait, id)
         end",
@@ -198,21 +201,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who gives up stays in the set",
         Script::GiveUp,
-        "local waited = redis.pcall('zrem', timeouts, owner)",
-        "local waited = 1",
+        "redis.call('lrem', queue, 1, id) + redis.call('zrem', timeouts, id)",
+        "redis.call('lrem', queue, 1, id)",
         4,
     ),
     mutant(
         "who gives up keeps a lock granted meanwhile",
         Script::GiveUp,
-        "local held = redis.pcall('hdel', lock, owner)",
-        "local held = 0",
+        "redis.pcall('hdel', lock, owner)",
+        "0",
         1,
     ),
     mutant(
         "who gives up tells nobody",
         Script::GiveUp,
-        "if redis.call('exists', lock) == 0 then",
+        "if redis.pcall('exists', lock) == 0 then",
         "if false then",
         1,
     ),
@@ -226,8 +229,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a release tells nobody",
         Script::Release,
-        "local heard = head and tell(head) or 0",
-        "local heard = 0",
+        "    heard = tell(head)
+    if",
+        "    if",
         0,
     ),
     mutant(
@@ -242,6 +246,58 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         Script::Release,
         "redis.call('ltrim', queue, passed, -1)",
         "redis.call('ltrim', queue, passed + 1, -1)",
+        0,
+    ),
+    mutant(
+        "who is told where Redisson would is not ours",
+        Script::Release,
+        "    if ours(id) then
+        local own",
+        "    if false then
+        local own",
+        0,
+    ),
+    mutant(
+        "nobody hears that one of Redisson's may tell it",
+        Script::Acquire,
+        "redisson and 1 or 0}",
+        "0}",
+        0,
+    ),
+    mutant(
+        "of Redisson's only the holder counts",
+        Script::Acquire,
+        " or redissons_ahead > 0",
+        "",
+        0,
+    ),
+    mutant(
+        "of Redisson's only those who stand ahead count",
+        Script::Acquire,
+        "held_by and not ours(held_by) or redissons_ahead > 0",
+        "redissons_ahead > 0",
+        0,
+    ),
+    mutant(
+        "who asks again believes that none of Redisson's is ahead",
+        Script::Acquire,
+        "return queued(place, place == 0 and 0 or redissons())",
+        "return queued(place, 0)",
+        0,
+    ),
+    mutant(
+        "who gives up a place gives up a hold, too",
+        Script::GiveUp,
+        "only_place and 0 or ",
+        "",
+        0,
+    ),
+    mutant(
+        "a place that is nobody's is not given up",
+        Script::GiveUp,
+        "local left, entries = pcall(leave, owner)",
+        "local left, entries = true, 0
+if not only_place then left, entries = pcall(leave, owner) end",
         0,
     ),
 ];

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::clients::{FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Waiter, World};
 use crate::simulation::Count;
-use crate::store::{Script, State, is_ours};
+use crate::store::{Script, State, Told, is_ours};
 
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
@@ -85,23 +85,51 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
     let owner = match script {
-        Some(Script::Release | Script::GiveUp | Script::RedissonUnlock) => Some(&step.args[0]),
+        Some(Script::Release | Script::GiveUp) => Some(&step.args[2]),
+        Some(Script::RedissonUnlock) => Some(&step.args[0]),
         _ => None,
     };
     let ended = !before.holders.is_empty() && after.holders.is_empty();
     if ended && owner.is_some_and(|owner| before.holders != [owner.as_str()]) {
         return Err(format!("{owner:?} ends the hold of {:?}", before.holders));
     }
-    if script == Some(Script::GiveUp) && after.holders.contains(&step.args[0]) {
-        return Err(format!("{owner:?} has given up and holds the lock"));
+    if script == Some(Script::GiveUp) {
+        let only_place = step.args[3] == "1";
+        if only_place && ended {
+            return Err(format!("{owner:?} gives up its place and loses the lock"));
+        }
+        if !only_place && after.holders.contains(&step.args[2]) {
+            return Err(format!("{owner:?} has given up and holds the lock"));
+        }
     }
     let frees = matches!(script, Some(Script::Release | Script::GiveUp | Script::ForceUnlock));
     match after.queue.first() {
-        Some(head) if frees && after.holders.is_empty() && !after.told.contains(head) => {
+        Some(head) if frees && after.holders.is_empty() => {
+            let told = Told { owner: head.clone(), by_ours: is_ours(head) };
+            if after.told.contains(&told) {
+                return Ok(());
+            }
             Err(format!("{script:?} does not tell {head}"))
         }
         _ => Ok(()),
     }
+}
+
+/// A waiter of ours hears of Redisson's release, unless it is about to ask in any case.
+pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Result<(), Broken> {
+    for Told { owner, .. } in after.told.iter().filter(|told| !told.by_ours) {
+        let waiter = world.waiter(owner);
+        let client = &world.clients[waiter.client];
+        let hears = waiter.listens || waiter.asks_soon || waiter.registered.is_none();
+        if client.is_ours
+            && script == Script::RedissonUnlock
+            && waiter.phase == Phase::Waiting
+            && !hears
+        {
+            return Err(format!("{owner} does not hear that one of Redisson's has released"));
+        }
+    }
+    Ok(())
 }
 
 /// Time is taken from a Redisson waiter only by `keep_alive`, and only behind one of ours.
@@ -332,7 +360,10 @@ pub(crate) fn check_blocked(
     let since = blocked.since.max(helped_since);
     let head = world.waiter(&blocked.head);
     let client = &world.clients[head.client];
-    let bound = if world.is_dead(head) || client.well_since.is_none() {
+    let bound = if client.is_ours && head.phase != Phase::Waiting && client.well_since.is_some() {
+        // Nobody's place: its client takes it out when it is told, and one message may be lost.
+        2 * LOOK
+    } else if world.is_dead(head) || client.well_since.is_none() {
         // Until its score has passed, or until somebody sees that it has.
         let seen = (state.scores[&blocked.head] - since).max(LOOK) + JITTER + 100;
         if client.is_ours { seen.min(FAIR_WAIT + LOOK) } else { seen }

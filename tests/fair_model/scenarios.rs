@@ -5,7 +5,7 @@ use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
 
 use crate::common::real_server;
-use crate::store::{CHANNEL, LOCK, QUEUE, Script, Scripts, TIMEOUTS};
+use crate::store::{CHANNEL, LOCK, QUEUE, Script, Scripts, TIMEOUTS, channel_of};
 
 const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
 const JAVA: &str = "11111111-1111-4111-8111-111111111111:1";
@@ -40,7 +40,7 @@ impl Direct {
 
     fn acquire(&mut self, owner: &str, was_queued: bool) -> RedisResult<Vec<Value>> {
         let was_queued = if was_queued { "1" } else { "0" };
-        let args = ["30000", owner, "10000", "300000", CHANNEL, was_queued, "15"];
+        let args = ["10000", CHANNEL, "30000", owner, "300000", was_queued, "15"];
         self.run(Script::Acquire, &args)
     }
 
@@ -49,19 +49,28 @@ impl Direct {
     }
 
     fn try_lock(&mut self, owner: &str) -> RedisResult<i64> {
-        self.run(Script::Try, &["30000", owner, "10000", CHANNEL])
+        self.run(Script::Try, &["10000", CHANNEL, "30000", owner])
     }
 
     fn release(&mut self, owner: &str, passed: &[&str]) -> RedisResult<Option<i64>> {
-        self.run(Script::Release, &[&[owner, "10000", CHANNEL], passed].concat())
+        self.run(Script::Release, &[&["10000", CHANNEL, owner], passed].concat())
     }
 
     fn give_up(&mut self, owner: &str) -> RedisResult<i64> {
-        self.run(Script::GiveUp, &[owner, "10000", CHANNEL])
+        self.run(Script::GiveUp, &["10000", CHANNEL, owner, "0"])
+    }
+
+    /// Its place, and not a hold.
+    fn leave(&mut self, owner: &str) -> RedisResult<i64> {
+        self.run(Script::GiveUp, &["10000", CHANNEL, owner, "1"])
+    }
+
+    fn force_unlock(&mut self) -> RedisResult<i64> {
+        self.run(Script::ForceUnlock, &["10000", CHANNEL])
     }
 
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
-        let args = [&["10000", "300000", CHANNEL], owners].concat();
+        let args = [&["10000", CHANNEL, "300000"], owners].concat();
         let reply: Vec<Value> = self.run(Script::KeepAlive, &args)?;
         let mut parts = reply.into_iter();
         let again = redis::from_redis_value(parts.next().unwrap())?;
@@ -97,10 +106,10 @@ impl Direct {
     }
 }
 
-/// Subscribed to one owner's channel, as a waiter is.
+/// Subscribed to the channel of an owner's client, as a client is.
 fn listener(server: &Server, owner: &str) -> Connection {
     let mut connection = server.connection();
-    redis::cmd("SUBSCRIBE").arg(format!("{CHANNEL}{owner}")).exec(&mut connection).unwrap();
+    redis::cmd("SUBSCRIBE").arg(channel_of(owner)).exec(&mut connection).unwrap();
     connection
 }
 
@@ -114,17 +123,17 @@ fn an_acquisition_costs_at_most_ten_commands() {
         assert!(direct.takes(&ours(1), false));
         assert_eq!(direct.release(&ours(1), &[]).unwrap(), Some(0));
     });
-    assert_eq!(alone, 8);
+    assert_eq!(alone, 10);
 
     // Somebody waits already; the holder is another process.
     assert!(direct.takes(&ours(1), false));
     assert!(!direct.takes(&ours(2), false));
-    let listeners: Vec<_> = (2..=10).map(|n| listener(&server, &ours(n))).collect();
+    let listener = listener(&server, &ours(2));
     let queued = direct.commands_of(|direct| assert!(!direct.takes(&ours(3), false)));
-    assert_eq!(queued, 6);
+    assert_eq!(queued, 7);
     direct.release(&ours(1), &[]).unwrap();
     let woken = direct.commands_of(|direct| assert!(direct.takes(&ours(2), true)));
-    assert_eq!(woken, 7);
+    assert_eq!(woken, 9);
     let released = direct.commands_of(|direct| {
         assert_eq!(direct.release(&ours(2), &[]).unwrap(), Some(1));
     });
@@ -148,7 +157,7 @@ fn an_acquisition_costs_at_most_ten_commands() {
     });
     assert!(eight <= 8 * 10, "{eight} commands for eight acquisitions");
     assert_eq!(direct.left(), 0);
-    drop(listeners);
+    drop(listener);
 }
 
 /// Every request may be sent twice.
@@ -228,17 +237,12 @@ fn something_else_under_a_key_is_an_error() {
                 let there: String = direct.command(&["GET", foreign]);
                 assert_eq!(there, "mine");
             };
-            if foreign != TIMEOUTS || waiting {
-                wrong(direct.acquire(&ours(2), true).unwrap_err());
-                wrong(direct.acquire(&ours(3), false).unwrap_err());
-                wrong(direct.try_lock(&ours(4)).unwrap_err());
-                wrong(direct.give_up(&ours(2)).unwrap_err());
-            } else {
-                // Nobody waits, so the timeouts are not looked at before somebody has to.
-                assert!(direct.takes(&ours(2), false));
-                wrong(direct.acquire(&ours(3), false).unwrap_err());
-                assert_eq!(direct.queue(), [""; 0]);
-                assert_eq!(direct.release(&ours(2), &[]).unwrap(), Some(0));
+            wrong(direct.acquire(&ours(2), true).unwrap_err());
+            wrong(direct.acquire(&ours(3), false).unwrap_err());
+            wrong(direct.try_lock(&ours(4)).unwrap_err());
+            wrong(direct.give_up(&ours(2)).unwrap_err());
+            if foreign == LOCK {
+                wrong(direct.force_unlock().unwrap_err());
             }
             if foreign != LOCK {
                 wrong(direct.keep_alive(&[&ours(2)]).unwrap_err());
@@ -283,6 +287,221 @@ fn a_release_needs_neither_queue_nor_messages() {
     assert!(endless.acquire(&ours(1), false).is_err());
     assert!(endless.try_lock(&ours(1)).is_err());
     assert_eq!(endless.left(), 0);
+}
+
+/// A hash that is no lock is an error at once: waiting for it would not end.
+#[test]
+fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    for fields in [&["name", "Ann"][..], &["name", "Ann", "age", "40"]] {
+        let _: i64 = direct.command(&[&["HSET", LOCK], fields].concat());
+        let wrong =
+            |error: redis::RedisError| assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
+        wrong(direct.acquire(&ours(1), false).unwrap_err());
+        wrong(direct.acquire(&ours(1), true).unwrap_err());
+        wrong(direct.try_lock(&ours(1)).unwrap_err());
+        wrong(direct.force_unlock().unwrap_err());
+        assert_eq!(direct.left(), 1);
+        let there: Vec<String> = direct.command(&["HGETALL", LOCK]);
+        assert_eq!(there.len(), fields.len());
+        let () = direct.command(&["DEL", LOCK]);
+    }
+}
+
+/// All that the scripts use.
+const COMMANDS: [&str; 22] = [
+    "publish",
+    "exists",
+    "hset",
+    "hkeys",
+    "hdel",
+    "del",
+    "pexpire",
+    "pttl",
+    "time",
+    "lindex",
+    "linsert",
+    "lpos",
+    "lpush",
+    "lrange",
+    "lrem",
+    "ltrim",
+    "rpush",
+    "zadd",
+    "zrange",
+    "zrem",
+    "zrevrange",
+    "zscore",
+];
+
+/// Those that change something.
+const WRITING: [&str; 11] = [
+    "hset", "hdel", "del", "pexpire", "linsert", "lpush", "lrem", "ltrim", "rpush", "zadd", "zrem",
+];
+
+#[test]
+fn every_command_of_the_scripts_is_among_those_that_are_refused_here() {
+    let scripts = Scripts::ours();
+    for script in OURS {
+        let text = scripts.text(script);
+        for (at, _) in text.match_indices("call('") {
+            let name = text[at + 6..].split('\'').next().unwrap();
+            assert!(COMMANDS.contains(&name), "{script:?} uses {name}");
+        }
+    }
+}
+
+const OURS: [Script; 6] = [
+    Script::Acquire,
+    Script::Try,
+    Script::GiveUp,
+    Script::Release,
+    Script::ForceUnlock,
+    Script::KeepAlive,
+];
+
+/// Who holds the lock, who stands in the list, who has a score.
+#[derive(Debug, PartialEq, Eq)]
+struct Keys {
+    holders: Vec<String>,
+    list: Vec<String>,
+    set: Vec<String>,
+}
+
+impl Keys {
+    fn of(direct: &mut Direct) -> Self {
+        let sorted = |mut owners: Vec<String>| {
+            owners.sort();
+            owners
+        };
+        Self {
+            holders: direct.command(&["HKEYS", LOCK]),
+            list: sorted(direct.queue()),
+            set: sorted(direct.command(&["ZRANGE", TIMEOUTS, "0", "-1"])),
+        }
+    }
+}
+
+/// What there may be when a script comes.
+fn situation(direct: &mut Direct, number: usize) {
+    const LATER: &str = "4000000000000";
+    let () = direct.command(&["FLUSHALL"]);
+    let mut wait = |owner: &str, score: &str| {
+        let _: i64 = direct.command(&["RPUSH", QUEUE, owner]);
+        let _: i64 = direct.command(&["ZADD", TIMEOUTS, score, owner]);
+    };
+    let (first, second) = (ours(2), ours(3));
+    match number {
+        0 | 1 => {}
+        2 => wait(JAVA, LATER),
+        3 => wait(&ours(8), "1"),
+        _ => {
+            if number == 5 || number == 7 {
+                wait(&ours(8), "1");
+            }
+            wait(&first, LATER);
+            if number > 6 {
+                wait(JAVA, LATER);
+            }
+            wait(&second, LATER);
+        }
+    }
+    let holder = match number {
+        1 | 4 | 7 => ours(1),
+        2 | 8 => format!("{JAVA}1"),
+        _ => return,
+    };
+    let _: i64 = direct.command(&["HSET", LOCK, &holder, "1"]);
+    let _: i64 = direct.command(&["PEXPIRE", LOCK, "30000"]);
+}
+
+const SITUATIONS: usize = 9;
+
+/// Whatever the server refuses, and in whatever command: a lock has an end, who stands in the list has
+/// a score, and who asked has what it was told, or what it had.
+#[test]
+fn what_is_refused_leaves_nothing_half_done() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let mut acl = |rules: &[&str]| {
+        let all = [&["SETUSER", "me", "on", "nopass", "~*", "&*", "+@all"], rules].concat();
+        redis::cmd("ACL").arg(&all).exec(&mut direct.connection).unwrap();
+    };
+    acl(&[]);
+    let mut connection = server.connection();
+    redis::cmd("AUTH").arg("me").arg("").exec(&mut connection).unwrap();
+    let mut restricted = Direct::over(connection);
+    let mut denials: Vec<Vec<&str>> = COMMANDS.iter().map(|command| vec![*command]).collect();
+    for (at, one) in WRITING.iter().enumerate() {
+        denials.extend(WRITING[at + 1..].iter().map(|other| vec![*one, *other]));
+    }
+    let (mut refusals, mut runs) = (0, 0);
+    for denied in denials {
+        let rules: Vec<_> = denied.iter().map(|command| format!("-{command}")).collect();
+        acl(&rules.iter().map(String::as_str).collect::<Vec<_>>());
+        for number in 0..SITUATIONS {
+            for action in 0..ACTIONS {
+                let mut admin = Direct::new(&server);
+                situation(&mut admin, number);
+                let before = Keys::of(&mut admin);
+                let (owner, outcome) = act(&mut restricted, action);
+                runs += 1;
+                refusals += usize::from(outcome.is_err());
+                let after = Keys::of(&mut admin);
+                let what =
+                    format!("{denied:?} {action} in {number}: {outcome:?}, {before:?}, {after:?}");
+                let left: i64 = admin.command(&["PTTL", LOCK]);
+                assert!(left > 0 || left == -2, "a lock without an end: {what}");
+                assert!(after.list.iter().all(|id| after.set.contains(id)), "{what}");
+                // Two refusals may leave a score without a place, which nobody minds.
+                assert!(denied.len() > 1 || after.list == after.set, "half a place: {what}");
+                let holds = after.holders.contains(&owner);
+                let waits = after.list.contains(&owner);
+                assert!(!(holds && waits), "{what}");
+                match outcome {
+                    Ok(Some(told)) => assert_eq!((holds, waits), (told == 1, told == 0), "{what}"),
+                    Ok(None) => {}
+                    Err(_) => {
+                        let held = before.holders.contains(&owner) || before.list.contains(&owner);
+                        assert!(!holds && !waits || held, "{what}");
+                    }
+                }
+                let stay = |id: &&String| !after.list.contains(id) && **id != owner;
+                for gone in before.list.iter().filter(stay) {
+                    let may = *gone == ours(8) || action >= FIRST_RELEASE;
+                    assert!(may, "{gone} is gone: {what}");
+                }
+            }
+        }
+    }
+    println!("{runs} runs, {refusals} refused");
+    assert!(refusals * 4 > runs);
+}
+
+const ACTIONS: usize = 13;
+/// From here on those go to whom a hold was passed.
+const FIRST_RELEASE: usize = 10;
+
+/// Runs a script. Whose it was, and what that one was told: 1 if it has the lock, 0 if it waits.
+fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>) {
+    let owner = ours([2, 9, 2, 9, 9, 2, 1, 2, 0, 0, 1, 1, 1][action]);
+    let granted = |reply: RedisResult<Vec<Value>>| {
+        reply.map(|parts| redis::from_redis_value(parts[0].clone()).ok())
+    };
+    let outcome = match action {
+        0 | 1 => granted(direct.acquire(&owner, false)),
+        2 | 3 => granted(direct.acquire(&owner, true)),
+        4 => direct.try_lock(&owner).map(|taken| Some(if taken == 1 { 1 } else { 2 })),
+        5 | 6 => direct.give_up(&owner).map(|_| Some(2)),
+        7 => direct.leave(&owner).map(|_| Some(2)),
+        8 => direct.keep_alive(&[&ours(2), &ours(3)]).map(|_| None),
+        9 => direct.force_unlock().map(|_| None),
+        10 => direct.release(&owner, &[]).map(|_| Some(2)),
+        11 => direct.release(&owner, &[&ours(2)]).map(|_| Some(2)),
+        _ => direct.release(&owner, &[&ours(3), &ours(4)]).map(|_| Some(2)),
+    };
+    (owner, outcome)
 }
 
 /// Redisson lets a head without a score stand for ever. It is as good as dead.
@@ -361,10 +580,10 @@ fn leases_without_sense_leave_no_lock() {
     let Some(server) = real_server() else { return };
     let mut direct = Direct::new(&server);
     for (lease, taken) in [("10000000000000", true), ("9223372036854775807", false)] {
-        let args = [lease, &ours(1), "10000", "300000", CHANNEL, "0", "0"];
+        let args = ["10000", CHANNEL, lease, &ours(1), "300000", "0", "0"];
         let reply: RedisResult<Vec<i64>> = direct.run(Script::Acquire, &args);
         assert_eq!(reply.is_ok(), taken, "{reply:?}");
-        let reply: RedisResult<i64> = direct.run(Script::Try, &[lease, &ours(1), "10000", CHANNEL]);
+        let reply: RedisResult<i64> = direct.run(Script::Try, &["10000", CHANNEL, lease, &ours(1)]);
         assert_eq!(reply.is_ok(), taken, "{reply:?}");
         direct.release(&ours(1), &[]).unwrap();
         assert_eq!(direct.left(), 0);

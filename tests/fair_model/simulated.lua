@@ -12,6 +12,9 @@ local redis = (function(real)
             if real.call('exists', key) == 0 then
                 return 0
             end
+            if tonumber((...)) <= 0 then
+                return real.call('del', key)
+            end
             real.call('set', 'sim:ends', string.format('%.0f', now() + tonumber((...))))
             return 1
         elseif command == 'pttl' then
@@ -21,7 +24,7 @@ local redis = (function(real)
             local ends = real.call('get', 'sim:ends')
             return ends and math.max(0, tonumber(ends) - now()) or -1
         elseif command == 'publish' then
-            real.call('rpush', 'sim:messages', key)
+            real.call('rpush', 'sim:messages', key .. ' ' .. (...))
             return real.call('sismember', 'sim:listening', key)
         end
         if key == nil then
@@ -32,5 +35,6 @@ local redis = (function(real)
     return {
         call = function(...) return simulated(real.call, ...) end,
         pcall = function(...) return simulated(real.pcall, ...) end,
+        error_reply = real.error_reply,
     }
 end)(redis)

@@ -8,8 +8,8 @@ use redis::Value;
 
 use crate::clients::{FAIR_WAIT, Phase, Run, World};
 use crate::random::Random;
-use crate::rules::{Blocked, Broken, Step, check_blocked, check_step};
-use crate::store::{CHANNEL, Script, State, Store};
+use crate::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
+use crate::store::{CHANNEL, Script, State, Store, Told, channel_of};
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
@@ -21,6 +21,14 @@ pub(crate) enum Event {
     /// Only if it has not asked since.
     AskAfter(usize, u64),
     GiveUp(usize),
+    /// A message of ours has come for it.
+    Told(usize),
+    /// It is subscribed to the channel where Redisson tells it.
+    Listens(usize),
+    /// A request of one that has given up arrives.
+    Late(usize),
+    /// It gives up once more: a request may come late.
+    Undo(usize),
     /// Its work with the lock is done.
     Done(usize),
     Renew(usize),
@@ -60,9 +68,12 @@ pub(crate) enum Count {
     OursDropped,
     OursCameBack,
     RedissonsDropped,
+    ToldByRedisson,
+    LateRequests,
+    TakenOut,
 }
 
-const COUNTED: [Count; 14] = [
+const COUNTED: [Count; 17] = [
     Count::Scripts,
     Count::GrantsToOurs,
     Count::GrantsToRedisson,
@@ -77,6 +88,9 @@ const COUNTED: [Count; 14] = [
     Count::OursDropped,
     Count::OursCameBack,
     Count::RedissonsDropped,
+    Count::ToldByRedisson,
+    Count::LateRequests,
+    Count::TakenOut,
 ];
 
 impl Summary {
@@ -164,7 +178,7 @@ impl<'a> Simulation<'a> {
             return Err(format!("the dead keep the last one out: {:?}", self.state));
         }
         let owner = self.world.waiters[last].owner.clone();
-        let args = [owner, FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+        let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned(), owner];
         self.send(Some(last), Script::Release, &args)?;
         let State { holders, queue, scores, .. } = &self.state;
         if !(holders.is_empty() && queue.is_empty() && scores.is_empty()) {
@@ -222,6 +236,14 @@ impl<'a> Simulation<'a> {
             Event::AskAfter(w, asked) if self.world.waiters[w].asked == asked => self.ask(w),
             Event::AskAfter(..) => Ok(()),
             Event::GiveUp(w) => self.give_up(w),
+            Event::Told(w) => self.told(w),
+            Event::Listens(w) => {
+                self.listen_to_redisson(w);
+                self.soon(Event::Ask(w));
+                Ok(())
+            }
+            Event::Late(w) => self.late(w),
+            Event::Undo(w) => self.undo(w),
             Event::Done(w) => self.done(w),
             Event::Renew(w) => self.renew(w),
             Event::Lost(w) => self.lost(w),
@@ -281,6 +303,9 @@ impl<'a> Simulation<'a> {
             | Event::Ask(w)
             | Event::AskAfter(w, _)
             | Event::GiveUp(w)
+            | Event::Told(w)
+            | Event::Listens(w)
+            | Event::Undo(w)
             | Event::Done(w)
             | Event::Renew(w)
             | Event::Lost(w)
@@ -291,7 +316,8 @@ impl<'a> Simulation<'a> {
             | Event::Die(c)
             | Event::Deaf(c, _)
             | Event::HearAgain(c) => Some(c),
-            Event::ForceUnlock | Event::DeleteKeys => None,
+            // The network has it, whatever became of its client.
+            Event::Late(_) | Event::ForceUnlock | Event::DeleteKeys => None,
         }
     }
 
@@ -315,19 +341,36 @@ impl<'a> Simulation<'a> {
     fn set_deaf(&mut self, client: usize, deaf: bool) {
         self.world.clients[client].deaf = deaf;
         for w in self.world.waiting_of(client) {
-            let owner = &self.world.waiters[w].owner;
-            self.store.set_listening(owner, !deaf);
+            let waiter = &self.world.waiters[w];
+            let owner = &waiter.owner;
+            if !self.world.clients[client].is_ours || self.world.clients[client].listens {
+                self.store.set_listening(&channel_of(owner), !deaf);
+            }
+            if waiter.listens {
+                self.store.set_listening(&format!("{CHANNEL}{owner}"), !deaf);
+            }
         }
     }
 
+    /// Where ours tell it.
     pub(crate) fn listen(&mut self, w: usize) {
+        let client = self.world.waiters[w].client;
+        self.world.clients[client].listens = true;
         if !self.world.client_of(w).deaf {
-            self.store.set_listening(&self.world.waiters[w].owner, true);
+            self.store.set_listening(&channel_of(&self.world.waiters[w].owner), true);
+        }
+    }
+
+    fn listen_to_redisson(&mut self, w: usize) {
+        self.world.waiters[w].listens = true;
+        self.world.waiters[w].asks_soon = true;
+        if !self.world.client_of(w).deaf {
+            self.store.set_listening(&format!("{CHANNEL}{}", self.world.waiters[w].owner), true);
         }
     }
 
     pub(crate) fn forget(&mut self, w: usize) {
-        self.store.set_listening(&self.world.waiters[w].owner, false);
+        self.store.set_listening(&format!("{CHANNEL}{}", self.world.waiters[w].owner), false);
     }
 
     /// Runs a script for a waiter, or for nobody in particular.
@@ -344,12 +387,23 @@ impl<'a> Simulation<'a> {
         if let Value::ServerError(error) = &reply {
             return Err(format!("{script:?} {args:?} fails: {error:?}"));
         }
-        for owner in &after.told {
+        check_heard(script, &after, &self.world)?;
+        for Told { owner, by_ours } in &after.told {
             let w = self.world.by_owner[owner];
+            let is_ours = self.world.is_ours(w);
+            let listens = match (is_ours, by_ours) {
+                (true, true) => self.world.client_of(w).listens,
+                (true, false) => self.world.waiters[w].listens,
+                (false, _) => true,
+            };
             // Some messages are lost.
-            if !self.world.client_of(w).deaf && !self.random.percent(3) {
-                self.soon(Event::Ask(w));
+            if self.world.client_of(w).deaf || !listens || self.random.percent(3) {
+                continue;
             }
+            if is_ours && !by_ours {
+                self.summary.add(Count::ToldByRedisson);
+            }
+            self.soon(if is_ours && *by_ours { Event::Told(w) } else { Event::Ask(w) });
         }
         self.step(actor, Some(script), args, after)?;
         Ok(reply)

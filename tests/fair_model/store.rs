@@ -7,7 +7,7 @@ use redis::{Connection, Value};
 pub(crate) const LOCK: &str = "orders";
 pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
 pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
-/// Of the waiters' own channels.
+/// Of the waiters' own channels, where Redisson tells them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
 const SIMULATED: &str = include_str!("simulated.lua");
@@ -40,6 +40,15 @@ impl Script {
     }
 }
 
+macro_rules! ours {
+    ($($file:literal),+) => {
+        concat!(
+            include_str!("../../lua/fair/line.lua"),
+            $(include_str!(concat!("../../lua/fair/", $file))),+
+        )
+    };
+}
+
 /// The texts of the scripts.
 #[derive(Clone, Debug)]
 pub(crate) struct Scripts(HashMap<Script, String>);
@@ -47,12 +56,12 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
-            (Script::Acquire, include_str!("../../lua/fair/acquire.lua")),
-            (Script::Try, include_str!("../../lua/fair/try.lua")),
-            (Script::GiveUp, include_str!("../../lua/fair/give_up.lua")),
-            (Script::Release, include_str!("../../lua/fair/release.lua")),
-            (Script::ForceUnlock, include_str!("../../lua/fair/force_unlock.lua")),
-            (Script::KeepAlive, include_str!("../../lua/fair/keep_alive.lua")),
+            (Script::Acquire, ours!("take.lua", "acquire.lua")),
+            (Script::Try, ours!("take.lua", "try.lua")),
+            (Script::GiveUp, ours!("give_up.lua")),
+            (Script::Release, ours!("release.lua")),
+            (Script::ForceUnlock, ours!("take.lua", "force_unlock.lua")),
+            (Script::KeepAlive, ours!("keep_alive.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
             (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
             (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
@@ -81,7 +90,7 @@ pub(crate) struct State {
     pub(crate) queue: Vec<String>,
     pub(crate) scores: HashMap<String, i64>,
     pub(crate) lease_ends: Option<i64>,
-    pub(crate) told: Vec<String>,
+    pub(crate) told: Vec<Told>,
 }
 
 /// Runs scripts at simulated times.
@@ -139,11 +148,11 @@ impl Store {
         self.run_command(now, command).1
     }
 
-    /// Whether the waiter hears messages.
-    pub(crate) fn set_listening(&mut self, owner: &str, listens: bool) {
+    /// Whether somebody hears what is said on a channel.
+    pub(crate) fn set_listening(&mut self, channel: &str, listens: bool) {
         redis::cmd(if listens { "SADD" } else { "SREM" })
             .arg("sim:listening")
-            .arg(format!("{CHANNEL}{owner}"))
+            .arg(channel)
             .exec(&mut self.connection)
             .unwrap();
     }
@@ -166,17 +175,49 @@ impl Store {
 /// Holders, queue, scores, the lease's end, and the channels of the messages.
 type Observed = (Vec<String>, Vec<String>, Vec<(String, i64)>, String, Vec<String>);
 
+/// A message to one waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) owner: String,
+    /// On the channel of its client, and not on its own.
+    pub(crate) by_ours: bool,
+}
+
+impl Told {
+    /// Of a channel and the message there.
+    fn of(message: &str) -> Self {
+        let (channel, text) = message.split_once(' ').unwrap();
+        let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
+            assert_eq!(text, "0");
+            let owner = channel.strip_prefix(CHANNEL).unwrap().to_owned();
+            return Self { owner, by_ours: false };
+        };
+        let client = client.strip_suffix('}').unwrap();
+        let number = text.strip_prefix("ask ").unwrap().strip_suffix(LOCK).unwrap().trim_end();
+        Self { owner: format!("{client}:{number}"), by_ours: true }
+    }
+}
+
+/// Where a waiter is told by ours: one of ours at its client, one of Redisson's by itself.
+pub(crate) fn channel_of(owner: &str) -> String {
+    match owner.split_once(':') {
+        Some((client, _)) if is_ours(owner) => format!("{CLIENT_CHANNEL}{client}}}"),
+        _ => format!("{CHANNEL}{owner}"),
+    }
+}
+
+const CLIENT_CHANNEL: &str = "redisson_lock__channel:{redlatch:";
+
 impl State {
     fn from_reply(reply: Value) -> Self {
         let (holders, queue, scores, ends, told): Observed =
             redis::from_redis_value(reply).unwrap();
-        let owner = |channel: &String| channel.strip_prefix(CHANNEL).unwrap().to_owned();
         Self {
             holders,
             queue,
             scores: scores.into_iter().collect(),
             lease_ends: ends.parse().ok(),
-            told: told.iter().map(owner).collect(),
+            told: told.iter().map(|message| Told::of(message)).collect(),
         }
     }
 
@@ -196,7 +237,7 @@ impl State {
             .map(|id| format!("{} {:+}", short(id), self.scores.get(id).map_or(-1, |s| s - now)))
             .collect();
         let holders: Vec<_> = self.holders.iter().map(|id| short(id)).collect();
-        let told: Vec<_> = self.told.iter().map(|id| short(id)).collect();
+        let told: Vec<_> = self.told.iter().map(|told| short(&told.owner)).collect();
         format!("held by {holders:?}, queue {line:?}, told {told:?}")
     }
 }

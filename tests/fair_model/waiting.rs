@@ -42,7 +42,7 @@ impl Simulation<'_> {
             self.world.clients[client].keeps_alive = true;
             self.at(self.now + PERIOD, Event::KeepAlive(client));
         }
-        let subscribed_before = self.random.percent(50);
+        let subscribed_before = self.world.clients[client].listens || self.random.percent(50);
         if subscribed_before {
             self.listen(w);
         }
@@ -73,6 +73,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         self.world.waiters[w].asked += 1;
+        self.world.waiters[w].asks_soon = false;
         if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
     }
 
@@ -135,9 +136,13 @@ impl Simulation<'_> {
             let args = [owner, self.world.waiters[w].wait.to_string()];
             return self.send(Some(w), Script::RedissonGiveUp, &args).map(|_| ());
         }
-        let args = [owner, FAIR_WAIT.to_string(), CHANNEL.to_owned()];
-        if self.send(Some(w), Script::GiveUp, &args)? == Value::Int(2) {
+        if self.leave(w, false)? == Value::Int(2) {
             self.summary.add(Count::GaveUpWhenGranted);
+        }
+        if self.random.percent(15) {
+            let (late, again) = (self.random.between(1, 2_000), self.random.between(1, 20_000));
+            self.at(self.now + late, Event::Late(w));
+            self.at(self.now + again, Event::Undo(w));
         }
         Ok(())
     }
@@ -147,11 +152,11 @@ impl Simulation<'_> {
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         let waiter = &self.world.waiters[w];
         let args = [
+            FAIR_WAIT.to_string(),
+            CHANNEL.to_owned(),
             waiter.lease.to_string(),
             waiter.owner.clone(),
-            FAIR_WAIT.to_string(),
             REDISSON_WAIT.to_string(),
-            CHANNEL.to_owned(),
             u8::from(waiter.registered.is_some()).to_string(),
             "15".to_owned(),
         ];
@@ -168,6 +173,7 @@ impl Simulation<'_> {
             }
             let at = self.now + self.random.one_of(&[NO_ANSWER]);
             self.at(at, Event::Ask(w));
+            self.world.waiters[w].asks_soon = true;
             return Ok(());
         }
         let Value::Array(parts) = reply else {
@@ -180,14 +186,21 @@ impl Simulation<'_> {
                 self.hold(w, followers);
                 return Ok(());
             }
-            [Value::Int(0), Value::Int(place), Value::Int(again)] => {
+            [Value::Int(0), Value::Int(again), Value::Int(redisson)] => {
                 let owner = &waiter.owner;
-                if (place == 0) != (self.state.head() == Some(owner)) {
-                    return Err(format!("{owner} is told that its place is {place}"));
+                let is_next = self.state.head() == Some(owner) && !self.state.holders.is_empty();
+                if is_next && again < 0 {
+                    return Err(format!("{owner} is not told when the lease ends"));
                 }
+                let listens = waiter.listens;
                 if again >= 0 {
                     let asked = waiter.asked;
                     self.at(self.now + again + 1, Event::AskAfter(w, asked));
+                }
+                self.world.waiters[w].by_redisson |= redisson == 1;
+                if redisson == 1 && !listens {
+                    self.world.waiters[w].asks_soon = true;
+                    self.soon(Event::Listens(w));
                 }
             }
             _ => return Err(format!("acquire answers {parts:?}")),
@@ -195,6 +208,35 @@ impl Simulation<'_> {
         let now = self.now;
         self.world.waiters[w].registered.get_or_insert(now);
         Ok(())
+    }
+
+    fn leave(&mut self, w: usize, only_place: bool) -> Result<Value, Broken> {
+        let owner = self.world.waiters[w].owner.clone();
+        let only_place = u8::from(only_place).to_string();
+        let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned(), owner, only_place];
+        self.send(Some(w), Script::GiveUp, &args)
+    }
+
+    /// A message that names it has come to its client.
+    pub(crate) fn told(&mut self, w: usize) -> Result<(), Broken> {
+        if self.world.waiters[w].phase == Phase::Waiting {
+            return self.ask(w);
+        }
+        // Nobody waits as this owner.
+        if self.leave(w, true)? == Value::Int(1) {
+            self.summary.add(Count::TakenOut);
+        }
+        Ok(())
+    }
+
+    /// A request that was under way when its waiter gave up.
+    pub(crate) fn late(&mut self, w: usize) -> Result<(), Broken> {
+        self.summary.add(Count::LateRequests);
+        self.request(w).map(|_| ())
+    }
+
+    pub(crate) fn undo(&mut self, w: usize) -> Result<(), Broken> {
+        self.leave(w, false).map(|_| ())
     }
 
     fn pass_or_release(&mut self, w: usize, hold: usize) -> Result<(), Broken> {
@@ -232,7 +274,7 @@ impl Simulation<'_> {
 
     fn release(&mut self, w: usize, hold: usize) -> Result<Value, Broken> {
         let hold = &self.world.holds[hold];
-        let mut args = vec![hold.owner.clone(), FAIR_WAIT.to_string(), CHANNEL.to_owned()];
+        let mut args = vec![FAIR_WAIT.to_string(), CHANNEL.to_owned(), hold.owner.clone()];
         args.extend(hold.passed.iter().cloned());
         self.send(Some(w), Script::Release, &args)
     }
@@ -252,10 +294,10 @@ impl Simulation<'_> {
     pub(crate) fn try_lock(&mut self, w: usize) -> Result<bool, Broken> {
         let waiter = &self.world.waiters[w];
         let args = [
-            waiter.lease.to_string(),
-            waiter.owner.clone(),
             FAIR_WAIT.to_string(),
             CHANNEL.to_owned(),
+            waiter.lease.to_string(),
+            waiter.owner.clone(),
         ];
         let taken = self.send(Some(w), Script::Try, &args)? == Value::Int(1);
         if taken {
@@ -268,7 +310,7 @@ impl Simulation<'_> {
     }
 
     pub(crate) fn keep_alive(&mut self, client: usize) -> Result<(), Broken> {
-        let mut args = vec![FAIR_WAIT.to_string(), REDISSON_WAIT.to_string(), CHANNEL.to_owned()];
+        let mut args = vec![FAIR_WAIT.to_string(), CHANNEL.to_owned(), REDISSON_WAIT.to_string()];
         for waiter in &self.world.waiters {
             let stands_in_queue = match waiter.phase {
                 Phase::Waiting => true,

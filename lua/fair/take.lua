@@ -1,0 +1,24 @@
+-- How a fair lock is taken. Stands behind line.lua, before the scripts that look at the lock first.
+
+-- Who holds the lock, if anybody does, and its time left. A lock has one field and an end, always:
+-- waiting for another hash would not end, and it is an error.
+local function holder()
+    local fields = redis.call('hkeys', lock)
+    local left = fields[1] and redis.call('pttl', lock)
+    local foreign = #fields > 1 or left == -1
+    return fields[1], left, foreign and redis.error_reply(
+        'WRONGTYPE the hash has several fields or no time to live: no lock')
+end
+
+-- Takes the lock, which is free. The first PEXPIRE changes nothing. Where it is refused, so would be
+-- the one after the HSET, and the lock would stay for ever. But with it the script has written, and
+-- the HSET is not refused any more where there is no memory: so who is `new` needs some before.
+local function take(owner, lease, new)
+    if new then
+        redis.call('zadd', timeouts, 'xx', 0, '')
+    end
+    redis.call('pexpire', lock, lease)
+    redis.call('hset', lock, owner, 1)
+    redis.call('pexpire', lock, lease)
+end
+
