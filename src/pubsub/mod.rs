@@ -215,7 +215,7 @@ impl PubSub {
             // Whoever left meanwhile need not be subscribed again.
             state.drop_entries(|entry| entry.idle_since().is_some());
             if !self.is_shut_down() {
-                self.work.wait_for(&mut state, retry);
+                let _woken = self.work.wait_for(state, retry);
                 retry = (retry * 2).min(LAST_RETRY);
             }
         }
@@ -225,7 +225,7 @@ impl PubSub {
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
         while state.entries.is_empty() && !self.is_shut_down() {
-            self.work.wait(&mut state);
+            state = self.work.wait(state);
         }
         !self.is_shut_down()
     }

@@ -2,12 +2,14 @@
 
 pub(crate) mod clock;
 mod jitter;
+#[cfg(not(all(test, shuttle)))]
+mod mutex;
 mod parker;
 mod thread;
 
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex, MutexGuard},
+    mutex::{Condvar, Mutex, MutexGuard},
     std::sync::atomic,
 };
 
