@@ -22,7 +22,7 @@ use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
 use crate::script::Requests;
 use crate::semaphore::{Semaphore, SemaphoreSite};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Process};
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
 
 #[cfg(all(test, shuttle))]
@@ -135,7 +135,7 @@ impl Client {
         lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
 
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone());
+        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone())?;
         endpoint.on_new_run(core.watchdog.renew_all());
         endpoint.health().on_news(core.watchdog.log_news());
         // From here on a failure drops this, which ends the threads that did start.
@@ -149,6 +149,16 @@ impl Client {
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0.core
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The last one in a forked child does not end what is the parent's: neither its holds nor its
+        // connections, which may write when they are closed, nor threads that are not there.
+        if self.core().is_forked() {
+            std::mem::forget(Arc::clone(&self.0));
+        }
     }
 }
 
@@ -190,7 +200,7 @@ impl Outer {
     }
 
     fn end(&self) {
-        if std::mem::replace(&mut *self.ending.lock(), true) {
+        if self.core.is_forked() || std::mem::replace(&mut *self.ending.lock(), true) {
             return;
         }
         let core = &self.core;
@@ -249,6 +259,8 @@ pub(crate) struct Core {
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     last_heartbeat: AtomicU64,
+    /// Which connected.
+    process: Process,
     itself: Weak<Self>,
     shut_down: AtomicBool,
     /// Nobody reads replies any more that nobody waits for.
@@ -263,9 +275,15 @@ impl Core {
         round_trip: Duration,
         lanes: Vec<Arc<Lane>>,
         alive: Sender<()>,
-    ) -> (Arc<Self>, Receiver<Job>) {
+    ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
+        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
+        let id = ClientId::random().map_err(|source| {
+            unusable("the system gives no random number for the client's id").caused_by(source)
+        })?;
+        let process = Process::current().map_err(|source| {
+            unusable("the system does not tell when the process is forked").caused_by(source)
+        })?;
         let (watchdog, jobs) = Watchdog::new(alive);
-        let id = ClientId::random();
         let core = Arc::new_cyclic(|itself| Self {
             itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str())),
@@ -276,16 +294,17 @@ impl Core {
             lanes,
             hasher: RandomState::new(),
             watchdog,
-            sites: Registry::new(),
-            semaphores: Registry::new(),
-            latches: Registry::new(),
-            fair_queues: Registry::new(),
-            requests: Registry::new(),
+            sites: Registry::new(&process),
+            semaphores: Registry::new(&process),
+            latches: Registry::new(&process),
+            fair_queues: Registry::new(&process),
+            requests: Registry::new(&process),
+            process,
             last_heartbeat: AtomicU64::new(0),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
-        (core, jobs)
+        Ok((core, jobs))
     }
 
     /// A name's lane: the same for all its commands, so that they run in the order they were
@@ -311,6 +330,23 @@ impl Core {
 
     pub(crate) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Whether this is a child that was forked from the process that connected. Then nothing of the
+    /// client's may be locked, written or released.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process.is_parent()
+    }
+
+    /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of
+    /// the client's is taken.
+    pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
+        self.check_process(name)?;
+        if self.is_shut_down() { Err(Error::shut_down(name)) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
     }
 
     /// How long the server is to keep a hold on these terms.

@@ -22,6 +22,9 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down. Nothing is held.
     ShutDown,
+    /// The process is a child that was forked from the one that connected the client. Nothing was
+    /// done; what the parent holds is the parent's. Connect a new client in the child.
+    Forked,
     /// The server refused, broke the connection, or did not answer in time.
     Redis,
     /// The server answered something that no Redis server answers.
@@ -173,6 +176,14 @@ impl Error {
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {
         let message = "waiting was cancelled; nothing is held".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)
+    }
+
+    pub(crate) fn forked(name: &Arc<str>) -> Self {
+        let message =
+            "this process was forked from the one that connected the client, which keeps \
+                       what it holds; nothing is held here, connect a new client in this process"
+                .to_owned();
+        Self::new(ErrorKind::Forked, message).of(name)
     }
 
     pub(crate) fn shut_down(name: &Arc<str>) -> Self {

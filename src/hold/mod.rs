@@ -34,10 +34,14 @@ pub enum LostReason {
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
+    /// This process is a child that was forked from the one that took the lock. That one has it
+    /// still; it is not the child's.
+    Forked,
 }
 
 impl LostReason {
-    const ALL: [Self; 4] = [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown];
+    const ALL: [Self; 5] =
+        [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown, Self::Forked];
 
     fn number(self) -> u8 {
         Self::ALL.iter().zip(1..).find(|(reason, _)| **reason == self).map_or(0, |(_, at)| at)
@@ -55,6 +59,7 @@ impl fmt::Display for LostReason {
             Self::Revoked => "the server says that it is not this owner's any more",
             Self::ForceUnlocked => "it was unlocked by force",
             Self::ShutDown => "the client was shut down",
+            Self::Forked => "this process was forked from its holder's",
         })
     }
 }

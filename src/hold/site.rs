@@ -394,7 +394,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        if let Some(alarm) = self.alarm.get_mut().take() {
+        if let Some(alarm) = self.alarm.get_mut().take()
+            && !self.core.is_forked()
+        {
             self.core.watchdog.cancel(alarm);
         }
         self.core.sites.forget(&self.name);
