@@ -43,8 +43,8 @@ mod model_tests;
 /// process usually has one, made at its start. Its threads share a few connections.
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what
-/// was written and not answered is read, and its background threads end. That takes up to
-/// `response_timeout` if the server does not answer.
+/// was written and not answered is read, and its background threads end: the last drop is a
+/// [`shutdown`](Self::shutdown), and may take as long.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -117,10 +117,13 @@ impl Client {
     /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; what is held is released, and
     /// its guards are lost ([`LostReason::ShutDown`]).
     ///
+    /// In a forked child it does nothing.
+    ///
     /// # Blocking
     ///
-    /// Until the releases are answered and the background threads have ended, for at most about
-    /// twice `response_timeout`.
+    /// Until the releases are answered and the background threads have ended. If the server does not
+    /// answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that is in
+    /// the middle of a request ends by itself soon after.
     pub fn shutdown(&self) {
         self.0.end();
     }
@@ -217,20 +220,21 @@ impl Outer {
         core.latches.all().iter().for_each(|site| site.gate.nudge());
         core.fair_queues.all().iter().for_each(|queue| queue.nudge());
         core.pubsub.shut_down();
-        core.tell_subscriber();
         // Every release is answered, or has become an errand, before the wheel stops. What is posted
         // after this is waited for by who posts it.
         core.closed.store(true, Ordering::SeqCst);
-        let until = Instant::now().checked_add(core.config.response_timeout);
+        let patience = core.config.response_timeout;
+        let begun = Instant::now();
         for lane in &core.lanes {
-            if until.is_none_or(|until| Instant::now() < until) {
-                lane.settle();
+            if begun.elapsed() < patience {
+                lane.settle(begun + patience);
             }
         }
         core.watchdog.shut_down();
         if !on_own_thread() {
-            // A subscriber that a dead network keeps in its read ends when that times out.
-            let _ = self.ended.recv_timeout(core.config.response_timeout);
+            // A thread that a dead network keeps in a write or a read ends when that times out.
+            let left = patience.saturating_mul(2).saturating_sub(begun.elapsed());
+            let _ = self.ended.recv_timeout(left);
         }
     }
 }
@@ -385,7 +389,7 @@ impl Core {
         let posted = lane.post(command, receiver);
         if self.closed.load(Ordering::SeqCst) {
             // The client ended between the look at it and the writing.
-            lane.settle();
+            lane.settle(lane.deadline());
         } else if posted == Posted::LookAfter {
             self.watchdog.look_after(lane);
         }

@@ -34,7 +34,6 @@ impl Core {
     /// Ends the subscriber, as the client's end does.
     pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
         self.pubsub.shut_down();
-        self.tell_subscriber();
         subscriber.join().unwrap();
     }
 }

@@ -159,8 +159,8 @@ impl Lane {
     }
 
     /// Waits until everything posted so far is written and its reply read, or lost: a command of
-    /// its own stands behind all of it.
-    pub(crate) fn settle(&self) {
+    /// its own stands behind all of it. As [`call_until`](Self::call_until) until `deadline`.
+    pub(crate) fn settle(&self, deadline: Instant) {
         let state = self.state.lock();
         let owes = state.led
             || !state.queue.is_empty()
@@ -168,7 +168,7 @@ impl Lane {
         drop(state);
         if owes {
             // Whatever it is answered, an error too.
-            let _ = self.call_once(&Command::plain(&[b"PING"]));
+            let _ = self.call_until(&Command::plain(&[b"PING"]), deadline);
         }
     }
 

@@ -24,6 +24,6 @@ pub(crate) use link::{Failure, Link, Outcome, Receiver};
 use server::OLDEST;
 
 #[cfg(all(test, shuttle))]
-pub(crate) use model::Connection;
+pub(crate) use model::{Closer, Connection};
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use stream::Connection;
+pub(crate) use {socket::Closer, stream::Connection};

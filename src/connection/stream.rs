@@ -12,7 +12,7 @@ use redis::{
 
 use super::Command;
 use super::server::{Server, turns_away};
-use super::socket::Socket;
+use super::socket::{Closer, Socket};
 
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
@@ -99,6 +99,11 @@ impl Connection {
             #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.parser.parse_value(stream),
         }
+    }
+
+    /// What ends it from another thread.
+    pub(crate) fn closer(&mut self) -> Closer {
+        self.stream.socket().closer()
     }
 
     pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {

@@ -19,7 +19,7 @@ use attention::Attention;
 pub(crate) use entry::{Entry, Hub, Standing};
 
 use crate::client::Core;
-use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
+use crate::connection::{Closer, Command, Connection, Endpoint, Outcome, Receiver};
 use crate::error::Error;
 use crate::protocol::LockKeys;
 use crate::script;
@@ -47,6 +47,8 @@ pub(crate) struct PubSub {
     attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
+    /// Ends the thread's connection, and with it its read.
+    closer: Mutex<Option<Closer>>,
     shut_down: AtomicBool,
 }
 
@@ -94,6 +96,7 @@ impl PubSub {
             work: Condvar::new(),
             attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
+            closer: Mutex::new(None),
             shut_down: AtomicBool::new(false),
         }
     }
@@ -183,9 +186,16 @@ impl PubSub {
         self.state.lock().reading
     }
 
-    /// Ends the thread once a control message reaches it, and every wait at once.
+    /// Ends the thread, unless it is opening a connection just now, and every wait.
     pub(crate) fn shut_down(&self) {
+        // Before the look for a connection: one that is opened now finds it when it has left its
+        // closer there.
         self.shut_down.store(true, Ordering::SeqCst);
+        // No message: whether one gets through depends on the server, and on a connection of others.
+        let closer = self.closer.lock().take();
+        if let Some(closer) = closer {
+            closer.close();
+        }
         let state = self.state.lock();
         self.work.notify_one();
         let entries: Vec<_> = state.entries.values().cloned().collect();
@@ -235,6 +245,10 @@ impl PubSub {
     fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
         let mut connection = self.endpoint.open()?;
         connection.set_read_timeout(SILENCE);
+        *self.closer.lock() = Some(connection.closer());
+        if self.is_shut_down() {
+            return Ok(());
+        }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
             state.wanted.clear();
