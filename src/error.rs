@@ -4,8 +4,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::hold::LostReason;
-
 /// What kind of trouble an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -165,7 +163,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn lost(name: &Arc<str>, reason: LostReason) -> Self {
+    pub(crate) fn lost(name: &Arc<str>, reason: &dyn fmt::Display) -> Self {
         let message = format!(
             "the hold was lost: {reason}; another owner may have it now, and what was done since \
              was not protected"

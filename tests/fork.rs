@@ -60,6 +60,7 @@ fn use_all(client: Client) {
     is_forked(lock.lock());
     is_forked(lock.try_lock());
     is_forked(lock.try_lock_for(UNIT));
+    is_forked(lock.lock_owned());
     is_forked(lock.unlock());
     is_forked(lock.force_unlock());
     is_forked(lock.is_locked());
@@ -94,6 +95,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let lock = client.reentrant_lock("lock");
     let (guard, fair) = (lock.lock().unwrap(), client.fair_lock("fair").lock().unwrap());
     let kept = client.reentrant_lock("kept").lock().unwrap();
+    let owned = client.reentrant_lock("owned").lock_owned().unwrap();
     let semaphore = client.semaphore("semaphore");
     semaphore.try_set_permits(2).unwrap();
     let (permit, other) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
@@ -105,9 +107,9 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         move || lock.try_lock_for(UNIT).unwrap().is_none()
     }));
 
-    let mut all = Some((guard, fair, kept, permit, other, client.clone(), lock.clone()));
+    let mut all = Some((guard, fair, kept, owned, permit, other, client, lock.clone()));
     let child = Child::of(|| {
-        let (guard, fair, kept, permit, other, client, lock) = all.take().unwrap();
+        let (guard, fair, kept, owned, permit, other, client, lock) = all.take().unwrap();
         assert!(!guard.is_held());
         assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
         assert!(guard.remaining().is_zero());
@@ -116,7 +118,8 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         assert!(format!("{guard:?} {fair:?} {permit:?}").contains("Forked"));
         is_forked(lock.lock());
         is_forked(guard.unlock());
-        drop(fair);
+        is_forked(owned.check(UNIT));
+        drop((owned, fair));
         kept.forget();
         is_forked(permit.release());
         drop((other, lock));
@@ -124,12 +127,13 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     });
     child.join();
 
-    let (guard, fair, kept, permit, other, ..) = all.take().unwrap();
+    let (guard, fair, kept, owned, permit, other, ..) = all.take().unwrap();
     let mut redis = server.connection();
-    for name in ["lock", "fair", "kept"] {
+    for name in ["lock", "fair", "kept", "owned"] {
         assert!(holder(&mut redis, name).is_some(), "{name}");
     }
     assert!(guard.is_held() && fair.is_held() && kept.is_held());
+    owned.unlock().unwrap();
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
     // The connections are as they were, and all goes on.
     let again = lock.lock().unwrap();

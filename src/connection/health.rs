@@ -67,6 +67,11 @@ impl Health {
         }
     }
 
+    /// Whether there is an outage, as far as anybody has noticed.
+    pub(crate) fn is_out(&self) -> bool {
+        self.out.load(Ordering::Acquire)
+    }
+
     fn tell(&self, news: impl FnOnce(String) -> News) {
         if let Some(told) = self.told.get() {
             told(news(self.address.clone()));

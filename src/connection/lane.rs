@@ -130,12 +130,12 @@ impl Lane {
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
     /// background thread, and for a caller who wants to know of a post's outcome. Opening a
-    /// connection gets ten times the patience and not the connect timeout: the background thread
-    /// has renewals to send. Where that is too short, what is queued fails and its receivers see
-    /// to it.
+    /// connection may take as long as `to_open`: the background thread has renewals to send. Where
+    /// that is too short, what is queued fails and its receivers see to it; where it is zero, that
+    /// is at once, and not even the host's name is looked up.
     ///
     /// `true`: nothing is left to look after.
-    pub(crate) fn look(&self, patience: Duration) -> bool {
+    pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
         let mut state = self.state.lock();
         if state.led {
             return false;
@@ -146,8 +146,15 @@ impl Lane {
             return true;
         }
         let queue = std::mem::take(&mut state.queue);
+        if state.link.is_none() && to_open.is_zero() {
+            drop(state);
+            let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
+            let failure = Failure::Unsent(Arc::new(out.into()));
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+            return true;
+        }
         state.led = true;
-        let mut lead = Lead::new(self, state.link.take(), patience.saturating_mul(10));
+        let mut lead = Lead::new(self, state.link.take(), to_open);
         drop(state);
         let _heard = lead.write_and_read(queue);
         if let Some(link) = &mut lead.link

@@ -237,14 +237,7 @@ impl Chore for FairQueue {
                 // Not more often than every half second, whatever the server says.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
-            Err(trouble) => {
-                log::debug!(
-                    "a sign of life for {:?} failed: {:#}",
-                    self.name,
-                    trouble.into_error()
-                );
-                period / 4
-            }
+            Err(_) => period / 4,
         }
     }
 }

@@ -157,6 +157,8 @@ pub(crate) struct Hold {
     lost: AtomicU8,
     /// The last renewal failed.
     unconfirmed: AtomicBool,
+    /// Why, in words for people.
+    trouble: Mutex<Option<Arc<str>>>,
 }
 
 impl Hold {
@@ -179,6 +181,7 @@ impl Hold {
             sent_twice,
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
+            trouble: Mutex::new(None),
         }
     }
 
@@ -190,6 +193,7 @@ impl Hold {
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
         self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
         self.unconfirmed.store(false, Ordering::SeqCst);
+        *self.trouble.lock() = None;
     }
 
     /// A lease is asked for. Before it is sent: its outcome may stay unknown.
@@ -229,6 +233,12 @@ impl Hold {
                 Terms::Watched => left > 0,
                 Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
             }
+    }
+
+    /// A renewal failed, for this cause.
+    pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
+        *self.trouble.lock() = Some(Arc::clone(cause));
+        self.unconfirm();
     }
 
     pub(crate) fn unconfirm(&self) {
@@ -309,6 +319,30 @@ impl Tenancy {
         } else {
             HoldState::Held
         }
+    }
+
+    /// What is to be said of its loss: of a lease that ran out also why nobody made it longer.
+    pub(crate) fn obituary(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
+        if reason != LostReason::LeaseExpired {
+            return reason.to_string();
+        }
+        let trouble = self.hold.trouble.lock().clone();
+        let held = clock::now().saturating_sub(self.since);
+        let why = match (trouble, self.hold.terms) {
+            (Some(cause), _) => format!("its renewals failed: {cause}"),
+            (None, Terms::Fixed(lease)) => format!("it was a fixed one, of {lease:?}"),
+            (None, Terms::Watched) if self.thread.is_dead() => {
+                "the thread that took the lock has ended, so it was not renewed".to_owned()
+            }
+            (None, Terms::Watched) => match max_hold {
+                Some(longest) if held >= clock::nanos(longest) => {
+                    format!("the lock was held for longer than max_hold ({longest:?})")
+                }
+                _ => "it was not renewed in time: the process stood still, or was too busy"
+                    .to_owned(),
+            },
+        };
+        format!("{reason} ({why})")
     }
 
     /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the

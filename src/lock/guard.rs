@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Handle;
 #[cfg(doc)]
 use super::Lock;
+use crate::client::Core;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{HoldState, Leaving, LostReason, Tenancy, Terms};
 
@@ -144,6 +145,10 @@ impl LockGuard {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.held.handle.site.name
+    }
+
+    pub(super) fn core(&self) -> Arc<Core> {
+        Arc::clone(&self.held.handle.site.core)
     }
 }
 
@@ -300,7 +305,7 @@ impl Held {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
-            HoldState::Lost(reason) => Err(Error::lost(name, reason)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost(&self.tenancy, reason)),
             HoldState::Released => {
                 let message = "it was released before, by `unlock`; nothing is held".to_owned();
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
@@ -328,7 +333,7 @@ impl Held {
         }
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
-            site.core.watchdog.tell_lost(&site.name, reason, vec![callback]);
+            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
     }
 

@@ -209,14 +209,9 @@ impl PubSub {
     pub(crate) fn run(&self) {
         let mut retry = FIRST_RETRY;
         while self.wait_for_work() {
-            let error = match self.serve(&mut retry) {
-                Ok(()) => return,
-                Err(error) => error,
-            };
-            log::debug!(
-                "the subscriber's connection to {} ended: {error}",
-                self.endpoint.address()
-            );
+            if self.serve(&mut retry).is_ok() {
+                return;
+            }
             let mut state = self.state.lock();
             state.reading = false;
             for entry in state.entries.values() {
@@ -523,12 +518,12 @@ impl Receiver for Heard {
         {
             core.tell_subscriber_again();
         }
-        if let Ok(Value::ServerError(error)) = outcome {
-            let error: RedisError = error.into();
-            log::warn!(
-                "the server refuses the control message, so waiting may fail; allow PUBLISH \
-                 on the channels redisson_lock__channel:*: {error}"
-            );
+        if let Ok(Value::ServerError(error)) = outcome
+            && let Some(core) = self.0.upgrade()
+        {
+            let state = "waiting may fail: the client's control message was refused; allow PUBLISH on \
+                         the channels redisson_lock__channel:*";
+            core.watchdog.tell(script::refused(error.into()).now(state));
         }
     }
 }

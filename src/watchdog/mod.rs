@@ -8,6 +8,7 @@
 
 mod callbacks;
 mod renewer;
+mod todo;
 mod wheel;
 
 use std::fmt;
@@ -165,23 +166,22 @@ impl Watchdog {
         self.insert_into(timer, due, Item::Errand(Box::new(errand)));
     }
 
-    /// Calls who wants to know that a hold was lost, and logs it. Does not wait for them.
-    pub(crate) fn tell_lost(
+    /// Logs that a hold was lost.
+    pub(crate) fn tell_lost(&self, name: &Arc<str>, obituary: impl FnOnce() -> String) {
+        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {}", obituary()));
+    }
+
+    /// Calls who wants to know that a hold was lost. Does not wait for them.
+    pub(crate) fn call_back(
         &self,
         name: &Arc<str>,
         reason: LostReason,
         callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
     ) {
-        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {reason}"));
-        if callbacks.is_empty() {
-            return;
+        for callback in callbacks {
+            let name = Arc::clone(name);
+            self.callbacks.run(Box::new(move || callbacks::call(&name, || callback(reason))));
         }
-        let name = Arc::clone(name);
-        self.callbacks.run(Box::new(move || {
-            for callback in callbacks {
-                callbacks::call(&name, || callback(reason));
-            }
-        }));
     }
 
     /// Logs an error that has no caller to go to.

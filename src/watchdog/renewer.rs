@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use log::Level;
 use redis::Value;
 
-use super::{Chore, Job};
+use super::todo::Todo;
+use super::{Chore, Job, Watchdog};
 use crate::client::Core;
 use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome};
 use crate::hold::{Hold, Site, clock};
@@ -103,7 +105,7 @@ impl Errand {
     }
 
     /// Whether it is done with this outcome.
-    fn is_done(&self, outcome: &Outcome, now: u64) -> bool {
+    fn is_done(&self, outcome: &Outcome, now: u64, watchdog: &Watchdog) -> bool {
         let answered = matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)));
         match &self.ends {
             Ends::Late { enough } => now >= self.until || outcome.is_ok() && now >= *enough,
@@ -111,11 +113,13 @@ impl Errand {
             Ends::Applied(requests, ticket) => {
                 let given_up = !answered && now >= self.until;
                 if given_up {
-                    log::error!(
-                        "a release or count-down of {:?} could not be sent for {LONGEST_ERRAND:?} \
-                         and is given up",
-                        self.name
-                    );
+                    watchdog.log(Level::Error, || {
+                        format!(
+                            "a release or count-down of {:?} could not be sent for \
+                             {LONGEST_ERRAND:?} and is given up",
+                            self.name
+                        )
+                    });
                 }
                 if answered || given_up {
                     requests.close(*ticket);
@@ -152,13 +156,19 @@ impl Renewer {
 
     /// The thread's whole life: until the client's end and the last job.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        let mut todo = Todo::default();
         loop {
             let ask_in = |at: u64| Duration::from_nanos(at.saturating_sub(clock::now()));
             let pause = self.ask_again.map_or(HEARTBEAT, |at| ask_in(at).min(HEARTBEAT));
-            match jobs.recv_timeout(pause) {
-                Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(job) => self.try_to_work(job),
-                Err(RecvTimeoutError::Timeout) => {}
+            jobs.try_iter().for_each(|job| todo.put(job));
+            match todo.next() {
+                Some(Job::End) => return,
+                Some(job) => self.try_to_work(job),
+                None => match jobs.recv_timeout(pause) {
+                    Ok(job) => todo.put(job),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                },
             }
             if self.ask_again.is_some_and(|at| ask_in(at).is_zero()) {
                 self.try_to_work(Job::RenewAll);
@@ -170,7 +180,8 @@ impl Renewer {
     /// No job's panic may end the renewals of all others.
     fn try_to_work(&mut self, job: Job) {
         if catch_unwind(AssertUnwindSafe(|| self.work(job))).is_err() {
-            log::error!("a background job panicked; please report it");
+            let line = || "a background job panicked; please report it".to_owned();
+            self.core.watchdog.log(Level::Error, line);
             self.link = None;
         }
     }
@@ -217,7 +228,7 @@ impl Renewer {
             .collect();
         let outcomes = self.exchange(&commands);
         let (mut unanswered, mut refused) = (false, false);
-        let mut tell = |due: &Renewal, renewed: Result<bool, ()>| {
+        let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if raises || renewed == Ok(false) {
                 due.site.renewed(&due.hold, sent_at, renewed);
             }
@@ -227,19 +238,24 @@ impl Renewer {
             match script::lock::renewed(outcome) {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
-                        let renewed = match reply {
-                            Renewed::Done => Ok(true),
-                            Renewed::NotHeld => Ok(false),
+                        match reply {
+                            Renewed::Done => tell(due, Ok(true)),
+                            Renewed::NotHeld => tell(due, Ok(false)),
                             Renewed::Failed(refusal) => {
-                                log::debug!("renewing {:?} failed: {refusal}", due.site.name);
                                 refused = true;
-                                Err(())
+                                tell(due, Err(&refusal.into()));
                             }
-                        };
-                        tell(due, renewed);
+                        }
                     }
                 }
-                Ok(_) | Err(_) => call.iter().for_each(|due| tell(due, Err(()))),
+                Ok(_) => {
+                    let cause = "the server answered for other names than were asked for".into();
+                    call.iter().for_each(|due| tell(due, Err(&cause)));
+                }
+                Err(trouble) => {
+                    let cause = format!("{:#}", trouble.into_error()).into();
+                    call.iter().for_each(|due| tell(due, Err(&cause)));
+                }
             }
         }
         if refused {
@@ -260,7 +276,8 @@ impl Renewer {
             let outcomes = self.exchange(&commands);
             let now = clock::now();
             for (mut errand, outcome) in errands.into_iter().zip(outcomes) {
-                if !errand.is_done(&outcome, now) && !self.core.is_shut_down() {
+                if !errand.is_done(&outcome, now, &self.core.watchdog) && !self.core.is_shut_down()
+                {
                     let due = now.saturating_add(errand.retry).min(errand.until);
                     errand.retry = errand.retry.saturating_mul(2).min(LAST_RETRY);
                     self.core.watchdog.run_later(due, errand);
@@ -285,8 +302,16 @@ impl Renewer {
     }
 
     fn look(&self, lane: &Arc<Lane>) {
+        let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
+        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
+        // as an errand.
+        let to_open = if self.endpoint.health().is_out() {
+            Duration::ZERO
+        } else {
+            patience.saturating_mul(10).min(self.endpoint.connect_timeout())
+        };
         // A leader is at work: it reads, but perhaps not what is posted behind it.
-        if !lane.look(PATIENCE + self.core.round_trip.saturating_mul(4)) {
+        if !lane.look(patience, to_open) {
             self.core.watchdog.look_after(lane);
         }
     }
