@@ -327,6 +327,11 @@ impl Core {
         self.endpoint.database()
     }
 
+    /// Where the server is, for people.
+    pub(crate) fn address(&self) -> String {
+        self.endpoint.address()
+    }
+
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
         self.endpoint.incarnation()

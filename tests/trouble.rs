@@ -537,3 +537,35 @@ fn what_never_answers_is_said_so_in_time() {
     let took = begun.elapsed();
     assert!(took >= IMPATIENT && took < IMPATIENT * 4, "{took:?}");
 }
+
+#[test]
+fn trouble_with_a_server_says_which() {
+    let _bounded = bounded();
+    let server = locked_server();
+    let address = format!("127.0.0.1:{}", server.port());
+    let says_where = |error: Error| {
+        assert!(error.to_string().contains(&address), "{error}");
+        shows_no_secret(&error);
+    };
+    says_where(Client::connect(&format!("redis://:wrong{SECRET}@{address}/")).unwrap_err());
+    says_where(Client::connect(&format!("redis://{address}/")).unwrap_err());
+    let builder = || impatient(&server.url()).connections(1);
+    let client = builder().connect().unwrap();
+    let lock = client.reentrant_lock("where");
+    let semaphore = client.semaphore("permits");
+    lock.lock().unwrap().unlock().unwrap();
+    server.pause();
+    // Not answered in time; then no connection can be had; then neither for anybody else.
+    says_where(lock.lock().map(drop).unwrap_err());
+    says_where(lock.is_locked().map(drop).unwrap_err());
+    says_where(semaphore.try_acquire().map(drop).unwrap_err());
+    server.resume();
+    lock.lock().unwrap().unlock().unwrap();
+    server.kill();
+    says_where(lock.lock().map(drop).unwrap_err());
+    says_where(semaphore.release().unwrap_err());
+    says_where(builder().connect().unwrap_err());
+    let impostor = Impostor::answering(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+    let error = Client::connect(&impostor.url()).unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:"), "{error}");
+}

@@ -173,9 +173,12 @@ impl Contender<'_> {
                 return Ok(Confirmation::Over);
             }
             if Instant::now() >= latest {
-                let message = "no subscription to the lock's channel could be had in time, so \
-                               waiting would not end when the lock is released; nothing is held";
-                let error = Error::new(ErrorKind::Redis, message.to_owned());
+                let message = format!(
+                    "no subscription could be had in time from the server at {}, so waiting would \
+                     not end when it should; nothing is held",
+                    self.core.address()
+                );
+                let error = Error::new(ErrorKind::Redis, message);
                 return Err(error.transient(true).of(self.name));
             }
             let version = subscription.version();

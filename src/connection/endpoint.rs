@@ -48,7 +48,7 @@ impl Endpoint {
         if let Some(what) = unsupported {
             return Err(Error::new(ErrorKind::Config, what.to_owned()));
         }
-        let health = Arc::new(Health::new(info.addr().to_string()));
+        let health = Arc::new(Health::new(&info.addr().to_string()));
         let runs = Arc::new(Runs::new());
         Ok(Self { info, connect_timeout, response_timeout, runs, health })
     }

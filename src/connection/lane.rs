@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::link::{Failure, Link, Outcome, Receiver};
+use super::link::{Cause, Failure, Link, Outcome, Receiver};
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread};
@@ -149,7 +149,7 @@ impl Lane {
         if state.link.is_none() && to_open.is_zero() {
             drop(state);
             let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
-            let failure = Failure::Unsent(Arc::new(out.into()));
+            let failure = Failure::Unsent(Cause::new(out, self.endpoint.health()));
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
@@ -253,7 +253,7 @@ impl Lane {
     /// Gives up a call whose time is over. `None`: it is answered, or its thread leads.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
-        let late = Arc::new(late.into());
+        let late = Cause::new(late, self.endpoint.health());
         // The next leader is chosen under this mutex: it cannot be a thread that has just left.
         let mut state = self.state.lock();
         if !matches!(*call.state.lock(), CallState::Queued) {

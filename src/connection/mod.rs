@@ -20,8 +20,7 @@ pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::greet;
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
-pub(crate) use link::{Failure, Link, Outcome, Receiver};
-use server::OLDEST;
+pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};
