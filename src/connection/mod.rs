@@ -14,6 +14,7 @@ mod server;
 mod socket;
 #[cfg(not(all(test, shuttle)))]
 mod stream;
+mod url;
 
 pub(crate) use command::{Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
