@@ -22,7 +22,7 @@ use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
 use crate::script::{Requests, ServerClock};
 use crate::semaphore::{Semaphore, SemaphoreSite};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Process};
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
 
 #[cfg(all(test, shuttle))]
@@ -43,8 +43,8 @@ mod model_tests;
 /// process usually has one, made at its start. Its threads share a few connections.
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what
-/// was written and not answered is read, and its background threads end. That takes up to
-/// `response_timeout` if the server does not answer.
+/// was written and not answered is read, and its background threads end: the last drop is a
+/// [`shutdown`](Self::shutdown), and may take as long.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -117,10 +117,13 @@ impl Client {
     /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; what is held is released, and
     /// its guards are lost ([`LostReason::ShutDown`]).
     ///
+    /// In a forked child it does nothing.
+    ///
     /// # Blocking
     ///
-    /// Until the releases are answered and the background threads have ended, for at most about
-    /// twice `response_timeout`.
+    /// Until the releases are answered and the background threads have ended. If the server does not
+    /// answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that is in
+    /// the middle of a request ends by itself soon after.
     pub fn shutdown(&self) {
         self.0.end();
     }
@@ -135,7 +138,7 @@ impl Client {
         lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
 
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone());
+        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone())?;
         endpoint.on_new_run(core.watchdog.renew_all());
         endpoint.health().on_news(core.watchdog.log_news());
         endpoint.on_opened(core.watchdog.connected());
@@ -150,6 +153,16 @@ impl Client {
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0.core
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The last one in a forked child does not end what is the parent's: neither its holds nor its
+        // connections, which may write when they are closed, nor threads that are not there.
+        if self.core().is_forked() {
+            std::mem::forget(Arc::clone(&self.0));
+        }
     }
 }
 
@@ -191,7 +204,7 @@ impl Outer {
     }
 
     fn end(&self) {
-        if std::mem::replace(&mut *self.ending.lock(), true) {
+        if self.core.is_forked() || std::mem::replace(&mut *self.ending.lock(), true) {
             return;
         }
         let core = &self.core;
@@ -208,20 +221,21 @@ impl Outer {
         core.latches.all().iter().for_each(|site| site.gate.nudge());
         core.fair_queues.all().iter().for_each(|queue| queue.nudge());
         core.pubsub.shut_down();
-        core.tell_subscriber();
         // Every release is answered, or has become an errand, before the wheel stops. What is posted
         // after this is waited for by who posts it.
         core.closed.store(true, Ordering::SeqCst);
-        let until = Instant::now().checked_add(core.config.response_timeout);
+        let patience = core.config.response_timeout;
+        let begun = Instant::now();
         for lane in &core.lanes {
-            if until.is_none_or(|until| Instant::now() < until) {
-                lane.settle();
+            if begun.elapsed() < patience {
+                lane.settle(begun + patience);
             }
         }
         core.watchdog.shut_down();
         if !on_own_thread() {
-            // A subscriber that a dead network keeps in its read ends when that times out.
-            let _ = self.ended.recv_timeout(core.config.response_timeout);
+            // A thread that a dead network keeps in a write or a read ends when that times out.
+            let left = patience.saturating_mul(2).saturating_sub(begun.elapsed());
+            let _ = self.ended.recv_timeout(left);
         }
     }
 }
@@ -251,6 +265,8 @@ pub(crate) struct Core {
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
     last_heartbeat: AtomicU64,
+    /// Which connected.
+    process: Process,
     itself: Weak<Self>,
     shut_down: AtomicBool,
     /// Nobody reads replies any more that nobody waits for.
@@ -265,9 +281,15 @@ impl Core {
         round_trip: Duration,
         lanes: Vec<Arc<Lane>>,
         alive: Sender<()>,
-    ) -> (Arc<Self>, Receiver<Job>) {
+    ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
+        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
+        let id = ClientId::random().map_err(|source| {
+            unusable("the system gives no random number for the client's id").caused_by(source)
+        })?;
+        let process = Process::current().map_err(|source| {
+            unusable("the system does not tell when the process is forked").caused_by(source)
+        })?;
         let (watchdog, jobs) = Watchdog::new(alive);
-        let id = ClientId::random();
         let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), {
@@ -283,17 +305,18 @@ impl Core {
             lanes,
             hasher: RandomState::new(),
             watchdog,
-            sites: Registry::new(),
-            semaphores: Registry::new(),
-            latches: Registry::new(),
-            fair_queues: Registry::new(),
-            requests: Registry::new(),
+            sites: Registry::new(&process),
+            semaphores: Registry::new(&process),
+            latches: Registry::new(&process),
+            fair_queues: Registry::new(&process),
+            requests: Registry::new(&process),
+            process,
             server_clock: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
-        (core, jobs)
+        Ok((core, jobs))
     }
 
     /// A name's lane: the same for all its commands, so that they run in the order they were
@@ -312,6 +335,11 @@ impl Core {
         self.endpoint.database()
     }
 
+    /// Where the server is, for people.
+    pub(crate) fn address(&self) -> String {
+        self.endpoint.address()
+    }
+
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
         self.endpoint.incarnation()
@@ -319,6 +347,23 @@ impl Core {
 
     pub(crate) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Whether this is a child that was forked from the process that connected. Then nothing of the
+    /// client's may be locked, written or released.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process.is_parent()
+    }
+
+    /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of
+    /// the client's is taken.
+    pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
+        self.check_process(name)?;
+        if self.is_shut_down() { Err(Error::shut_down(name)) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
     }
 
     /// How long the server is to keep a hold on these terms.
@@ -357,7 +402,7 @@ impl Core {
         let posted = lane.post(command, receiver);
         if self.closed.load(Ordering::SeqCst) {
             // The client ended between the look at it and the writing.
-            lane.settle();
+            lane.settle(lane.deadline());
         } else if posted == Posted::LookAfter {
             self.watchdog.look_after(lane);
         }

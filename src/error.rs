@@ -4,8 +4,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::hold::LostReason;
-
 /// What kind of trouble an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -22,6 +20,9 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down. Nothing is held.
     ShutDown,
+    /// The process is a child that was forked from the one that connected the client. Nothing was
+    /// done; what the parent holds is the parent's. Connect a new client in the child.
+    Forked,
     /// The server refused, broke the connection, or did not answer in time.
     Redis,
     /// The server answered something that no Redis server answers.
@@ -162,7 +163,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn lost(name: &Arc<str>, reason: LostReason) -> Self {
+    pub(crate) fn lost(name: &Arc<str>, reason: &dyn fmt::Display) -> Self {
         let message = format!(
             "the hold was lost: {reason}; another owner may have it now, and what was done since \
              was not protected"
@@ -173,6 +174,14 @@ impl Error {
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {
         let message = "waiting was cancelled; nothing is held".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)
+    }
+
+    pub(crate) fn forked(name: &Arc<str>) -> Self {
+        let message =
+            "this process was forked from the one that connected the client, which keeps \
+                       what it holds; nothing is held here, connect a new client in this process"
+                .to_owned();
+        Self::new(ErrorKind::Forked, message).of(name)
     }
 
     pub(crate) fn shut_down(name: &Arc<str>) -> Self {

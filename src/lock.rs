@@ -261,12 +261,13 @@ pub trait Lock: fmt::Debug + Send + Sync {
     {
         let guard = self.lock()?;
         let result = work(&guard)?;
+        let core = guard.core();
         match guard.unlock() {
             Err(error) if matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::NotHeld) => {
                 Err(error.into())
             }
             Err(error) => {
-                log::warn!("{error:#}");
+                core.watchdog.tell(error);
                 Ok(result)
             }
             Ok(()) => Ok(result),

@@ -207,7 +207,8 @@ impl ReentrantLock {
         let site = &self.handle.site;
         let Before::Yield(last) = site.gate.before_asking() else { return Ok(Stayed::No) };
         if !site.gate.with_turn(|turn| turn.knows_listeners()) {
-            site.lane.look(contender.core.response_timeout());
+            let timeout = contender.core.response_timeout();
+            site.lane.look(timeout, timeout);
         }
         let subscription = contender.core.pubsub.listening(site.channel());
         let own = i64::from(subscription.is_some());

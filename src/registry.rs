@@ -4,20 +4,28 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Process};
 
 /// What a client's handles of one name share, for as long as there is a handle. Weak: a name that
 /// nobody uses any more costs nothing.
-pub(crate) struct Registry<T>(Mutex<HashMap<Arc<str>, Weak<T>>>);
+pub(crate) struct Registry<T> {
+    names: Mutex<HashMap<Arc<str>, Weak<T>>>,
+    /// In a forked child the mutex may be locked by a thread that is not there.
+    process: Process,
+}
 
 impl<T> Registry<T> {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(HashMap::new()))
+    pub(crate) fn new(process: &Process) -> Self {
+        Self { names: Mutex::new(HashMap::new()), process: process.clone() }
     }
 
-    /// The one of this name. All handles of a name get the same.
+    /// The one of this name. All handles of a name get the same; in a forked child, where they are of
+    /// no use, each its own.
     pub(crate) fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
-        let mut all = self.0.lock();
+        if self.process.is_parent() {
+            return Arc::new(make(name.into()));
+        }
+        let mut all = self.names.lock();
         if let Some(one) = all.get(name).and_then(Weak::upgrade) {
             return one;
         }
@@ -33,7 +41,10 @@ impl<T> Registry<T> {
 
     /// One is gone: forgets its name, unless a new one has taken it meanwhile.
     pub(crate) fn forget(&self, name: &str) {
-        let mut all = self.0.lock();
+        if self.process.is_parent() {
+            return;
+        }
+        let mut all = self.names.lock();
         if all.get(name).is_some_and(|one| one.strong_count() == 0) {
             all.remove(name);
         }
@@ -44,12 +55,12 @@ impl<T> Registry<T> {
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        self.0.lock().values().filter_map(Weak::upgrade).collect()
+        self.names.lock().values().filter_map(Weak::upgrade).collect()
     }
 }
 
 impl<T> fmt::Debug for Registry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registry({})", self.0.lock().len())
+        write!(f, "Registry({})", self.names.lock().len())
     }
 }

@@ -82,11 +82,9 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Fails if the wait was cancelled or the client shut down.
+    /// Fails if the wait was cancelled, the client shut down or the process forked.
     pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
-        if core.is_shut_down() {
-            return Err(Error::shut_down(name));
-        }
+        core.check(name)?;
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::cancelled(name));
         }

@@ -425,3 +425,50 @@ fn a_client_that_could_not_connect_leaves_no_thread() {
     assert!(Client::connect(&url).is_err());
     assert_eq!(own_threads(), [""; 0]);
 }
+
+/// Before anybody has noticed: the first that is written goes nowhere.
+#[test]
+fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    for kind in ["normal", "pubsub", "all"] {
+        let client = client(&server);
+        hold_as_redisson(&mut redis, "foreign", LONG);
+        assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
+        let guard = client.reentrant_lock("held").lock().unwrap();
+        let kinds = if kind == "all" { vec!["pubsub", "normal"] } else { vec![kind] };
+        for kind in kinds {
+            let mut kill = redis::cmd("CLIENT");
+            let _: u64 = kill.arg("KILL").arg("TYPE").arg(kind).query(&mut redis).unwrap();
+        }
+        let begun = Instant::now();
+        client.shutdown();
+        wait_no_threads();
+        // A third of the response timeout.
+        assert!(begun.elapsed() < UNIT * 10, "{kind}: {:?}", begun.elapsed());
+        assert_eq!(holder(&mut redis, "held"), None, "{kind}");
+        drop(guard);
+    }
+}
+
+#[test]
+fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    // It listens, and nothing ever comes.
+    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    server.pause();
+    drop(guard);
+    let begun = Instant::now();
+    drop(client);
+    wait_no_threads();
+    let took = begun.elapsed();
+    server.resume();
+    assert!(took < IMPATIENT * 5, "{took:?}");
+}

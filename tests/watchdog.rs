@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, LockGuard, LostReason};
-use redlatch_testkit::{Action, Proxy};
+use redlatch_testkit::{Action, Direction, Proxy};
 
 /// Short enough to see its end, long enough for a busy machine to renew it in time.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
@@ -661,4 +661,32 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     assert!(guard.is_held());
     proxy.set_delay(Duration::ZERO);
     guard.unlock().unwrap();
+}
+
+/// Each is looked at for 100 ms and more, which together is longer than the lease.
+#[test]
+fn lanes_that_do_not_answer_delay_no_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connections(32).connect();
+    let client = client.unwrap();
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let losses = Losses::of(&kept);
+    // The renewals go over a connection of their own.
+    let guards: Vec<_> =
+        (0..128).map(|at| client.reentrant_lock(&format!("dead:{at}")).lock().unwrap()).collect();
+    proxy.on(Direction::Request, guards.len(), Action::HoldReply, |bytes| {
+        bytes.windows(5).any(|window| window == b"dead:")
+    });
+    drop(guards);
+    let until = Instant::now() + LEASE * 6;
+    while Instant::now() < until {
+        assert!(kept.is_held(), "{:?}", kept.check(Duration::ZERO));
+        thread::sleep(UNIT / 20);
+    }
+    assert_eq!(losses.so_far(), []);
+    proxy.clear_rules();
+    proxy.release();
+    kept.unlock().unwrap();
 }

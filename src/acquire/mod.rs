@@ -173,9 +173,12 @@ impl Contender<'_> {
                 return Ok(Confirmation::Over);
             }
             if Instant::now() >= latest {
-                let message = "no subscription to its channel could be had in time, so what ends \
-                               the wait would not be heard; nothing is held";
-                let error = Error::new(ErrorKind::Redis, message.to_owned());
+                let message = format!(
+                    "no subscription could be had in time from the server at {}, so what ends the \
+                     wait would not be heard; nothing is held",
+                    self.core.address()
+                );
+                let error = Error::new(ErrorKind::Redis, message);
                 return Err(error.transient(true).of(self.name));
             }
             let version = subscription.version();

@@ -19,7 +19,9 @@ impl Core {
         let endpoint = Endpoint::new(URL, config.connect_timeout, config.response_timeout);
         let endpoint = Arc::new(endpoint.unwrap());
         let lanes = vec![Arc::new(Lane::new(Arc::clone(&endpoint)))];
-        Self::new(&endpoint, config, Duration::ZERO, lanes, crossbeam_channel::bounded(0).0).0
+        Self::new(&endpoint, config, Duration::ZERO, lanes, crossbeam_channel::bounded(0).0)
+            .unwrap()
+            .0
     }
 
     /// Connects, and starts the subscriber.
@@ -32,7 +34,6 @@ impl Core {
     /// Ends the subscriber, as the client's end does.
     pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
         self.pubsub.shut_down();
-        self.tell_subscriber();
         subscriber.join().unwrap();
     }
 }

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
+use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
 use super::server::{Runs, Server};
+use super::url::{FORMS, explain_url};
 use super::{Connection, Health};
 use crate::error::{Error, ErrorKind};
 
@@ -28,29 +29,14 @@ impl Endpoint {
         connect_timeout: Duration,
         response_timeout: Duration,
     ) -> Result<Self, Error> {
-        let unusable = |source| {
-            Error::new(
-                ErrorKind::Config,
-                "the URL is not usable; write redis://[user:password@]host[:port][/database], \
-                 rediss://… for TLS (feature `tls`) or redis+unix:///path/to.sock"
-                    .to_owned(),
-            )
-            .caused_by(source)
-        };
-        let info = url.into_connection_info().map_err(unusable)?;
-        let unsupported = match info.addr() {
-            ConnectionAddr::TcpTls { .. } if cfg!(not(feature = "tls")) => {
-                Some("this build has no TLS; enable redlatch's feature `tls`")
-            }
-            ConnectionAddr::Unix(_) if cfg!(not(unix)) => {
-                Some("this platform has no unix sockets; use redis://host:port")
-            }
-            _ => None,
-        };
-        if let Some(what) = unsupported {
-            return Err(Error::new(ErrorKind::Config, what.to_owned()));
+        if let Some(why) = explain_url(url) {
+            return Err(Error::new(ErrorKind::Config, why));
         }
-        let health = Arc::new(Health::new(info.addr().to_string()));
+        let info = url.into_connection_info().map_err(|source| {
+            Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
+                .caused_by(source)
+        })?;
+        let health = Arc::new(Health::new(&info.addr().to_string()));
         let runs = Arc::new(Runs::new());
         Ok(Self { info, connect_timeout, response_timeout, runs, health, opened: Arc::default() })
     }

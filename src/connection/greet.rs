@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Command, Endpoint, Lane, OLDEST};
+use super::server::{OLDEST, Server};
+use super::{Command, Endpoint, Lane};
 use crate::error::{Error, ErrorKind};
 use crate::script::{self, Rights};
 
@@ -15,8 +16,25 @@ const WORD: &[u8] = b"redlatch";
 
 /// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
 pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error> {
-    lane.connect().map_err(|failure| script::unreachable(failure.source()))?;
-    let server = endpoint.server().unwrap_or_default();
+    lane.connect().map_err(|failure| script::unreachable(failure.cause()))?;
+    let place = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
+    look_at(&endpoint.server().unwrap_or_default()).map_err(place)?;
+    let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
+    let by_text = Command::plain(&[b"EVAL", SCRIPT.as_bytes(), b"0", WORD]);
+    let by_hash = Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0", WORD]);
+    let mut shortest = Duration::MAX;
+    for command in [&by_text, &by_hash, &by_hash] {
+        let begun = Instant::now();
+        let reply = lane.call_once(command);
+        shortest = shortest.min(begun.elapsed());
+        let reply = reply.map_err(|failure| script::unreachable(failure.cause()))?;
+        understand(reply).map_err(place)?;
+    }
+    Ok(shortest)
+}
+
+/// Whether it is a server that can do what is asked of it.
+fn look_at(server: &Server) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
             "this is a Sentinel and not the server itself: ask it for the master's address \
@@ -31,17 +49,7 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
              or later"
         ));
     }
-    let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
-    let by_text = Command::plain(&[b"EVAL", SCRIPT.as_bytes(), b"0", WORD]);
-    let by_hash = Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0", WORD]);
-    let mut shortest = Duration::MAX;
-    for command in [&by_text, &by_hash, &by_hash] {
-        let begun = Instant::now();
-        let reply = lane.call_once(command);
-        shortest = shortest.min(begun.elapsed());
-        understand(reply.map_err(|failure| script::unreachable(failure.source()))?)?;
-    }
-    Ok(shortest)
+    Ok(())
 }
 
 /// Whether the answer is the script's.
@@ -75,6 +83,6 @@ fn lacks_scripts(why: &str) -> Error {
     Error::new(ErrorKind::Redis, format!("redlatch needs Lua scripts, and {why}"))
 }
 
-fn unusable<T>(why: &str) -> Result<T, Error> {
+fn unusable(why: &str) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, why.to_owned()))
 }

@@ -1,8 +1,8 @@
 //! Whether the server can be reached: one word when it cannot any more, one when it can again.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 /// many threads and connections meet it, it is one. It is over at the first reply to something that
 /// was sent since. A connection that broke is no outage: whoever opens the next one finds out.
 pub(crate) struct Health {
-    address: String,
+    address: Arc<str>,
     /// A copy of whether `since` is set, to be read for nothing.
     out: AtomicBool,
     /// When the outage of now was noticed.
@@ -24,15 +24,21 @@ pub(crate) struct Health {
 /// What is to be said of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    Out { address: String, cause: String },
-    Back { address: String, after: Duration },
+    Out { address: Arc<str>, cause: String },
+    Back { address: Arc<str>, after: Duration },
 }
 
 impl Health {
     /// Of the server at `address`, which people may read: without a user or a password.
-    pub(crate) fn new(address: String) -> Self {
+    pub(crate) fn new(address: &str) -> Self {
+        let address = address.into();
         let (out, since) = (AtomicBool::new(false), Mutex::new(None));
         Self { address, out, since, told: OnceLock::new() }
+    }
+
+    /// Where the server is, for people.
+    pub(crate) fn address(&self) -> &Arc<str> {
+        &self.address
     }
 
     /// From here on `tell` hears when an outage begins and when it is over. It must only put the
@@ -67,9 +73,14 @@ impl Health {
         }
     }
 
-    fn tell(&self, news: impl FnOnce(String) -> News) {
+    /// Whether there is an outage, as far as anybody has noticed.
+    pub(crate) fn is_out(&self) -> bool {
+        self.out.load(Ordering::Acquire)
+    }
+
+    fn tell(&self, news: impl FnOnce(Arc<str>) -> News) {
         if let Some(told) = self.told.get() {
-            told(news(self.address.clone()));
+            told(news(Arc::clone(&self.address)));
         }
     }
 }
@@ -108,13 +119,11 @@ impl fmt::Debug for Health {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
     fn an_outage_is_told_once_and_so_is_its_end() {
-        let health = Health::new("here:1".to_owned());
+        let health = Health::new("here:1");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&heard);
         health.on_news(move |news| told.lock().push(news));
@@ -124,7 +133,7 @@ mod tests {
             health.failed(&cause);
         }
         health.works(before);
-        let out = News::Out { address: "here:1".to_owned(), cause: "refused".to_owned() };
+        let out = News::Out { address: "here:1".into(), cause: "refused".to_owned() };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
         for _ in 0..2 {
             health.works(Instant::now());

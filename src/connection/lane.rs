@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::link::{Failure, Link, Outcome, Receiver};
+use super::link::{Cause, Failure, Link, Outcome, Receiver};
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread};
@@ -130,12 +130,12 @@ impl Lane {
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
     /// background thread, and for a caller who wants to know of a post's outcome. Opening a
-    /// connection gets ten times the patience and not the connect timeout: the background thread
-    /// has renewals to send. Where that is too short, what is queued fails and its receivers see
-    /// to it.
+    /// connection may take as long as `to_open`: the background thread has renewals to send. Where
+    /// that is too short, what is queued fails and its receivers see to it; where it is zero, that
+    /// is at once, and not even the host's name is looked up.
     ///
     /// `true`: nothing is left to look after.
-    pub(crate) fn look(&self, patience: Duration) -> bool {
+    pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
         let mut state = self.state.lock();
         if state.led {
             return false;
@@ -146,8 +146,15 @@ impl Lane {
             return true;
         }
         let queue = std::mem::take(&mut state.queue);
+        if state.link.is_none() && to_open.is_zero() {
+            drop(state);
+            let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
+            let failure = Failure::Unsent(Cause::new(out, self.endpoint.health()));
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+            return true;
+        }
         state.led = true;
-        let mut lead = Lead::new(self, state.link.take(), patience.saturating_mul(10));
+        let mut lead = Lead::new(self, state.link.take(), to_open);
         drop(state);
         let _heard = lead.write_and_read(queue);
         if let Some(link) = &mut lead.link
@@ -159,8 +166,8 @@ impl Lane {
     }
 
     /// Waits until everything posted so far is written and its reply read, or lost: a command of
-    /// its own stands behind all of it.
-    pub(crate) fn settle(&self) {
+    /// its own stands behind all of it. As [`call_until`](Self::call_until) until `deadline`.
+    pub(crate) fn settle(&self, deadline: Instant) {
         let state = self.state.lock();
         let owes = state.led
             || !state.queue.is_empty()
@@ -168,7 +175,7 @@ impl Lane {
         drop(state);
         if owes {
             // Whatever it is answered, an error too.
-            let _ = self.call_once(&Command::plain(&[b"PING"]));
+            let _ = self.call_until(&Command::plain(&[b"PING"]), deadline);
         }
     }
 
@@ -246,7 +253,7 @@ impl Lane {
     /// Gives up a call whose time is over. `None`: it is answered, or its thread leads.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
-        let late = Arc::new(late.into());
+        let late = Cause::new(late, self.endpoint.health());
         // The next leader is chosen under this mutex: it cannot be a thread that has just left.
         let mut state = self.state.lock();
         if !matches!(*call.state.lock(), CallState::Queued) {

@@ -24,26 +24,37 @@ pub(crate) type Outcome = Result<Value, Failure>;
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// Never written: nothing happened.
-    Unsent(Arc<RedisError>),
+    Unsent(Cause),
     /// The connection broke: it may have run, or not.
-    Reset(Arc<RedisError>),
+    Reset(Cause),
     /// No reply in time: it may have run, or may still.
-    TimedOut(Arc<RedisError>),
+    TimedOut(Cause),
+}
+
+/// What went wrong, and with which server.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause {
+    pub(crate) error: Arc<RedisError>,
+    pub(crate) address: Arc<str>,
+}
+
+impl Cause {
+    pub(super) fn new(error: impl Into<RedisError>, health: &Health) -> Self {
+        Self { error: Arc::new(error.into()), address: Arc::clone(health.address()) }
+    }
 }
 
 impl Failure {
-    pub(crate) fn source(&self) -> &Arc<RedisError> {
+    pub(crate) fn cause(&self) -> &Cause {
         match self {
-            Self::Unsent(source) | Self::Reset(source) | Self::TimedOut(source) => source,
+            Self::Unsent(cause) | Self::Reset(cause) | Self::TimedOut(cause) => cause,
         }
     }
 
-    fn after_write(error: RedisError) -> Self {
-        if error.is_timeout() {
-            Self::TimedOut(Arc::new(error))
-        } else {
-            Self::Reset(Arc::new(error))
-        }
+    fn after_write(error: RedisError, health: &Health) -> Self {
+        let timed_out = error.is_timeout();
+        let cause = Cause::new(error, health);
+        if timed_out { Self::TimedOut(cause) } else { Self::Reset(cause) }
     }
 }
 
@@ -88,7 +99,8 @@ impl Link {
     pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
         let begun = Instant::now();
         let opened = endpoint.open_within(within);
-        let connection = opened.map_err(|error| Failure::Unsent(Arc::new(error)))?;
+        let connection =
+            opened.map_err(|error| Failure::Unsent(Cause::new(error, endpoint.health())))?;
         Ok(Self {
             connection,
             owed: VecDeque::new(),
@@ -177,7 +189,7 @@ impl Link {
         self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(bytes);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
-        written.map_err(|error| self.fail(Failure::after_write(error)))
+        written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
 
     /// Reads until no reply is owed that somebody sleeps for; those posted after the last one may
@@ -240,7 +252,7 @@ impl Link {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(bytes);
-        written.map_err(|error| self.fail(Failure::after_write(error)))
+        written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
 
     /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
@@ -260,7 +272,7 @@ impl Link {
                 if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
                     self.health.failed(&error);
                 }
-                Err(self.fail(Failure::after_write(error)))
+                Err(self.fail(Failure::after_write(error, &self.health)))
             }
         }
     }
@@ -279,7 +291,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if !self.owed.is_empty() {
             let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
-            self.fail(Failure::Reset(Arc::new(closed.into())));
+            self.fail(Failure::Reset(Cause::new(closed, &self.health)));
         }
     }
 }

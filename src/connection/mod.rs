@@ -15,17 +15,17 @@ mod server;
 mod socket;
 #[cfg(not(all(test, shuttle)))]
 mod stream;
+mod url;
 
 pub(crate) use command::{Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::greet;
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
-pub(crate) use link::{Failure, Link, Outcome, Receiver};
+pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
 pub(crate) use reply::reply_code;
-use server::OLDEST;
 
 #[cfg(all(test, shuttle))]
-pub(crate) use model::Connection;
+pub(crate) use model::{Closer, Connection};
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use stream::Connection;
+pub(crate) use {socket::Closer, stream::Connection};

@@ -180,6 +180,23 @@ impl Connection {
     }
 
     pub(crate) fn set_read_timeout(&mut self, _timeout: Duration) {}
+
+    pub(crate) fn closer(&mut self) -> Closer {
+        Closer { server: Arc::clone(&self.server), id: self.id }
+    }
+}
+
+/// Ends a connection from another thread.
+pub(crate) struct Closer {
+    server: Arc<Server>,
+    id: usize,
+}
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        self.server.state().connections[self.id].break_off();
+        self.server.news.notify_all();
+    }
 }
 
 impl Drop for Connection {

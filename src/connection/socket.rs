@@ -6,9 +6,10 @@
 //! the socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
@@ -27,7 +28,7 @@ const LATE: Duration = Duration::from_millis(10);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
-    stream: Stream,
+    stream: Arc<Stream>,
     deadline: Instant,
     /// What the stream's own timeouts are set to: of reads, of writes.
     armed: [Duration; 2],
@@ -91,12 +92,16 @@ impl Socket {
     }
 
     fn new(stream: Stream, deadline: Instant) -> Self {
-        Self { stream, deadline, armed: [Duration::MAX; 2] }
+        Self { stream: Arc::new(stream), deadline, armed: [Duration::MAX; 2] }
     }
 
     /// Until when what is read and written from here on must be done.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
+    }
+
+    pub(super) fn closer(&self) -> Closer {
+        Closer(Arc::downgrade(&self.stream))
     }
 
     /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
@@ -105,7 +110,7 @@ impl Socket {
         let left = time_left(self.deadline)?;
         let armed = &mut self.armed[way as usize];
         if anew || *armed > left.saturating_add(LATE) {
-            match (&self.stream, way) {
+            match (&*self.stream, way) {
                 (Stream::Tcp(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
                 (Stream::Tcp(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
                 #[cfg(unix)]
@@ -139,6 +144,21 @@ impl Socket {
                 done => return done,
             }
         }
+    }
+}
+
+/// Ends a socket's connection from another thread, which may sleep in a read of it.
+pub(crate) struct Closer(Weak<Stream>);
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        let Some(stream) = self.0.upgrade() else { return };
+        // It may be closed already.
+        let _ = match &*stream {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
     }
 }
 

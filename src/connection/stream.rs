@@ -13,7 +13,7 @@ use redis::{
 use super::Command;
 use super::reply::turns_away;
 use super::server::Server;
-use super::socket::Socket;
+use super::socket::{Closer, Socket};
 
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
@@ -100,6 +100,11 @@ impl Connection {
             #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.parser.parse_value(stream),
         }
+    }
+
+    /// What ends it from another thread.
+    pub(crate) fn closer(&mut self) -> Closer {
+        self.stream.socket().closer()
     }
 
     pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {

@@ -34,10 +34,14 @@ pub enum LostReason {
     ForceUnlocked,
     /// The client was shut down.
     ShutDown,
+    /// This process is a child that was forked from the one that took the lock. That one has it
+    /// still; it is not the child's.
+    Forked,
 }
 
 impl LostReason {
-    const ALL: [Self; 4] = [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown];
+    const ALL: [Self; 5] =
+        [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown, Self::Forked];
 
     fn number(self) -> u8 {
         Self::ALL.iter().zip(1..).find(|(reason, _)| **reason == self).map_or(0, |(_, at)| at)
@@ -55,6 +59,7 @@ impl fmt::Display for LostReason {
             Self::Revoked => "the server says that it is not this owner's any more",
             Self::ForceUnlocked => "it was unlocked by force",
             Self::ShutDown => "the client was shut down",
+            Self::Forked => "this process was forked from its holder's",
         })
     }
 }
@@ -149,6 +154,8 @@ pub(crate) struct Hold {
     lost: AtomicU8,
     /// The last renewal failed.
     unconfirmed: AtomicBool,
+    /// Why, in words for people.
+    trouble: Mutex<Option<Arc<str>>>,
 }
 
 impl Hold {
@@ -171,6 +178,7 @@ impl Hold {
             sent_twice,
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
+            trouble: Mutex::new(None),
         }
     }
 
@@ -182,6 +190,7 @@ impl Hold {
     pub(crate) fn confirm(&self, sent_at: u64, lease: Duration) {
         self.deadline.fetch_max(deadline(sent_at, lease), Ordering::SeqCst);
         self.unconfirmed.store(false, Ordering::SeqCst);
+        *self.trouble.lock() = None;
     }
 
     /// A lease is asked for. Before it is sent: its outcome may stay unknown.
@@ -221,6 +230,12 @@ impl Hold {
                 Terms::Watched => left > 0,
                 Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
             }
+    }
+
+    /// A renewal failed, for this cause.
+    pub(crate) fn renewal_failed(&self, cause: &Arc<str>) {
+        *self.trouble.lock() = Some(Arc::clone(cause));
+        self.unconfirm();
     }
 
     pub(crate) fn unconfirm(&self) {
@@ -301,6 +316,30 @@ impl Tenancy {
         } else {
             HoldState::Held
         }
+    }
+
+    /// What is to be said of its loss: of a lease that ran out also why nobody made it longer.
+    pub(crate) fn obituary(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
+        if reason != LostReason::LeaseExpired {
+            return reason.to_string();
+        }
+        let trouble = self.hold.trouble.lock().clone();
+        let held = clock::now().saturating_sub(self.since);
+        let why = match (trouble, self.hold.terms) {
+            (Some(cause), _) => format!("its renewals failed: {cause}"),
+            (None, Terms::Fixed(lease)) => format!("it was a fixed one, of {lease:?}"),
+            (None, Terms::Watched) if self.thread.is_dead() => {
+                "the thread that took the lock has ended, so it was not renewed".to_owned()
+            }
+            (None, Terms::Watched) => match max_hold {
+                Some(longest) if held >= clock::nanos(longest) => {
+                    format!("the lock was held for longer than max_hold ({longest:?})")
+                }
+                _ => "it was not renewed in time: the process stood still, or was too busy"
+                    .to_owned(),
+            },
+        };
+        format!("{reason} ({why})")
     }
 
     /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the

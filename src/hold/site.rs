@@ -126,7 +126,7 @@ impl Site {
         match self.gate.leave(tenancy, terms) {
             Left::NotThere => Err(self.not_held(tenancy)),
             Left::StillHeld if was_held => Ok(()),
-            Left::StillHeld => Err(Error::lost(&self.name, LostReason::LeaseExpired)),
+            Left::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
             Left::Passed { seat, next, second } => {
                 next.now();
                 second.now();
@@ -143,7 +143,7 @@ impl Site {
                     tenancy.hold.lose(reason);
                     self.declare_lost(tenancy, reason);
                     self.bury(&seat, reason);
-                    return Err(Error::lost(&self.name, reason));
+                    return Err(self.lost(tenancy, reason));
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.release();
@@ -239,7 +239,9 @@ impl Site {
 
     fn declare_lost(&self, tenancy: &Arc<Tenancy>, reason: LostReason) {
         if let Some(callbacks) = tenancy.lose(reason) {
-            self.core.watchdog.tell_lost(&self.name, reason, callbacks);
+            let obituary = || tenancy.obituary(reason, self.core.config.max_hold);
+            self.core.watchdog.tell_lost(&self.name, obituary);
+            self.core.watchdog.call_back(&self.name, reason, callbacks);
         }
     }
 
@@ -260,10 +262,15 @@ impl Site {
         self.core.watchdog.run_errand(Errand::undo(&self.name, give_up, lease));
     }
 
+    /// The error of a tenancy that was lost.
+    pub(crate) fn lost(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
+        Error::lost(&self.name, &tenancy.obituary(reason, self.core.config.max_hold))
+    }
+
     /// Why there is nothing to unlock.
     fn not_held(&self, tenancy: &Tenancy) -> Error {
         match tenancy.state() {
-            super::HoldState::Lost(reason) => Error::lost(&self.name, reason),
+            super::HoldState::Lost(reason) => self.lost(tenancy, reason),
             _ => self.not_held_by_thread(),
         }
     }
@@ -364,7 +371,7 @@ impl Site {
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         sent_at: u64,
-        renewed: Result<bool, ()>,
+        renewed: Result<bool, &Arc<str>>,
     ) {
         let now = clock::now();
         let tenancy = self.gate.with_seat(|seat| {
@@ -377,9 +384,9 @@ impl Site {
                     seat.retries = 0;
                 }
                 Ok(false) => {}
-                Err(()) => {
+                Err(cause) => {
                     // Not at the next third: at once, then with back-off until the deadline.
-                    hold.unconfirm();
+                    hold.renewal_failed(cause);
                     let lease = clock::nanos(self.core.config.watchdog_timeout);
                     let step = (lease / 200).max(1_000_000) << seat.retries.min(4);
                     seat.retries += 1;
@@ -398,7 +405,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        if let Some(alarm) = self.alarm.get_mut().take() {
+        if let Some(alarm) = self.alarm.get_mut().take()
+            && !self.core.is_forked()
+        {
             self.core.watchdog.cancel(alarm);
         }
         self.core.sites.forget(&self.name);
@@ -469,7 +478,7 @@ impl Release {
                 self.site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
                 Ok(())
             }
-            Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, LostReason::Revoked)),
+            Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
             Ok(script::lock::Released::Unclear) => {
                 let message = "the connection to the server broke, and when asked once more it no \
                                longer knew the hold: it was released, most likely just now, but it \

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Handle;
 #[cfg(doc)]
 use super::Lock;
+use crate::client::Core;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{HoldState, Leaving, LostReason, Tenancy, Terms};
 
@@ -66,20 +67,20 @@ impl LockGuard {
     /// nor lost, and before the deadline that the server last confirmed. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.tenancy.is_held()
+        self.held.is_held()
     }
 
     /// What is known of the hold. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        self.held.tenancy.state()
+        self.held.state()
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
     /// lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.tenancy.remaining()
+        self.held.remaining()
     }
 
     /// Fails unless the lock is certainly held for `slack` more: what to ask before each step that
@@ -133,6 +134,9 @@ impl LockGuard {
     /// of the client, or (once the thread has ended) the end of the lease.
     pub fn forget(mut self) {
         self.held.left = true;
+        if self.held.is_forked() {
+            return;
+        }
         let site = &self.held.handle.site;
         site.gate.keep(&self.held.tenancy, Arc::clone(site));
     }
@@ -141,6 +145,10 @@ impl LockGuard {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.held.handle.site.name
+    }
+
+    pub(super) fn core(&self) -> Arc<Core> {
+        Arc::clone(&self.held.handle.site.core)
     }
 }
 
@@ -201,19 +209,19 @@ impl OwnedLockGuard {
     /// Whether the lock is held: as [`LockGuard::is_held`]. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.tenancy.is_held()
+        self.0.is_held()
     }
 
     /// What is known of the hold. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        self.0.tenancy.state()
+        self.0.state()
     }
 
     /// For how long the lock is certainly held: as [`LockGuard::remaining`]. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.0.tenancy.remaining()
+        self.0.remaining()
     }
 
     /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`]. No I/O.
@@ -272,16 +280,38 @@ impl Held {
         Self { handle: handle.clone(), tenancy, terms: handle.terms(), left: false }
     }
 
+    /// Whether the process was forked since: then the hold is the parent's, and none of its mutexes
+    /// may be locked here.
+    fn is_forked(&self) -> bool {
+        self.handle.client.core().is_forked()
+    }
+
+    fn is_held(&self) -> bool {
+        !self.is_forked() && self.tenancy.is_held()
+    }
+
+    fn state(&self) -> HoldState {
+        if self.is_forked() {
+            return HoldState::Lost(LostReason::Forked);
+        }
+        self.tenancy.state()
+    }
+
+    fn remaining(&self) -> Duration {
+        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+    }
+
     fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
-        match self.tenancy.state() {
-            HoldState::Lost(reason) => Err(Error::lost(name, reason)),
+        match self.state() {
+            HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost(&self.tenancy, reason)),
             HoldState::Released => {
                 let message = "it was released before, by `unlock`; nothing is held".to_owned();
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
-                let remaining = self.tenancy.remaining();
+                let remaining = self.remaining();
                 if remaining >= slack && !remaining.is_zero() {
                     return Ok(());
                 }
@@ -298,29 +328,33 @@ impl Held {
     }
 
     fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+        if self.is_forked() {
+            return;
+        }
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
-            site.core.watchdog.tell_lost(&site.name, reason, vec![callback]);
+            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
     }
 
     fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
+        self.handle.client.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(guard)
             .field("name", &&*self.handle.site.name)
-            .field("state", &self.tenancy.state())
-            .field("remaining", &self.tenancy.remaining())
+            .field("state", &self.state())
+            .field("remaining", &self.remaining())
             .finish()
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.left {
+        if !self.left && !self.is_forked() {
             // Lost or released otherwise: `on_lost` and the log have said so.
             let _ = self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Posted);
         }

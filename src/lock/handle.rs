@@ -103,13 +103,11 @@ impl Handle {
             let message = "a lock needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
         }
-        if self.client.core().is_shut_down() {
-            return Err(Error::shut_down(&self.site.name));
-        }
-        Ok(())
+        self.client.core().check(&self.site.name)
     }
 
     pub(crate) fn unlock(&self) -> Result<(), Error> {
+        self.client.core().check_process(&self.site.name)?;
         match self.tenancy() {
             Some((tenancy, _)) => self.site.leave(&tenancy, None, Leaving::Awaited),
             None => Err(self.site.not_held_by_thread()),
@@ -166,6 +164,9 @@ impl Handle {
 
     /// The calling thread's tenancy with its count, if it has the seat.
     fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
+        if self.client.core().is_forked() {
+            return None;
+        }
         self.site.gate.tenant().filter(|(tenancy, _)| tenancy.thread.is_current())
     }
 }

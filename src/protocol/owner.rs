@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rand::TryRng as _;
+use rand::rngs::{SysError, SysRng};
 use uuid::Uuid;
 
 const UUID: usize = 36;
@@ -19,8 +21,13 @@ pub(crate) struct ClientId {
 
 impl ClientId {
     /// Version 8, where Redisson's are version 4: scripts can tell the two apart.
-    pub(crate) fn random() -> Self {
-        Self { uuid: Uuid::new_v8(rand::random()).to_string(), next: AtomicU64::new(1) }
+    ///
+    /// From the system: a thread's own generator goes on in a forked child where it was, and the
+    /// parent's next client would be the child's.
+    pub(crate) fn random() -> Result<Self, SysError> {
+        let mut bytes = [0; 16];
+        SysRng.try_fill_bytes(&mut bytes)?;
+        Ok(Self { uuid: Uuid::new_v8(bytes).to_string(), next: AtomicU64::new(1) })
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -82,7 +89,7 @@ mod tests {
 
     #[test]
     fn an_owner_is_a_uuid_and_a_number_never_given_twice() {
-        let client = ClientId::random();
+        let client = ClientId::random().unwrap();
         let (first, second) = (client.next_owner(), client.next_owner());
         assert_ne!(first.as_bytes(), second.as_bytes());
         let text = first.to_string();

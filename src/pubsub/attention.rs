@@ -54,8 +54,9 @@ impl Attention {
         let mut guard = self.mutex.lock();
         self.napping.store(true, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 {
-            self.wanted.wait_for(&mut guard, NAP);
+            (guard, _) = self.wanted.wait_for(guard, NAP);
         }
         self.napping.store(false, Ordering::SeqCst);
+        drop(guard);
     }
 }

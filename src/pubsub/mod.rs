@@ -24,7 +24,7 @@ pub(crate) use own::Addressee;
 use own::{Addressees, LOOK, Said};
 
 use crate::client::Core;
-use crate::connection::{Command, Connection, Endpoint, Outcome, Receiver};
+use crate::connection::{Closer, Command, Connection, Endpoint, Outcome, Receiver};
 use crate::error::Error;
 use crate::protocol::LockKeys;
 use crate::script::{self, Rights};
@@ -54,6 +54,8 @@ pub(crate) struct PubSub {
     attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
+    /// Ends the thread's connection, and with it its read.
+    closer: Mutex<Option<Closer>>,
     shut_down: AtomicBool,
 }
 
@@ -110,6 +112,7 @@ impl PubSub {
             work: Condvar::new(),
             attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
+            closer: Mutex::new(None),
             shut_down: AtomicBool::new(false),
         }
     }
@@ -207,9 +210,16 @@ impl PubSub {
         self.state.lock().reading
     }
 
-    /// Ends the thread once a control message reaches it, and every wait at once.
+    /// Ends the thread, unless it is opening a connection just now, and every wait.
     pub(crate) fn shut_down(&self) {
+        // Before the look for a connection: one that is opened now finds it when it has left its
+        // closer there.
         self.shut_down.store(true, Ordering::SeqCst);
+        // No message: whether one gets through depends on the server, and on a connection of others.
+        let closer = self.closer.lock().take();
+        if let Some(closer) = closer {
+            closer.close();
+        }
         let state = self.state.lock();
         self.work.notify_one();
         let entries = self.all_entries(&state);
@@ -234,7 +244,7 @@ impl PubSub {
             // Whoever left meanwhile need not be subscribed again.
             state.drop_entries(|entry| entry.idle_since().is_some());
             if !self.is_shut_down() {
-                self.work.wait_for(&mut state, retry);
+                let _woken = self.work.wait_for(state, retry);
                 retry = (retry * 2).min(LAST_RETRY);
             }
         }
@@ -244,7 +254,7 @@ impl PubSub {
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
         while state.entries.is_empty() && !self.own.is_listened_to() && !self.is_shut_down() {
-            self.work.wait(&mut state);
+            state = self.work.wait(state);
         }
         !self.is_shut_down()
     }
@@ -254,6 +264,10 @@ impl PubSub {
     fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
         let mut connection = self.endpoint.open()?;
         connection.set_read_timeout(SILENCE);
+        *self.closer.lock() = Some(connection.closer());
+        if self.is_shut_down() {
+            return Ok(());
+        }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
             state.wanted.clear();

@@ -2,7 +2,7 @@
 
 use redis::{RedisError, Value};
 
-use crate::connection::{Failure, reply_code};
+use crate::connection::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind};
 
 /// Why a script has no answer.
@@ -29,15 +29,16 @@ impl Trouble {
 
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
-        let source = failure.source().clone();
+        let Cause { error, address } = failure.cause().clone();
         let what = match &failure {
-            Failure::Unsent(source) => return Self::Unsent(unreachable(source)),
-            Failure::Reset(_) => "the connection to the server broke",
-            Failure::TimedOut(_) => {
-                "the server did not answer in time (raise response_timeout if it is only slow)"
-            }
+            Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
+            Failure::Reset(_) => format!("the connection to the server at {address} broke"),
+            Failure::TimedOut(_) => format!(
+                "the server at {address} did not answer in time (raise response_timeout if it is \
+                 only slow)"
+            ),
         };
-        let error = Error::new(ErrorKind::Redis, what.to_owned()).caused_by_shared(source);
+        let error = Error::new(ErrorKind::Redis, what).caused_by_shared(error);
         Self::Unknown(error.transient(true))
     }
 }
@@ -59,45 +60,54 @@ pub(super) fn unexpected(value: &Value) -> Trouble {
 }
 
 /// Why no connection can be had.
-pub(crate) fn unreachable(source: &std::sync::Arc<RedisError>) -> Error {
-    use redis::ErrorKind as Cause;
+pub(crate) fn unreachable(cause: &Cause) -> Error {
+    use redis::ErrorKind as Kind;
+    let Cause { error: source, address } = cause;
+    let server = format!("the server at {address}");
     let detail = source.detail().unwrap_or_default();
     let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
-        (Cause::AuthenticationFailed, _) => {
-            (ErrorKind::Redis, "the server refuses the user or password of the URL")
+        (Kind::AuthenticationFailed, _) => {
+            (ErrorKind::Redis, format!("{server} refuses the user or password of the URL"))
         }
-        (_, "NOAUTH") => (ErrorKind::Redis, "the server wants a password: put it into the URL"),
+        (_, "NOAUTH") => {
+            (ErrorKind::Redis, format!("{server} wants a password: put it into the URL"))
+        }
         (_, "DENIED") => (
             ErrorKind::Redis,
-            "the server is in protected mode and lets only its own machine in: give it a password, \
-             or switch protected-mode off where its network is trusted",
+            format!(
+                "{server} is in protected mode and lets only its own machine in: give it a password, \
+                 or switch protected-mode off where its network is trusted"
+            ),
         ),
         _ if detail.contains("max number of clients") => {
-            let message = "the server has no connection left: raise its maxclients, or close other \
-                           clients";
-            return Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
+            let message = format!(
+                "{server} has no connection left: raise its maxclients, or close other clients"
+            );
+            return Error::new(ErrorKind::Redis, message).transient(true);
         }
-        _ if detail.contains("DB index") => {
-            (ErrorKind::Config, "the server has no database of the number that the URL names")
+        _ if detail.contains("DB index") => (
+            ErrorKind::Config,
+            format!("{server} has no database of the number that the URL names"),
+        ),
+        (Kind::Parse, _) => {
+            (ErrorKind::Protocol, format!("what answers at {address} is no Redis server"))
         }
-        (Cause::Parse, _) => (ErrorKind::Protocol, "what answers there is no Redis server"),
-        (Cause::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit"),
-        (Cause::Server(_) | Cause::Extension, _) => {
-            let message = format!("the server refuses the connection: {source}");
+        (Kind::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit".to_owned()),
+        (Kind::Server(_) | Kind::Extension, _) => {
+            let message = format!("{server} refuses the connection: {source}");
             return Error::new(ErrorKind::Redis, message).transient(passes(source));
         }
         _ if source.is_timeout() => (
             ErrorKind::Redis,
-            "no connection to the server within connect_timeout; is the address right?",
+            format!("no connection to {server} within connect_timeout; is the address right?"),
         ),
         _ => {
-            let message = format!(
-                "no connection to the server ({source}); does it run, is the address right?"
-            );
+            let message =
+                format!("no connection to {server} ({source}); does it run, is the address right?");
             return Error::new(ErrorKind::Redis, message).transient(true);
         }
     };
-    let error = Error::new(kind, what.to_owned()).caused_by_shared(source.clone());
+    let error = Error::new(kind, what).caused_by_shared(source.clone());
     error.transient(source.is_timeout())
 }
 
@@ -233,7 +243,10 @@ mod tests {
 
     #[test]
     fn what_was_sent_and_not_answered_is_not_known() {
-        let broken = || -> Arc<RedisError> { Arc::new(io::Error::other("broken").into()) };
+        let broken = || Cause {
+            error: Arc::new(io::Error::other("broken").into()),
+            address: "there:1".into(),
+        };
         let state = |trouble: Trouble| {
             let error = trouble.into_error();
             (error.is_transient(), error.outcome_unknown())

@@ -39,6 +39,8 @@ impl Permit {
     /// One round trip; none if the permits are passed to threads of this process that wait.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
+        let site = &self.semaphore.site;
+        site.core.check_process(&site.name)?;
         self.semaphore.site.give_back(permits, Giving::AwaitedForGood)
     }
 
@@ -75,6 +77,10 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        // In a forked child they are the parent's.
+        if self.semaphore.site.core.is_forked() {
+            return;
+        }
         // Errors are logged, and the release is sent again.
         let _ = self.semaphore.site.give_back(self.permits, Giving::Posted);
     }

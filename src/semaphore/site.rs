@@ -236,7 +236,8 @@ impl Debtor for SemaphoreSite {
                 return;
             }
             Err(trouble) => {
-                log::debug!("{}", trouble.into_error().of(&self.name));
+                let error = trouble.into_error().of(&self.name);
+                self.core.watchdog.log(log::Level::Debug, || format!("{error:#}"));
                 permits
             }
         };

@@ -1,13 +1,16 @@
-//! What threads of one process meet on: mutexes, parkers, and who a thread is.
+//! What threads of one process meet on: mutexes, parkers, who a thread is, and which process.
 
 pub(crate) mod clock;
 mod jitter;
+#[cfg(not(all(test, shuttle)))]
+mod mutex;
 mod parker;
+mod process;
 mod thread;
 
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex, MutexGuard},
+    mutex::{Condvar, Mutex, MutexGuard},
     std::sync::atomic,
 };
 
@@ -21,6 +24,7 @@ pub(crate) use jitter::jitter;
 #[cfg(all(test, shuttle))]
 pub(crate) use model::explore;
 pub(crate) use parker::Parker;
+pub(crate) use process::Process;
 pub(crate) use thread::Thread;
 
 /// The same two types over shuttle's scheduler, for the model tests.

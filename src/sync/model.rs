@@ -1,4 +1,4 @@
-//! [`Mutex`] and [`Condvar`] for the model tests: called as parking_lot's are, scheduled by
+//! [`Mutex`] and [`Condvar`] for the model tests: called as those of `mutex.rs` are, scheduled by
 //! shuttle.
 //!
 //! A model test runs its threads as coroutines and tries many orders of their steps. It finds what
@@ -22,7 +22,7 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard { mutex: &self.0, held: Some(locked(&self.0)) }
+        MutexGuard { mutex: &self.0, held: locked(&self.0) }
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut T {
@@ -36,23 +36,20 @@ fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
 
 pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a sync::Mutex<T>,
-    /// `None` only while its thread waits on a condvar.
-    held: Option<sync::MutexGuard<'a, T>>,
+    held: sync::MutexGuard<'a, T>,
 }
-
-const ASLEEP: &str = "a thread that waits on a condvar does not use its guard";
 
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.held.as_ref().expect(ASLEEP)
+        &self.held
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.held.as_mut().expect(ASLEEP)
+        &mut self.held
     }
 }
 
@@ -65,18 +62,6 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Condvar(sync::Condvar);
 
-/// Whether a wait's deadline ended it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait {
-    timed_out: bool,
-}
-
-impl Wait {
-    pub(crate) fn timed_out(self) -> bool {
-        self.timed_out
-    }
-}
-
 /// A sleep no longer than this is a pause, which nobody need end: it times out at once. A longer
 /// one never does, for that would cover up a wake-up that got lost.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -86,24 +71,32 @@ impl Condvar {
         Self(sync::Condvar::new())
     }
 
-    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        let held = guard.held.take().expect(ASLEEP);
-        guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        let MutexGuard { mutex, held } = guard;
+        let held = self.0.wait(held).unwrap_or_else(PoisonError::into_inner);
+        MutexGuard { mutex, held }
     }
 
-    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> Wait {
+    pub(crate) fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        until: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, sleep: Duration) -> Wait {
+    pub(crate) fn wait_for<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        sleep: Duration,
+    ) -> (MutexGuard<'a, T>, bool) {
         if sleep > PAUSE {
-            self.wait(guard);
-            return Wait { timed_out: false };
+            return (self.wait(guard), false);
         }
-        guard.held = None;
+        let MutexGuard { mutex, held } = guard;
+        drop(held);
         shuttle::thread::yield_now();
-        guard.held = Some(locked(guard.mutex));
-        Wait { timed_out: true }
+        (MutexGuard { mutex, held: locked(mutex) }, true)
     }
 
     pub(crate) fn notify_one(&self) {

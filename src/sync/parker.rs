@@ -42,10 +42,14 @@ impl Parker {
         loop {
             let timed_out = match deadline {
                 None => {
-                    self.condvar.wait(&mut guard);
+                    guard = self.condvar.wait(guard);
                     false
                 }
-                Some(deadline) => self.condvar.wait_until(&mut guard, deadline).timed_out(),
+                Some(deadline) => {
+                    let (locked, timed_out) = self.condvar.wait_until(guard, deadline);
+                    guard = locked;
+                    timed_out
+                }
             };
             if self.take_token() {
                 return;

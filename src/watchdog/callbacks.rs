@@ -1,5 +1,7 @@
 //! The thread that runs users' callbacks and writes log lines, while there are any.
 
+#![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
+
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -92,19 +94,19 @@ impl Callbacks {
     fn work(&self) {
         while let Some((job, left_out)) = self.next() {
             // A job catches the panics of what the user gave it; this is for a logger's.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                match job {
-                    Job::Call(call) => call(),
-                    Job::Line(level, line) => log::log!(target: TARGET, level, "{line}"),
-                }
-                if left_out > 0 {
+            let _ = catch_unwind(AssertUnwindSafe(|| match job {
+                Job::Call(call) => call(),
+                Job::Line(level, line) => log::log!(target: TARGET, level, "{line}"),
+            }));
+            if left_out > 0 {
+                let _ = catch_unwind(|| {
                     log::warn!(
                         target: TARGET,
                         "{left_out} log lines were left out: the logger or an on_lost callback \
                          keeps them waiting"
                     );
-                }
-            }));
+                });
+            }
         }
     }
 

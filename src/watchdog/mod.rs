@@ -8,6 +8,7 @@
 
 mod callbacks;
 mod renewer;
+mod todo;
 mod wheel;
 
 use std::fmt;
@@ -168,23 +169,22 @@ impl Watchdog {
         let _ = self.jobs.send(Job::Run(errand));
     }
 
-    /// Calls who wants to know that a hold was lost, and logs it. Does not wait for them.
-    pub(crate) fn tell_lost(
+    /// Logs that a hold was lost.
+    pub(crate) fn tell_lost(&self, name: &Arc<str>, obituary: impl FnOnce() -> String) {
+        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {}", obituary()));
+    }
+
+    /// Calls who wants to know that a hold was lost. Does not wait for them.
+    pub(crate) fn call_back(
         &self,
         name: &Arc<str>,
         reason: LostReason,
         callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
     ) {
-        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {reason}"));
-        if callbacks.is_empty() {
-            return;
+        for callback in callbacks {
+            let name = Arc::clone(name);
+            self.callbacks.run(Box::new(move || callbacks::call(&name, || callback(reason))));
         }
-        let name = Arc::clone(name);
-        self.callbacks.run(Box::new(move || {
-            for callback in callbacks {
-                callbacks::call(&name, || callback(reason));
-            }
-        }));
     }
 
     /// Logs an error that has no caller to go to.
@@ -251,7 +251,7 @@ impl Watchdog {
             let next = timer.wheel.next_due(latest).unwrap_or(latest);
             timer.wakes_at = next;
             let sleep = Duration::from_nanos((next * TICK).saturating_sub(clock::now()));
-            self.changed.wait_for(&mut timer, sleep);
+            (timer, _) = self.changed.wait_for(timer, sleep);
         }
     }
 

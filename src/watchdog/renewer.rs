@@ -1,15 +1,16 @@
 //! The thread that does all background I/O.
 
 use std::fmt;
-use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use log::Level;
 use redis::Value;
 
-use super::{Chore, Job};
+use super::todo::Todo;
+use super::{Chore, Job, Watchdog};
 use crate::client::Core;
 use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome};
 use crate::hold::{Hold, Site, clock};
@@ -132,7 +133,7 @@ impl Errand {
     }
 
     /// Whether it is done with this outcome.
-    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64) -> bool {
+    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
         match &self.ends {
             Ends::Late { enough, .. } => now >= self.until || outcome.is_ok() && now >= *enough,
             Ends::Answered(_) => outcome.is_ok() || now >= self.until,
@@ -140,11 +141,11 @@ impl Errand {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
                 let lost = late || !is_answered(outcome) && now >= self.until;
                 if lost {
-                    log::error!(
+                    watchdog.log(Level::Error, || format!(
                         "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
                          known: the server did not say so for {WINDOW:?}, and has forgotten it",
                         self.name
-                    );
+                    ));
                 }
                 let done = lost || is_answered(outcome);
                 if done {
@@ -207,25 +208,29 @@ impl Renewer {
 
     /// The thread's whole life: until the client's end and the last job.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        let mut todo = Todo::default();
         loop {
-            let first = jobs.recv_timeout(self.pause());
-            // Errands behind the other jobs there are, and together: while the server is away each
-            // packet may take its time, in which holds are to be renewed.
-            for job in iter::once(first).chain(jobs.try_iter().take(jobs.len()).map(Ok)) {
-                match job {
-                    Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => {
-                        self.try_to(|renewer| renewer.run_errands(u64::MAX));
-                        return;
-                    }
-                    Ok(job) => self.try_to(|renewer| renewer.work(job)),
-                    Err(RecvTimeoutError::Timeout) => {}
+            jobs.try_iter().for_each(|job| todo.put(job));
+            match todo.next() {
+                Some(Job::End) => {
+                    self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                    return;
                 }
+                Some(job) => self.try_to(|renewer| renewer.work(job)),
+                None => match jobs.recv_timeout(self.pause()) {
+                    Ok(job) => todo.put(job),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                },
             }
             let now = clock::now();
             if self.ask_again.is_some_and(|at| at <= now) {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
-            self.try_to(|renewer| renewer.run_errands(now));
+            // Together, and behind what is urgent: while the server is away a packet takes its time.
+            if !todo.is_urgent() {
+                self.try_to(|renewer| renewer.run_errands(now));
+            }
             self.core.heartbeat();
         }
     }
@@ -240,7 +245,8 @@ impl Renewer {
     /// No job's panic may end the renewals of all others.
     fn try_to(&mut self, work: impl FnOnce(&mut Self)) {
         if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
-            log::error!("a background job panicked; please report it");
+            let line = || "a background job panicked; please report it".to_owned();
+            self.core.watchdog.log(Level::Error, line);
             self.link = None;
         }
     }
@@ -288,7 +294,7 @@ impl Renewer {
             .collect();
         let outcomes = self.exchange(&commands);
         let (mut unanswered, mut refused) = (false, false);
-        let mut tell = |due: &Renewal, renewed: Result<bool, ()>| {
+        let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if raises || renewed == Ok(false) {
                 due.site.renewed(&due.hold, sent_at, renewed);
             }
@@ -298,19 +304,24 @@ impl Renewer {
             match script::lock::renewed(outcome) {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
-                        let renewed = match reply {
-                            Renewed::Done => Ok(true),
-                            Renewed::NotHeld => Ok(false),
+                        match reply {
+                            Renewed::Done => tell(due, Ok(true)),
+                            Renewed::NotHeld => tell(due, Ok(false)),
                             Renewed::Failed(refusal) => {
-                                log::debug!("renewing {:?} failed: {refusal}", due.site.name);
                                 refused = true;
-                                Err(())
+                                tell(due, Err(&refusal.into()));
                             }
-                        };
-                        tell(due, renewed);
+                        }
                     }
                 }
-                Ok(_) | Err(_) => call.iter().for_each(|due| tell(due, Err(()))),
+                Ok(_) => {
+                    let cause = "the server answered for other names than were asked for".into();
+                    call.iter().for_each(|due| tell(due, Err(&cause)));
+                }
+                Err(trouble) => {
+                    let cause = format!("{:#}", trouble.into_error()).into();
+                    call.iter().for_each(|due| tell(due, Err(&cause)));
+                }
             }
         }
         if refused {
@@ -333,14 +344,15 @@ impl Renewer {
             let (outcomes, resent) = self.exchange_again(commands);
             let now = clock::now();
             for (mut errand, outcome) in errands.by_ref().zip(outcomes) {
-                if errand.is_done(&outcome, resent, now) {
+                if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
                     continue;
                 }
                 if !self.core.is_shut_down() {
                     errand.back_off(now);
                     self.waiting.push(errand);
                 } else if !is_answered(&outcome) {
-                    log::warn!("{errand:?} is given up: the client has ended");
+                    let line = || format!("{errand:?} is given up: the client has ended");
+                    self.core.watchdog.log(Level::Warn, line);
                 }
             }
         }
@@ -361,8 +373,16 @@ impl Renewer {
     }
 
     fn look(&self, lane: &Arc<Lane>) {
+        let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
+        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
+        // as an errand.
+        let to_open = if self.endpoint.health().is_out() {
+            Duration::ZERO
+        } else {
+            patience.saturating_mul(10).min(self.endpoint.connect_timeout())
+        };
         // A leader is at work: it reads, but perhaps not what is posted behind it.
-        if !lane.look(PATIENCE + self.core.round_trip.saturating_mul(4)) {
+        if !lane.look(patience, to_open) {
             self.core.watchdog.look_after(lane);
         }
     }

@@ -83,7 +83,7 @@ impl Play {
     /// What the background thread does once it was asked.
     fn background(&self) {
         for _ in 0..LOOKS {
-            if self.asked.swap(0, Ordering::SeqCst) > 0 && !self.lane.look(MINUTE) {
+            if self.asked.swap(0, Ordering::SeqCst) > 0 && !self.lane.look(MINUTE, MINUTE) {
                 // Somebody leads: it comes again.
                 self.asked.fetch_add(1, Ordering::SeqCst);
             }
@@ -125,7 +125,7 @@ fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>,
     let asked = play.asked.load(Ordering::SeqCst) > 0;
     assert!(asked || (owed == 0 && state.queue.is_empty()), "replies that nobody will read");
     drop(state);
-    assert!(play.lane.look(MINUTE));
+    assert!(play.lane.look(MINUTE, MINUTE));
     for post in &posts {
         assert_eq!(post.outcomes.lock().len(), 1, "each post's outcome is told once");
     }

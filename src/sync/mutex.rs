@@ -1,0 +1,72 @@
+//! The standard library's mutex and condition variable, without its poison: nothing of ours is left
+//! half changed by a panic.
+//!
+//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table, whose locks a
+//! child that is forked in the wrong moment finds locked, or the table in pieces: then a new client,
+//! too, hangs or crashes there.
+
+use std::fmt;
+use std::sync::{self, PoisonError};
+use std::time::{Duration, Instant};
+
+pub(crate) use std::sync::MutexGuard;
+
+#[derive(Default)]
+pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Condvar(sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Self(sync::Condvar::new())
+    }
+
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for so long at most. `true`: it was the time that ended it.
+    pub(crate) fn wait_for<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        sleep: Duration,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let waited = self.0.wait_timeout(guard, sleep);
+        let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        (guard, result.timed_out())
+    }
+
+    /// As [`wait_for`](Self::wait_for), until then.
+    pub(crate) fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        until: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
+        self.wait_for(guard, until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+}

@@ -1,0 +1,22 @@
+//! Which process this is. A forked child has its parent's memory, but none of its other threads:
+//! whatever they held locked stays locked there for ever, and its sockets are the parent's.
+
+use std::error::Error;
+
+use forkguard::Guard;
+
+/// The process in which something was made.
+#[derive(Clone, Debug)]
+pub(crate) struct Process(Guard);
+
+impl Process {
+    pub(crate) fn current() -> Result<Self, impl Error + Send + Sync + 'static> {
+        Guard::try_new().map(Self)
+    }
+
+    /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler of
+    /// `fork` raises: `getpid` is a call of the system, and as long as a re-entry.
+    pub(crate) fn is_parent(&self) -> bool {
+        self.0.clone().detected_fork()
+    }
+}

@@ -1,0 +1,41 @@
+//! What the renewer has to do, in the order of what cannot wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::Job;
+use crate::connection::Lane;
+
+/// Renewals first. Lanes last, and one at a time: one that does not answer takes its time, and a
+/// renewal that comes meanwhile waits for no other.
+#[derive(Default)]
+pub(super) struct Todo {
+    renewals: VecDeque<Job>,
+    others: VecDeque<Job>,
+    lanes: VecDeque<Arc<Lane>>,
+    ends: bool,
+}
+
+impl Todo {
+    pub(super) fn put(&mut self, job: Job) {
+        match job {
+            Job::Renew(_) | Job::RenewAll => self.renewals.push_back(job),
+            Job::Look(lanes) => self.lanes.extend(lanes),
+            Job::End => self.ends = true,
+            other => self.others.push_back(other),
+        }
+    }
+
+    /// Whether there is more to do than to look at lanes.
+    pub(super) fn is_urgent(&self) -> bool {
+        !self.renewals.is_empty() || !self.others.is_empty()
+    }
+
+    /// The next thing to do; the end when there is nothing else.
+    pub(super) fn next(&mut self) -> Option<Job> {
+        let urgent = self.renewals.pop_front().or_else(|| self.others.pop_front());
+        urgent
+            .or_else(|| self.lanes.pop_front().map(|lane| Job::Look(vec![lane])))
+            .or_else(|| self.ends.then_some(Job::End))
+    }
+}

@@ -1,0 +1,231 @@
+//! A forked child has its parent's memory, and neither its threads nor its holds.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use fork::{Fork, fork, waitpid_nohang};
+use redlatch::{Client, Error, ErrorKind, HoldState, LostReason};
+
+/// A forked child, which does some work and ends.
+#[must_use]
+struct Child(i32);
+
+impl Child {
+    /// Forks. The child works as one of a server that forks its workers does, on the only thread that
+    /// it has.
+    fn of(work: impl FnOnce()) -> Self {
+        match fork().unwrap() {
+            Fork::Parent(pid) => Self(pid),
+            Fork::Child => {
+                let done = catch_unwind(AssertUnwindSafe(work));
+                if let Err(panic) = &done {
+                    // Not `eprintln!`: the harness keeps what it says, and is not here.
+                    let message = panic.downcast_ref::<String>().map_or("?", String::as_str);
+                    let _ = writeln!(std::io::stderr(), "the child panicked: {message}");
+                }
+                process::exit(i32::from(done.is_err()));
+            }
+        }
+    }
+
+    /// Waits until it has ended, and well.
+    fn join(self) {
+        let mut status = None;
+        wait_until("the child ends", SOON, || {
+            status = waitpid_nohang(self.0).unwrap();
+            status.is_some()
+        });
+        assert_eq!(status, Some(0), "how the child ended");
+    }
+}
+
+#[track_caller]
+fn is_forked<T>(outcome: Result<T, Error>) {
+    let error = outcome.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
+    assert!(error.to_string().contains("connect a new client"), "{error}");
+}
+
+/// Whatever the child is given, it uses all of it and drops it.
+fn use_all(client: Client) {
+    let lock = client.reentrant_lock("lock");
+    is_forked(lock.lock());
+    is_forked(lock.try_lock());
+    is_forked(lock.try_lock_for(UNIT));
+    is_forked(lock.lock_owned());
+    is_forked(lock.unlock());
+    is_forked(lock.force_unlock());
+    is_forked(lock.is_locked());
+    is_forked(lock.remaining_lease());
+    assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
+    let fair = client.fair_lock("fair");
+    is_forked(fair.lock());
+    is_forked(fair.try_lock());
+    is_forked(fair.unlock());
+    let semaphore = client.semaphore("semaphore");
+    is_forked(semaphore.acquire());
+    is_forked(semaphore.try_acquire());
+    is_forked(semaphore.release());
+    is_forked(semaphore.available_permits());
+    is_forked(semaphore.try_set_permits(7));
+    let latch = client.count_down_latch("latch");
+    is_forked(latch.count_down());
+    is_forked(latch.wait());
+    is_forked(latch.count());
+    let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {latch:?}");
+    assert!(!shown.is_empty());
+    client.shutdown();
+    drop((lock, fair, semaphore, latch));
+    drop(client);
+}
+
+#[test]
+fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("lock");
+    let (guard, fair) = (lock.lock().unwrap(), client.fair_lock("fair").lock().unwrap());
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let owned = client.reentrant_lock("owned").lock_owned().unwrap();
+    let semaphore = client.semaphore("semaphore");
+    semaphore.try_set_permits(2).unwrap();
+    let (permit, other) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let latch = client.count_down_latch("latch");
+    latch.try_set_count(1).unwrap();
+    // A subscription and its connection.
+    assert!(elsewhere({
+        let lock = lock.clone();
+        move || lock.try_lock_for(UNIT).unwrap().is_none()
+    }));
+
+    let mut all = Some((guard, fair, kept, owned, permit, other, client, lock.clone()));
+    let child = Child::of(|| {
+        let (guard, fair, kept, owned, permit, other, client, lock) = all.take().unwrap();
+        assert!(!guard.is_held());
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
+        assert!(guard.remaining().is_zero());
+        is_forked(guard.check(UNIT));
+        guard.on_lost(|_| panic!("the parent's"));
+        assert!(format!("{guard:?} {fair:?} {permit:?}").contains("Forked"));
+        is_forked(lock.lock());
+        is_forked(guard.unlock());
+        is_forked(owned.check(UNIT));
+        drop((owned, fair));
+        kept.forget();
+        is_forked(permit.release());
+        drop((other, lock));
+        use_all(client);
+    });
+    child.join();
+
+    let (guard, fair, kept, owned, permit, other, ..) = all.take().unwrap();
+    let mut redis = server.connection();
+    for name in ["lock", "fair", "kept", "owned"] {
+        assert!(holder(&mut redis, name).is_some(), "{name}");
+    }
+    assert!(guard.is_held() && fair.is_held() && kept.is_held());
+    owned.unlock().unwrap();
+    assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
+    // The connections are as they were, and all goes on.
+    let again = lock.lock().unwrap();
+    for guard in [again, guard, fair, kept] {
+        guard.unlock().unwrap();
+    }
+    permit.release().unwrap();
+    other.release().unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 2);
+    latch.count_down().unwrap();
+    latch.wait().unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
+    let _bounded = bounded();
+    let server = server();
+    let parents = client(&server);
+    let guard = parents.reentrant_lock("parent's").lock().unwrap();
+    // Each of them, and the parent itself, goes on where this thread's generator stands.
+    let children: Vec<_> = (0..3)
+        .map(|at| {
+            let url = server.url();
+            Child::of(move || {
+                let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+                assert!(client.reentrant_lock("parent's").try_lock().unwrap().is_none());
+                client.reentrant_lock(&format!("child:{at}")).lock().unwrap().forget();
+                // The holds stay, for the parent to look at.
+                process::exit(0);
+            })
+        })
+        .collect();
+    children.into_iter().for_each(Child::join);
+    let second = client(&server);
+    let theirs = second.reentrant_lock("second").lock().unwrap();
+    let mut redis = server.connection();
+    let mut clients: Vec<_> = ["parent's", "second", "child:0", "child:1", "child:2"]
+        .iter()
+        .map(|name| holder(&mut redis, name).unwrap().0.split(':').next().unwrap().to_owned())
+        .collect();
+    clients.sort();
+    clients.dedup();
+    assert_eq!(clients.len(), 5, "each is a client of its own: {clients:?}");
+    theirs.unlock().unwrap();
+    guard.unlock().unwrap();
+}
+
+/// At each fork some other thread has locked some mutex, which nobody will unlock in the child.
+#[test]
+fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    client.semaphore("semaphore").try_set_permits(3).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..6)
+        .map(|at| {
+            let (client, over) = (client.clone(), Arc::clone(&over));
+            spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    match at % 3 {
+                        0 => drop(client.reentrant_lock("lock").lock().unwrap()),
+                        1 => drop(client.semaphore("semaphore").acquire().unwrap()),
+                        _ => drop(client.fair_lock("fair").lock().unwrap()),
+                    }
+                }
+            })
+        })
+        .collect();
+    let lock = client.reentrant_lock("mine");
+    for round in 0..100 {
+        let guard = lock.lock().unwrap();
+        let mut permit = Some(client.semaphore("semaphore").acquire().unwrap());
+        let mut guards = Some((guard, lock.lock().unwrap()));
+        let mut copy = Some(client.clone());
+        let url = server.url();
+        let child = Child::of(|| {
+            drop((permit.take(), guards.take()));
+            use_all(copy.take().unwrap());
+            if round % 10 == 0 {
+                let own = Client::connect(&url).unwrap();
+                let threads: Vec<_> = (0..3)
+                    .map(|_| own.reentrant_lock("own"))
+                    .map(|lock| std::thread::spawn(move || drop(lock.lock().unwrap())))
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+            }
+        });
+        child.join();
+        assert!(guards.as_ref().unwrap().0.is_held());
+    }
+    over.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(Running::join);
+}

@@ -1,0 +1,228 @@
+//! What the log says, and that a logger stops nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use common::*;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use redlatch::Client;
+use redlatch_testkit::Server;
+
+/// The logger of this process, which may be told to block. Tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
+
+struct Logger {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    lines: Vec<(Level, String)>,
+    blocks: bool,
+    panics: bool,
+}
+
+impl State {
+    const NEW: Self = Self { lines: Vec::new(), blocks: false, panics: false };
+}
+
+impl Logger {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, blocks: bool, panics: bool) {
+        let mut state = self.state();
+        (state.blocks, state.panics) = (blocks, panics);
+        self.changed.notify_all();
+    }
+
+    fn lines(&self, about: &str) -> Vec<(Level, String)> {
+        self.state().lines.iter().filter(|(_, line)| line.contains(about)).cloned().collect()
+    }
+
+    /// Begins a test: nobody else logs meanwhile.
+    fn turn(&'static self) -> MutexGuard<'static, ()> {
+        static INSTALLED: Once = Once::new();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        INSTALLED.call_once(|| {
+            log::set_logger(self).unwrap();
+            log::set_max_level(LevelFilter::Trace);
+        });
+        *self.state() = State::NEW;
+        turn
+    }
+}
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let own = record.target().split("::").next() == Some("redlatch");
+        if !own {
+            return;
+        }
+        let mut line = record.args().to_string();
+        if record.target() != "redlatch" || thread::current().name() != Some("redlatch-callbacks") {
+            line = format!("NOT AS DOCUMENTED: {} {line}", record.target());
+        }
+        let mut state = self.state();
+        while state.blocks {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.lines.push((record.level(), line));
+        let panics = state.panics;
+        drop(state);
+        assert!(!panics, "as println! does on an output that was closed");
+    }
+
+    fn flush(&self) {}
+}
+
+/// A client with many connections, a subscription and a hold that is renewed.
+fn busy_client(server: &Server) -> Client {
+    let client = impatient(&server.url()).watchdog_timeout(UNIT * 10).connections(8).connect();
+    let client = client.unwrap();
+    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
+    client.reentrant_lock("kept").lock().unwrap().forget();
+    client
+}
+
+#[test]
+fn an_outage_is_one_warning_and_its_end_is_one_line() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let server = server();
+    let client = busy_client(&server);
+    let address = format!("the server at 127.0.0.1:{}", server.port());
+    for round in 1..=2 {
+        server.kill();
+        // Many meet it, on all connections.
+        let threads: Vec<_> = (0..16)
+            .map(|at| client.reentrant_lock(&format!("name:{at}")))
+            .map(|lock| spawn(move || assert!(lock.lock().is_err())))
+            .collect();
+        threads.into_iter().for_each(Running::join);
+        wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2 * round - 1);
+        server.restart_empty();
+        client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
+        wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2 * round);
+    }
+    // What comes late comes now.
+    thread::sleep(UNIT * 3);
+    let lines = LOGGER.lines(&address);
+    let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
+    assert_eq!(levels, [Level::Warn, Level::Info, Level::Warn, Level::Info], "{lines:?}");
+    assert!(lines[0].1.contains("refused") || lines[0].1.contains("reset"), "{lines:?}");
+    assert!(lines[1].1.contains("answers again"), "{lines:?}");
+    assert_eq!(LOGGER.lines("NOT AS DOCUMENTED"), []);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_an_outage() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let server = server();
+    let client = busy_client(&server);
+    let address = format!("the server at 127.0.0.1:{}", server.port());
+    server.pause();
+    assert!(client.reentrant_lock("silent").lock().is_err());
+    wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 1);
+    server.resume();
+    client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
+    wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2);
+    let lines = LOGGER.lines(&address);
+    assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
+}
+
+#[test]
+fn a_connection_that_breaks_alone_is_no_outage() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let Some(server) = real_server() else { return };
+    let client = busy_client(&server);
+    let mut redis = server.connection();
+    for kind in ["normal", "pubsub"] {
+        let mut kill = redis::cmd("CLIENT");
+        let _: u64 = kill.arg("KILL").arg("TYPE").arg(kind).query(&mut redis).unwrap();
+    }
+    for at in 0..16 {
+        client.reentrant_lock(&format!("name:{at}")).lock().unwrap().unlock().unwrap();
+    }
+    client.shutdown();
+    assert_eq!(LOGGER.lines("the server at"), []);
+}
+
+#[test]
+fn a_lease_that_ran_out_says_why() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let server = server();
+    let builder = || impatient(&server.url()).watchdog_timeout(UNIT * 4);
+    let client = builder().connect().unwrap();
+    let bounded = builder().max_hold(UNIT * 2).connect().unwrap();
+    let said = |name: &str| format!("the hold of {name:?} was lost: its lease ran out");
+    let why = |name: &str, why: &str| {
+        wait_until("the log says so", SOON, || !LOGGER.lines(&said(name)).is_empty());
+        let lines = LOGGER.lines(&said(name));
+        assert!(lines.len() == 1 && lines[0].1.contains(why), "{lines:?}");
+    };
+    let fixed = client.reentrant_lock("fixed").with_lease(UNIT).lock().unwrap();
+    why("fixed", "fixed");
+    let error = fixed.unlock().unwrap_err().to_string();
+    assert!(error.contains("its lease ran out (it was a fixed one"), "{error}");
+    elsewhere({
+        let lock = client.reentrant_lock("left");
+        move || lock.lock().unwrap().forget()
+    });
+    why("left", "the thread that took the lock has ended");
+    let long = bounded.reentrant_lock("long").lock().unwrap();
+    why("long", "max_hold");
+    assert!(long.unlock().unwrap_err().to_string().contains("max_hold"));
+    let cut = client.reentrant_lock("cut").lock().unwrap();
+    server.kill();
+    why("cut", "its renewals failed");
+    let error = cut.check(Duration::ZERO).unwrap_err().to_string();
+    assert!(error.contains("refused") || error.contains("reset"), "{error}");
+}
+
+/// Drops more guards than the log keeps lines; each release that cannot be sent is one.
+fn drop_in_an_outage(server: &Server, client: &Client, guards: usize) {
+    let guards: Vec<_> =
+        (0..guards).map(|at| client.reentrant_lock(&format!("a:{at}")).lock().unwrap()).collect();
+    server.kill();
+    drop(guards);
+    server.restart_empty();
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    assert!(kept.is_held());
+    kept.unlock().unwrap();
+}
+
+#[test]
+fn a_logger_that_blocks_or_panics_stops_nothing() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let server = server();
+    let client = impatient(&server.url()).connections(2).connect().unwrap();
+    LOGGER.set(true, false);
+    drop_in_an_outage(&server, &client, 2_500);
+    LOGGER.set(false, false);
+    wait_until("the lines left out are counted", SOON, || {
+        !LOGGER.lines("log lines were left out").is_empty()
+    });
+    LOGGER.set(false, true);
+    drop_in_an_outage(&server, &client, 5);
+    LOGGER.set(false, false);
+    // It logs on.
+    client.reentrant_lock("fixed").with_lease(UNIT).lock().unwrap().forget();
+    wait_until("the log goes on", SOON, || !LOGGER.lines("\"fixed\" was lost").is_empty());
+}
