@@ -1573,7 +1573,7 @@ fn who_drops_permits_never_waits_for_the_server() {
     assert!(took < UNIT * 5, "{took:?}");
     stays(&server, "many", 2_000);
     let keys: Vec<String> = server.connection().keys("redlatch_request:*").unwrap();
-    assert!(keys.len() < 300, "{}", keys.len());
+    assert!(keys.len() <= 600, "{}", keys.len());
 }
 
 #[test]
