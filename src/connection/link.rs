@@ -142,9 +142,9 @@ impl Link {
     /// After an `Err` the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         self.write(command.bytes())?;
-        let until = deadline_in(self.response_timeout);
         let mut retried = false;
         loop {
+            let until = deadline_in(self.response_timeout);
             self.settle_all(until)?;
             let reply = self.read(until)?;
             match command.to_eval() {
@@ -196,12 +196,16 @@ impl Link {
     /// stay unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
-        let until = deadline_in(self.response_timeout);
+        let mut until = deadline_in(self.response_timeout);
         while awaited > 0 {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
-            let settled = self.settle(owed, until)?;
-            awaited -= usize::from(counts && settled);
+            if self.settle(owed, until)? {
+                awaited -= usize::from(counts);
+            } else {
+                // It was sent anew just now.
+                until = deadline_in(self.response_timeout);
+            }
         }
         Ok(())
     }
