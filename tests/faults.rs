@@ -696,34 +696,22 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
 
 /// A client whose user has these rights.
 fn user(server: &Server, rights: &[&str]) -> Client {
-    let name = new_user(server, rights);
-    client_of(server, &name)
+    let mut user = new_user(server);
+    user.set(rights);
+    user.client()
 }
 
 /// A client whose user had all rights when it connected, and has these now.
 fn restricted(server: &Server, rights: &[&str]) -> Client {
-    let name = new_user(server, &[]);
-    let client = client_of(server, &name);
-    set_rights(server, &name, rights);
+    let mut user = new_user(server);
+    let client = user.client();
+    user.set(rights);
     client
 }
 
-fn new_user(server: &Server, rights: &[&str]) -> String {
+fn new_user(server: &Server) -> User {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let name = format!("user{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    set_rights(server, &name, &["on", ">word", "~*", "&*", "+@all"]);
-    set_rights(server, &name, rights);
-    name
-}
-
-fn set_rights(server: &Server, user: &str, rights: &[&str]) {
-    let mut command = redis::cmd("ACL");
-    let () = command.arg("SETUSER").arg(user).arg(rights).query(&mut server.connection()).unwrap();
-}
-
-fn client_of(server: &Server, user: &str) -> Client {
-    let url = server.url().replace("redis://", &format!("redis://{user}:word@"));
-    impatient(&url).connect().unwrap()
+    User::new(server, &format!("user{}", NUMBER.fetch_add(1, Ordering::SeqCst)))
 }
 
 #[test]
@@ -823,9 +811,9 @@ fn the_rights_that_the_message_names_are_enough() {
 fn a_right_withdrawn_while_it_is_held_is_told_and_the_lock_is_freed_later() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let name = new_user(&server, &[]);
-    let client = client_of(&server, &name);
-    let set = |right: &str| set_rights(&server, &name, &[right]);
+    let mut user = new_user(&server);
+    let client = user.client();
+    let mut set = |right: &str| user.set(&[right]);
     let unlocked = client.reentrant_lock("unlocked").lock().unwrap();
     let dropped = client.reentrant_lock("dropped").lock().unwrap();
     set("-evalsha");
