@@ -40,7 +40,8 @@ mod model_tests;
 /// A client of one Redis server, from which locks are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
-/// process usually has one, made at its start. Its threads share a few connections.
+/// process usually has one, made at its start. Its threads share a few connections. It has three
+/// threads of its own, and a fourth while `on_lost` callbacks run or log lines are written.
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what
 /// was written and not answered is read, and its background threads end: the last drop is a
@@ -55,23 +56,36 @@ mod model_tests;
 /// guard.unlock()?;
 /// # Ok(()) }
 /// ```
+///
+/// # Fork
+///
+/// A forked child has a client's memory and sockets, and none of its threads. There every call of the
+/// client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do
+/// nothing: the parent keeps what it holds. Connect a new client in the child.
 #[derive(Clone)]
 pub struct Client(Arc<Outer>);
 
 impl Client {
     /// Connects with the default settings.
     ///
-    /// `url` is as the `redis` crate takes it: `redis://[user:password@]host[:port][/database]`,
-    /// `rediss://…` for TLS (feature `tls`), `redis+unix:///path/to.sock`.
+    /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS (feature
+    /// `tls`; `#insecure` at its end trusts any certificate), or
+    /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
+    /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
     ///
     /// # Errors
     ///
     /// As [`ClientBuilder::connect`].
+    ///
+    /// # Blocking
+    ///
+    /// As [`ClientBuilder::connect`]: up to 14 s, if the server stops answering in the middle of it.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }
 
-    /// Settings for a new client of the server at `url`.
+    /// Settings for a new client of the server at `url`, which is as [`connect`](Self::connect) takes
+    /// it. No I/O.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
     }

@@ -5,7 +5,20 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 
-/// Settings of a [`Client`], before it connects. Made by [`Client::builder`].
+/// Settings of a [`Client`], before it connects. Made by [`Client::builder`]. What is not usable is
+/// an error of [`connect`](Self::connect); no setting is changed later.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::builder("redis://127.0.0.1:6379")
+///     .watchdog_timeout(Duration::from_secs(10)) // how long others wait for a dead holder's lock
+///     .response_timeout(Duration::from_secs(1)) // how long a call waits for a server that hangs
+///     .connect()?;
+/// # drop(client);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "call connect()"]
 pub struct ClientBuilder {
@@ -23,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) connections: Option<usize>,
 }
 
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
+const LONGEST_TIMEOUT: Duration = LONGEST_WATCHDOG;
 const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
 const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_FAIR_WAIT: Duration = Duration::from_millis(100);
@@ -55,7 +70,7 @@ impl ClientBuilder {
     /// what a thread that hangs while it holds a lock costs the others. Then the lease runs out
     /// and the guard is lost.
     ///
-    /// Defaults to no bound.
+    /// More than zero. Defaults to no bound.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.config.max_hold = Some(longest);
         self
@@ -71,8 +86,10 @@ impl ClientBuilder {
         self
     }
 
-    /// How long opening a connection may take, its set-up included and the look-up of a host name
-    /// not. Defaults to 5 s.
+    /// How long opening a connection may take: TCP, TLS, user and password, and the question who is
+    /// there. The look-up of a host name is the system's and counts for itself.
+    ///
+    /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -82,18 +99,21 @@ impl ClientBuilder {
     /// caller gets an error, and what may have been taken is released in the background.
     ///
     /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a `try_lock_for`
-    /// of 10 ms on a server that has stopped answering ends with an error after this time, or, where
-    /// a connection has to be opened first, after `connect_timeout` and this.
+    /// of 10 ms on a server that has stopped answering ends with an error after this time; where a
+    /// connection has to be opened first, after [`connect_timeout`](Self::connect_timeout) and this;
+    /// and where it waits behind another thread's request on the same connection, or the connection
+    /// breaks and the request is sent once more, after at most twice the sum of the two (16 s).
     ///
-    /// Defaults to 3 s, as Redisson's `timeout` does.
+    /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.config.response_timeout = timeout;
         self
     }
 
     /// How many connections the threads share for their commands. A name always uses the same one.
+    /// Each is opened when it is first needed. Two more are the renewals' and the subscriber's.
     ///
-    /// Defaults to what the round trip measured at connect asks for: four on the same machine, up
+    /// From 1 to 1,024. Defaults to what the round trip measured at connect asks for: four on the same machine, up
     /// to sixteen over a network.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
@@ -104,13 +124,20 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if a setting or the URL is not usable,
-    /// [`Redis`](ErrorKind::Redis) if the server cannot be reached or refuses the password,
-    /// [`Protocol`](ErrorKind::Protocol) if it is no Redis server.
+    /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
+    ///   Sentinel, or too old, or has no database of the number in the URL, or if the system gives no
+    ///   threads or no random numbers. Trying again does not help.
+    /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or lets
+    ///   the client not in: its password, its protected mode, its number of connections, the right to
+    ///   run scripts.
+    /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
+    ///
+    /// Nothing is left behind: no thread, no connection, and nothing on the server.
     ///
     /// # Blocking
     ///
-    /// For the connection's set-up and a few round trips, which tell how far away the server is.
+    /// For the connection's set-up and a few round trips, which tell how far away the server is: for
+    /// at most `connect_timeout`, and `response_timeout` for each of three questions.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Client::open(&self.url, self.config)
@@ -137,17 +164,22 @@ impl ClientBuilder {
             ));
         }
         if max_hold.is_some_and(|longest| longest.is_zero()) {
-            return unusable("max_hold is zero; leave it away for no bound".to_owned());
+            let message = "max_hold is zero; it must be more, and without it there is no bound";
+            return unusable(message.to_owned());
         }
         for (setting, timeout) in
             [("connect_timeout", connect_timeout), ("response_timeout", response_timeout)]
         {
-            if timeout.is_zero() || *timeout > LONGEST_WATCHDOG {
-                return unusable(format!("{setting} is {timeout:?}; it must be up to a year"));
+            if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(timeout) {
+                return unusable(format!(
+                    "{setting} is {timeout:?}; it must be from 1 ms to a year"
+                ));
             }
         }
-        if connections.is_some_and(|count| count == 0 || count > MOST_CONNECTIONS) {
-            return unusable(format!("connections must be from 1 to {MOST_CONNECTIONS}"));
+        if let Some(count) = connections.filter(|count| !(1..=MOST_CONNECTIONS).contains(count)) {
+            return unusable(format!(
+                "connections is {count}; it must be from 1 to {MOST_CONNECTIONS}"
+            ));
         }
         Ok(())
     }

@@ -70,7 +70,10 @@
 //!
 //! # Fork
 //!
-//! A client is its process's. A forked child connects one of its own, and leaves the parent's alone.
+//! A client is its process's. In a forked child each of its calls fails with kind
+//! [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do nothing: what the parent
+//! holds is the parent's. The child connects a client of its own, and makes [`CancelToken`]s of its
+//! own.
 //!
 //! # Panics
 //!
@@ -83,14 +86,21 @@
 //! # Log
 //!
 //! Lines go to the crate [`log`], under the target `redlatch`: install a logger to see them. They
-//! name locks, and never a URL or a password.
+//! name locks and the server's host and port, and never a URL or a password.
 //!
 //! | level | what |
 //! |---|---|
-//! | `error` | a callback panicked; a fault of this library |
-//! | `warn` | a lock was lost, and why; a release failed; trouble with the server begins |
-//! | `info` | that trouble is over |
+//! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
+//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; lines were left out |
+//! | `info` | the outage is over, after how long |
 //! | `debug` | what failed and is tried again |
+//!
+//! An outage is one `warn` and one `info`, however many threads and connections meet it: it begins
+//! when a connection cannot be opened or a reply does not come in time, and is over with the first
+//! reply. A connection that breaks and is replaced is none, and not logged.
+//!
+//! Lines are written by a thread of the client's own, in order, so a logger may block, panic or use
+//! this library. At most 1,000 wait for one that blocks; those after them are counted and left out.
 //!
 //! # Features
 //!

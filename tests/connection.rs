@@ -454,3 +454,34 @@ fn a_call_that_waits_for_others_ends_in_time() {
     // Two calls, each for twice the two timeouts at the most.
     assert!(longest < timeout * 8 + UNIT * 5, "{longest:?}");
 }
+
+/// Each connection takes its time to open, and breaks with the first command's reply.
+#[test]
+fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
+    // There and back: nine tenths of each timeout.
+    proxy.set_delay(IMPATIENT * 9 / 20);
+    proxy.on(Direction::Request, usize::MAX, Action::LoseReply, |bytes| {
+        bytes.windows(6).any(|window| window == b"broken")
+    });
+    let threads: Vec<_> = (0..4)
+        .map(|at| client.reentrant_lock(&format!("broken:{at}")))
+        .map(|lock| {
+            spawn(move || {
+                let begun = Instant::now();
+                assert!(lock.lock().is_err());
+                begun.elapsed()
+            })
+        })
+        .collect();
+    // Twice the sum of the two timeouts, and some for a busy machine.
+    for took in threads.into_iter().map(Running::join) {
+        assert!(took < IMPATIENT * 17 / 4, "{took:?}");
+    }
+    proxy.clear_rules();
+    proxy.set_delay(Duration::ZERO);
+}

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use redlatch::Client;
+use redlatch::{Client, ErrorKind};
 use redlatch_testkit::Server;
 
 /// The logger of this process, which may be told to block. Tests take turns.
@@ -87,6 +87,15 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
+/// What was said of a server's outages.
+fn outages(server: &Server) -> Vec<(Level, String)> {
+    let mut lines = LOGGER.lines(&format!("the server at 127.0.0.1:{}", server.port()));
+    lines.retain(|(_, line)| {
+        line.contains("cannot be reached or does not answer") || line.contains("answers again")
+    });
+    lines
+}
+
 /// A client with many connections, a subscription and a hold that is renewed.
 fn busy_client(server: &Server) -> Client {
     let client = impatient(&server.url()).watchdog_timeout(UNIT * 10).connections(8).connect();
@@ -103,7 +112,6 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
     let _turn = LOGGER.turn();
     let server = server();
     let client = busy_client(&server);
-    let address = format!("the server at 127.0.0.1:{}", server.port());
     for round in 1..=2 {
         server.kill();
         // Many meet it, on all connections.
@@ -112,14 +120,14 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
             .map(|lock| spawn(move || assert!(lock.lock().is_err())))
             .collect();
         threads.into_iter().for_each(Running::join);
-        wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2 * round - 1);
+        wait_until("the log says so", SOON, || outages(&server).len() == 2 * round - 1);
         server.restart_empty();
         client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
-        wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2 * round);
+        wait_until("the log says so", SOON, || outages(&server).len() == 2 * round);
     }
     // What comes late comes now.
     thread::sleep(UNIT * 3);
-    let lines = LOGGER.lines(&address);
+    let lines = outages(&server);
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
     assert_eq!(levels, [Level::Warn, Level::Info, Level::Warn, Level::Info], "{lines:?}");
     assert!(lines[0].1.contains("refused") || lines[0].1.contains("reset"), "{lines:?}");
@@ -133,14 +141,13 @@ fn a_server_that_does_not_answer_is_an_outage() {
     let _turn = LOGGER.turn();
     let server = server();
     let client = busy_client(&server);
-    let address = format!("the server at 127.0.0.1:{}", server.port());
     server.pause();
     assert!(client.reentrant_lock("silent").lock().is_err());
-    wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 1);
+    wait_until("the log says so", SOON, || outages(&server).len() == 1);
     server.resume();
     client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
-    wait_until("the log says so", SOON, || LOGGER.lines(&address).len() == 2);
-    let lines = LOGGER.lines(&address);
+    wait_until("the log says so", SOON, || outages(&server).len() == 2);
+    let lines = outages(&server);
     assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
 }
 
@@ -159,7 +166,7 @@ fn a_connection_that_breaks_alone_is_no_outage() {
         client.reentrant_lock(&format!("name:{at}")).lock().unwrap().unlock().unwrap();
     }
     client.shutdown();
-    assert_eq!(LOGGER.lines("the server at"), []);
+    assert_eq!(outages(&server), []);
 }
 
 #[test]
@@ -195,16 +202,14 @@ fn a_lease_that_ran_out_says_why() {
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
 }
 
-/// Drops more guards than the log keeps lines; each release that cannot be sent is one.
-fn drop_in_an_outage(server: &Server, client: &Client, guards: usize) {
-    let guards: Vec<_> =
-        (0..guards).map(|at| client.reentrant_lock(&format!("a:{at}")).lock().unwrap()).collect();
-    server.kill();
-    drop(guards);
-    server.restart_empty();
-    let kept = client.reentrant_lock("kept").lock().unwrap();
-    assert!(kept.is_held());
-    kept.unlock().unwrap();
+/// Takes locks and loses them. Each loss is a line, which waits for the logger when this returns.
+fn lose(client: &Client, prefix: &str, locks: usize) {
+    let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(UNIT / 10);
+    let guards: Vec<_> = (0..locks).map(|at| lock(at).lock().unwrap()).collect();
+    for guard in guards {
+        wait_until("the lease ends", SOON, || !guard.is_held());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    }
 }
 
 #[test]
@@ -212,17 +217,24 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
     let _bounded = bounded();
     let _turn = LOGGER.turn();
     let server = server();
-    let client = impatient(&server.url()).connections(2).connect().unwrap();
+    let client = client(&server);
+    let watched = watched(&server, UNIT * 5);
+    let kept = watched.reentrant_lock("kept").lock().unwrap();
     LOGGER.set(true, false);
-    drop_in_an_outage(&server, &client, 2_500);
+    // More than are kept.
+    lose(&client, "blocked", 1_500);
+    lose(&watched, "behind", 1);
+    client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
     LOGGER.set(false, false);
     wait_until("the lines left out are counted", SOON, || {
         !LOGGER.lines("log lines were left out").is_empty()
     });
     LOGGER.set(false, true);
-    drop_in_an_outage(&server, &client, 5);
+    lose(&client, "panicked", 5);
+    wait_until("the logger panics", SOON, || !LOGGER.lines("panicked:").is_empty());
     LOGGER.set(false, false);
-    // It logs on.
-    client.reentrant_lock("fixed").with_lease(UNIT).lock().unwrap().forget();
-    wait_until("the log goes on", SOON, || !LOGGER.lines("\"fixed\" was lost").is_empty());
+    lose(&client, "again", 1);
+    wait_until("the log goes on", SOON, || !LOGGER.lines("again:").is_empty());
+    assert!(kept.is_held());
+    kept.unlock().unwrap();
 }

@@ -236,7 +236,9 @@ fn settings_that_cannot_be_meant_are_errors() {
         ("watchdog_timeout", builder().watchdog_timeout(Duration::from_nanos(1))),
         ("watchdog_timeout", builder().watchdog_timeout(Duration::MAX)),
         ("max_hold", builder().max_hold(Duration::ZERO)),
-        ("connect_timeout", builder().connect_timeout(Duration::ZERO)),
+        ("connect_timeout is 0ns; it must be from 1 ms to a year", {
+            builder().connect_timeout(Duration::ZERO)
+        }),
         ("connect_timeout", builder().connect_timeout(Duration::MAX)),
         ("response_timeout", builder().response_timeout(Duration::ZERO)),
         ("response_timeout", builder().response_timeout(Duration::MAX)),

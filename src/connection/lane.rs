@@ -201,6 +201,22 @@ impl Lane {
         self.call_until(command, self.deadline())
     }
 
+    /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
+    /// then: a call whose connections break one after the other ends, too. `true`: it did.
+    pub(crate) fn call_twice(
+        &self,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+    ) -> (Outcome, bool) {
+        let deadline = self.deadline();
+        match self.call_until(command, deadline) {
+            Err(Failure::Reset(_)) if Instant::now() < deadline => {
+                (self.call_until(&copy(), deadline), true)
+            }
+            outcome => (outcome, false),
+        }
+    }
+
     /// As [`call_once`](Self::call_once). Other threads' commands are waited for until `deadline`;
     /// who leads then may still connect and wait for a reply, each within its timeout.
     pub(crate) fn call_until(&self, command: &Command, deadline: Instant) -> Outcome {

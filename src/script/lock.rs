@@ -9,7 +9,7 @@ use super::{
     Replied, Rights, Trouble, accepted, ask, call, call_again, error_reply, flag, millis, refused,
     unexpected,
 };
-use crate::connection::{Command, Failure, Lane, Outcome, Script};
+use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{Owner, UNLOCKED};
 
 static ACQUIRE: LazyLock<Script> =
@@ -66,13 +66,11 @@ pub(crate) fn release(
     command: &Command,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    match lane.call_once(command) {
-        Err(Failure::Reset(_)) => match released(lane.call_once(command)) {
-            Ok(Released::NotHeld) if same_server() => Ok(Released::Unclear),
-            Err(trouble) => Err(Trouble::Unknown(trouble.into_error())),
-            released => released,
-        },
-        outcome => released(outcome),
+    let (outcome, twice) = lane.call_twice(command, || command.clone());
+    match released(outcome) {
+        Ok(Released::NotHeld) if twice && same_server() => Ok(Released::Unclear),
+        Err(trouble) if twice => Err(Trouble::Unknown(trouble.into_error())),
+        released => released,
     }
 }
 

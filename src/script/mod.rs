@@ -45,15 +45,12 @@ fn call_again(
     rights: Rights,
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
-    // Both together have the time of one.
-    let until = lane.deadline();
-    match lane.call_until(command, until) {
-        // Whatever keeps the second one from running, the first one may have run.
-        Err(Failure::Reset(_)) => accepted(lane.call_until(&copy(), until), rights)
-            .map(|reply| (reply, true))
-            .map_err(|trouble| Trouble::Unknown(trouble.into_error())),
-        outcome => accepted(outcome, rights).map(|reply| (reply, false)),
-    }
+    let (outcome, twice) = lane.call_twice(command, copy);
+    accepted(outcome, rights).map(|reply| (reply, twice)).map_err(|trouble| match trouble {
+        // Whatever kept the second one from running, the first one may have run.
+        trouble if twice => Trouble::Unknown(trouble.into_error()),
+        trouble => trouble,
+    })
 }
 
 /// A reply, and whether its request was sent twice: then the first one may run yet, and has to be
