@@ -101,8 +101,9 @@ impl ClientBuilder {
     /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a `try_lock_for`
     /// of 10 ms on a server that has stopped answering ends with an error after this time; where a
     /// connection has to be opened first, after [`connect_timeout`](Self::connect_timeout) and this;
-    /// and where it waits behind another thread's request on the same connection, or the connection
-    /// breaks and the request is sent once more, after at most twice the sum of the two (16 s).
+    /// where it waits behind another thread's request on the same connection, after at most twice the
+    /// sum of the two (16 s); and where that connection breaks and the request is sent once more,
+    /// after three times the sum.
     ///
     /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {

@@ -175,7 +175,7 @@ impl Lane {
         drop(state);
         if owes {
             // Whatever it is answered, an error too.
-            let _ = self.call_until(&Command::plain(&[b"PING"]), deadline);
+            let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
         }
     }
 
@@ -188,7 +188,7 @@ impl Lane {
         }
     }
 
-    /// Until when a call that begins now may wait for its turn.
+    /// When a call that begins now should be over.
     pub(crate) fn deadline(&self) -> Instant {
         let now = Instant::now();
         let time = self.endpoint.connect_timeout().saturating_add(self.endpoint.response_timeout());
@@ -196,9 +196,10 @@ impl Lane {
         now.checked_add(time).unwrap_or(now)
     }
 
-    /// Sends a command once and waits for its reply.
+    /// Sends a command once and waits for its reply. It may wait for the packet of others that is on
+    /// its way, and goes with the next one: each connects, if it must, and waits for its replies.
     pub(crate) fn call_once(&self, command: &Command) -> Outcome {
-        self.call_until(command, self.deadline())
+        self.call_until(command, None)
     }
 
     /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
@@ -209,17 +210,15 @@ impl Lane {
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
         let deadline = self.deadline();
-        match self.call_until(command, deadline) {
-            Err(Failure::Reset(_)) if Instant::now() < deadline => {
-                (self.call_until(&copy(), deadline), true)
-            }
+        match self.call_once(command) {
+            Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
             outcome => (outcome, false),
         }
     }
 
-    /// As [`call_once`](Self::call_once). Other threads' commands are waited for until `deadline`;
-    /// who leads then may still connect and wait for a reply, each within its timeout.
-    pub(crate) fn call_until(&self, command: &Command, deadline: Instant) -> Outcome {
+    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until `deadline`
+    /// only. (Not by all calls: a sleep with an end costs a twentieth of the rate of many threads.)
+    fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.led {
             let call = Arc::new(Call {
@@ -244,7 +243,7 @@ impl Lane {
     }
 
     /// Sleeps until somebody has the reply, or leads when told to.
-    fn follow(&self, call: &Arc<Call>, deadline: Instant) -> Outcome {
+    fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
         loop {
             let mut state = call.state.lock();
             match std::mem::replace(&mut *state, CallState::Queued) {
@@ -255,8 +254,8 @@ impl Lane {
                 }
                 CallState::Queued => {
                     drop(state);
-                    call.thread.parker().park_until(Some(deadline));
-                    if Instant::now() >= deadline
+                    call.thread.parker().park_until(deadline);
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline)
                         && let Some(failure) = self.abandon(call)
                     {
                         return Err(failure);

@@ -263,10 +263,10 @@ impl Link {
     fn read(&mut self, until: Instant) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => {
-                self.heard_at = clock::now();
                 self.is_wrong |= is_wrong_server(&reply);
                 // The last one, to what was written last: others may have lain here for long.
                 if self.owed.is_empty() {
+                    self.heard_at = clock::now();
                     self.health.works(self.wrote_at);
                 }
                 Ok(reply)
