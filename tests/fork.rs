@@ -76,10 +76,14 @@ fn use_all(client: Client) {
     is_forked(semaphore.release());
     is_forked(semaphore.available_permits());
     is_forked(semaphore.try_set_permits(7));
+    is_forked(semaphore.set_permits(7));
+    is_forked(semaphore.delete());
     let latch = client.count_down_latch("latch");
     is_forked(latch.count_down());
     is_forked(latch.wait());
     is_forked(latch.count());
+    is_forked(latch.try_set_count(7));
+    is_forked(latch.delete());
     let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {latch:?}");
     assert!(!shown.is_empty());
     client.shutdown();

@@ -59,7 +59,7 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
         let opened = Connection::open(address, settings, self.response_timeout, deadline);
-        let (connection, server) = opened.inspect_err(|error| self.health.failed(error))?;
+        let (connection, server) = opened.inspect_err(|error| self.health.failed(now, error))?;
         self.runs.met(server);
         self.health.works(now);
         if let Some(tell) = self.opened.get() {

@@ -14,11 +14,18 @@ use crate::sync::Mutex;
 /// was sent since. A connection that broke is no outage: whoever opens the next one finds out.
 pub(crate) struct Health {
     address: Arc<str>,
-    /// A copy of whether `since` is set, to be read for nothing.
+    /// A copy of whether the state is `Out`, to be read for nothing.
     out: AtomicBool,
-    /// When the outage of now was noticed.
-    since: Mutex<Option<Instant>>,
+    state: Mutex<State>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// Since then; `None`: always.
+    Works(Option<Instant>),
+    /// Noticed then.
+    Out(Instant),
 }
 
 /// What is to be said of a server.
@@ -32,8 +39,8 @@ impl Health {
     /// Of the server at `address`, which people may read: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
         let address = address.into();
-        let (out, since) = (AtomicBool::new(false), Mutex::new(None));
-        Self { address, out, since, told: OnceLock::new() }
+        let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
+        Self { address, out, state, told: OnceLock::new() }
     }
 
     /// Where the server is, for people.
@@ -47,11 +54,15 @@ impl Health {
         let _only_once = self.told.set(Box::new(tell));
     }
 
-    /// No connection could be opened, or the server did not answer in time.
-    pub(crate) fn failed(&self, cause: &dyn fmt::Display) {
-        let mut since = self.since.lock();
-        if since.is_none() {
-            *since = Some(Instant::now());
+    /// No connection could be opened, or the server did not answer in time: what was begun at
+    /// `begun`.
+    pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
+        let mut state = self.state.lock();
+        // What failed while the last outage ended says nothing of another one.
+        if let State::Works(since) = *state
+            && since.is_none_or(|since| begun >= since)
+        {
+            *state = State::Out(Instant::now());
             self.out.store(true, Ordering::Release);
             self.tell(|address| News::Out { address, cause: cause.to_string() });
         }
@@ -59,15 +70,15 @@ impl Health {
 
     /// The server answered what was sent after `sent`. While all is well this costs a look at a flag.
     pub(crate) fn works(&self, sent: Instant) {
-        if !self.out.load(Ordering::Acquire) {
+        if !self.is_out() {
             return;
         }
-        let mut since = self.since.lock();
+        let mut state = self.state.lock();
         // A late reply to what was sent before the outage says nothing of it.
-        if let Some(began) = *since
+        if let State::Out(began) = *state
             && sent >= began
         {
-            *since = None;
+            *state = State::Works(Some(Instant::now()));
             self.out.store(false, Ordering::Release);
             self.tell(|address| News::Back { address, after: began.elapsed() });
         }
@@ -130,17 +141,20 @@ mod tests {
         let before = Instant::now();
         health.works(before);
         for cause in ["refused", "reset"] {
-            health.failed(&cause);
+            health.failed(before, &cause);
         }
         health.works(before);
         let out = News::Out { address: "here:1".into(), cause: "refused".to_owned() };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
+        let in_it = Instant::now();
         for _ in 0..2 {
             health.works(Instant::now());
         }
         assert_eq!(heard.lock().len(), 2);
         assert!(matches!(heard.lock()[1], News::Back { .. }));
-        health.failed(&"again");
+        health.failed(in_it, &"late");
+        assert_eq!(heard.lock().len(), 2, "a late failure begins none");
+        health.failed(Instant::now(), &"again");
         assert_eq!(heard.lock().len(), 3);
     }
 }

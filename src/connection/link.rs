@@ -274,7 +274,7 @@ impl Link {
             Err(error) => {
                 // Not the short patience for replies that nobody waits for.
                 if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
-                    self.health.failed(&error);
+                    self.health.failed(self.wrote_at, &error);
                 }
                 Err(self.fail(Failure::after_write(error, &self.health)))
             }
