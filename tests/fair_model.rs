@@ -21,7 +21,7 @@ mod clients;
 mod mutants;
 #[path = "fair_model/plan.rs"]
 mod plan;
-#[path = "fair_model/random.rs"]
+#[path = "model/random.rs"]
 mod random;
 #[path = "fair_model/rules.rs"]
 mod rules;

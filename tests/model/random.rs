@@ -1,5 +1,6 @@
 //! A small generator whose numbers no dependency changes: a seed must stay a seed.
 
+#[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {

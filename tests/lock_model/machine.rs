@@ -1,0 +1,224 @@
+//! The client's rules one by one, without a server: what it does when.
+
+use crate::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
+use crate::wire::{Chain, Message, Refused, Released, Reply, Request, Site, What, Whose};
+
+/// The server's clock, in ms, when the process's own shows 0.
+const SERVER: i64 = 1_763_692_800_000;
+const CHAIN: Chain = Chain { start: SERVER, count: 3 };
+
+/// A process, and what it does at which time.
+struct Tried(Process);
+
+impl Tried {
+    fn new() -> Self {
+        Self(Process::new(Site::new(0, "orders"), None, 1))
+    }
+
+    /// It waits, and was told so: place 0 behind a holder of ours.
+    fn waiting(sent: Time) -> Self {
+        let mut tried = Self::new();
+        assert_eq!(tried.asks(sent, Input::Lock), 1);
+        tried.refused(sent, 0, Whose::Ours, true);
+        tried
+    }
+
+    fn on(&mut self, now: Time, input: Input) -> Vec<Output> {
+        self.0.on(now, input)
+    }
+
+    /// How often it asks.
+    fn asks(&mut self, now: Time, input: Input) -> usize {
+        let is_ask = |output: &Output| matches!(output, Output::Send(Request::Acquire { .. }));
+        self.on(now, input).iter().filter(|output| is_ask(output)).count()
+    }
+
+    fn reply(&mut self, sent: Time, reply: Reply) -> Vec<Output> {
+        let request = Request::Acquire { number: 1, lease: LEASE };
+        self.on(sent + MS, Input::Reply { sent, request, reply })
+    }
+
+    fn refused(&mut self, sent: Time, place: i64, whose: Whose, is_fresh: bool) -> Vec<Output> {
+        let now = SERVER + sent / MS;
+        let refused = Refused { now, left: 30_000, place: Some(place), whose, is_fresh };
+        self.reply(sent, Reply::Refused(refused))
+    }
+
+    /// Until when it has the lock after a grant of that time.
+    fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
+        let outputs = self.on(now, Input::Message(grant(1, at)));
+        let until = outputs.iter().find_map(|output| match output {
+            Output::Entered(until) => Some(*until),
+            _ => None,
+        });
+        until.ok_or(outputs)
+    }
+}
+
+fn grant(number: u64, at: Time) -> Message {
+    let what = What::Grant { now: SERVER + at / MS, lease: 2_000, places: 0, chain: CHAIN };
+    Message { number, what, database: 0, lock: "orders".to_owned() }
+}
+
+fn sends(outputs: &[Output], request: &Request) -> bool {
+    outputs.iter().any(|output| matches!(output, Output::Send(sent) if sent == request))
+}
+
+fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
+    outputs.iter().find_map(|output| match output {
+        Output::At(time, other) if *other == timer => Some(*time),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_deadline_by_message_counts_from_the_last_exchange() {
+    let mut tried = Tried::waiting(100 * MS);
+    assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - 2 * MS));
+    // A clock that was set forward meanwhile makes it no later than from its receipt.
+    let mut tried = Tried::waiting(100 * MS);
+    assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - 2 * MS));
+    // Before any reply it counts from the first request.
+    let mut tried = Tried::new();
+    tried.on(100 * MS, Input::Lock);
+    assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_100 * MS - 2 * MS));
+}
+
+#[test]
+fn a_grant_that_is_read_late_asks() {
+    let mut tried = Tried::waiting(100 * MS);
+    let outputs = tried.granted(2_700 * MS, 600 * MS).unwrap_err();
+    assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE }));
+}
+
+#[test]
+fn a_refusal_that_is_younger_than_the_grant_voids_it() {
+    let mut tried = Tried::waiting(100 * MS);
+    tried.refused(800 * MS, 0, Whose::Ours, true);
+    let outputs = tried.granted(900 * MS, 600 * MS).unwrap_err();
+    assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE }));
+    // The other way round: the hold is lost when the refusal comes, and given back.
+    let mut tried = Tried::waiting(100 * MS);
+    tried.granted(700 * MS, 600 * MS).unwrap();
+    let outputs = tried.refused(800 * MS, 0, Whose::Ours, true);
+    assert!(matches!(outputs[..], [Output::Lost, Output::Send(Request::GiveUp { .. })]));
+    // A refusal from before the grant says nothing.
+    let mut tried = Tried::waiting(100 * MS);
+    tried.granted(700 * MS, 600 * MS).unwrap();
+    assert!(tried.refused(500 * MS, 0, Whose::Ours, true).is_empty());
+}
+
+#[test]
+fn a_grant_that_nobody_waits_for_is_given_back() {
+    let mut tried = Tried::waiting(100 * MS);
+    let back = Request::GiveUp { number: 7, chain: CHAIN };
+    assert!(sends(&tried.on(MS, Input::Message(grant(7, 0))), &back));
+    // One that it holds already is the second copy of the message.
+    tried.granted(700 * MS, 600 * MS).unwrap();
+    assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
+    // A reply for who has left is a grant like another.
+    let mut tried = Tried::new();
+    tried.on(0, Input::Lock);
+    tried.on(MS, Input::GiveUp);
+    let outputs = tried.reply(0, Reply::Granted { already: false, now: SERVER });
+    assert!(sends(&outputs, &Request::GiveUp { number: 1, chain: Chain::default() }));
+}
+
+#[test]
+fn who_handed_the_lock_on_looks_once_for_all_hand_overs() {
+    let mut tried = Tried::new();
+    let handed = |tried: &mut Tried, now| {
+        let request = Request::Release { number: 1, chain: CHAIN };
+        let reply = Reply::Released(Released::HandedOn);
+        tried.on(now, Input::Reply { sent: now, request, reply })
+    };
+    assert_eq!(at(&handed(&mut tried, 0), Timer::Look), Some(2_005 * MS));
+    assert!(handed(&mut tried, SECOND).is_empty());
+    let outputs = tried.on(2_005 * MS, Input::Timer(Timer::Look));
+    assert!(sends(&outputs, &Request::Look));
+    assert_eq!(at(&outputs, Timer::Look), Some(3_005 * MS));
+    let outputs = tried.on(3_005 * MS, Input::Timer(Timer::Look));
+    assert_eq!(at(&outputs, Timer::Look), None);
+}
+
+#[test]
+fn the_first_two_listen_while_redisson_has_the_lock() {
+    for (place, whose, listens) in [
+        (0, Whose::Redissons, true),
+        (1, Whose::Redissons, true),
+        (2, Whose::Redissons, false),
+        (0, Whose::Ours, false),
+        (0, Whose::Window, false),
+    ] {
+        let mut tried = Tried::new();
+        tried.on(0, Input::Lock);
+        let outputs = tried.refused(0, place, whose, true);
+        let listened =
+            outputs.iter().any(|output| matches!(output, Output::Listen { counted: true }));
+        assert_eq!(listened, listens, "{place} {whose:?}");
+        // What it hears makes the first ask at once, the second a little later.
+        let outputs = tried.on(MS, Input::Public);
+        match place {
+            0 => assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE })),
+            1 => assert_eq!(at(&outputs, Timer::Ask(1)), Some(2 * MS)),
+            _ => assert!(outputs.is_empty()),
+        }
+    }
+}
+
+#[test]
+fn a_subscription_that_missed_a_message_is_renewed() {
+    let renews = |tried: &mut Tried| {
+        let outputs = tried.on(SECOND, Input::Timer(Timer::Suspect(1)));
+        outputs.iter().any(|output| matches!(output, Output::Resubscribe))
+    };
+    // It was granted the lock, or dropped from the queue, and has heard nothing of it.
+    let mut tried = Tried::waiting(0);
+    tried.reply(700 * MS, Reply::Granted { already: true, now: SERVER + 700 });
+    assert!(renews(&mut tried));
+    let mut tried = Tried::waiting(0);
+    tried.refused(700 * MS, 3, Whose::Ours, true);
+    assert!(renews(&mut tried));
+    // The message was only slower than the reply.
+    let mut tried = Tried::waiting(0);
+    tried.reply(700 * MS, Reply::Granted { already: true, now: SERVER + 700 });
+    tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
+    assert!(!renews(&mut tried));
+    // A free lock was its to take.
+    let mut tried = Tried::waiting(0);
+    tried.reply(700 * MS, Reply::Granted { already: false, now: SERVER + 700 });
+    assert!(!renews(&mut tried));
+}
+
+#[test]
+fn a_waiter_asks_when_subscribed_when_told_and_now_and_then() {
+    let mut tried = Tried::waiting(0);
+    assert_eq!(tried.asks(MS, Input::Subscribed), 1);
+    let open = Message { what: What::Open { left: 4 }, ..grant(1, 0) };
+    assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1)), Some(14 * MS));
+    let mut tried = Tried::new();
+    tried.on(0, Input::Lock);
+    let near = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Poll(1, 1)).unwrap();
+    assert!((800 * MS..=1_201 * MS).contains(&near));
+    let far = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Poll(1, 2)).unwrap();
+    assert!((4 * SECOND..=6_001 * MS).contains(&far));
+    // The nap that has ended since is not this one.
+    assert_eq!(tried.asks(near, Input::Timer(Timer::Poll(1, 1))), 0);
+    assert_eq!(tried.asks(far, Input::Timer(Timer::Poll(1, 2))), 1);
+}
+
+#[test]
+fn a_hold_by_message_is_raised_once_it_lasts() {
+    let mut tried = Tried::waiting(0);
+    let outputs = tried.on(600 * MS, Input::Message(grant(1, 600 * MS)));
+    assert_eq!(at(&outputs, Timer::Raise(1)), Some(650 * MS));
+    let raise = Request::Renew { number: 1, lease: LEASE };
+    let outputs = tried.on(650 * MS, Input::Timer(Timer::Raise(1)));
+    assert!(sends(&outputs, &raise));
+    // Until it is answered, and three times before the provisional lease ends.
+    assert_eq!(at(&outputs, Timer::Raise(1)), Some(1_050 * MS));
+    let reply = Reply::Renewed(true);
+    let outputs = tried.on(700 * MS, Input::Reply { sent: 650 * MS, request: raise, reply });
+    assert!(matches!(outputs[..], [Output::Extended(until)] if until == 30_648 * MS));
+    assert!(tried.on(1_050 * MS, Input::Timer(Timer::Raise(1))).is_empty());
+}

@@ -1,0 +1,127 @@
+//! Who takes part, what they do and what goes wrong: the part that is known beforehand.
+
+use crate::client::{MS, SECOND, Time};
+use crate::random::Random;
+use crate::simulation::Fault;
+
+/// Times, each as often as it stands here.
+#[derive(Clone, Debug)]
+pub(crate) struct Times(Vec<(u32, Option<Time>)>);
+
+impl Times {
+    pub(crate) fn always(time: Time) -> Self {
+        Self(vec![(1, Some(time))])
+    }
+
+    pub(crate) fn sample(&self, random: &mut Random) -> Time {
+        self.sample_some(random).unwrap_or(0)
+    }
+
+    pub(crate) fn sample_some(&self, random: &mut Random) -> Option<Time> {
+        let all: u32 = self.0.iter().map(|(weight, _)| weight).sum();
+        let mut at = random.between(0, i64::from(all) - 1);
+        for (weight, time) in &self.0 {
+            at -= i64::from(*weight);
+            if at < 0 {
+                return *time;
+            }
+        }
+        None
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Database and name of each lock.
+    pub(crate) sites: Vec<(i64, &'static str)>,
+    pub(crate) ours: usize,
+    pub(crate) java: usize,
+    /// Which of ours has no right to the queue.
+    pub(crate) poor: Option<usize>,
+    /// Somebody listens to every channel.
+    pub(crate) is_monitored: bool,
+    pub(crate) length: Time,
+    pub(crate) think: Times,
+    pub(crate) hold: Times,
+    pub(crate) java_hold: Times,
+    pub(crate) limit: Times,
+    /// Of a hundred calls, how many only try.
+    pub(crate) tries: i64,
+    /// Of a thousand requests, how many break their connection.
+    pub(crate) breaks: i64,
+    pub(crate) faults: Vec<Fault>,
+}
+
+impl Plan {
+    /// Everything goes wrong.
+    pub(crate) fn random(seed: u64) -> Self {
+        use Fault::{
+            ClockBack, ClockForward, Cut, Evict, Flush, Force, Full, HalfOpen, JavaForce, Kill,
+            KillJava, Stop,
+        };
+        let mut random = Random::new(seed);
+        let faults: &[&[Fault]] = &[
+            &[Stop, Cut, HalfOpen, Kill],
+            &[Stop, Cut, HalfOpen, KillJava],
+            &[Stop, Cut, ClockForward, ClockBack, ClockBack],
+            &[Cut, Flush, Evict, Force, JavaForce, Stop],
+            &[Stop, HalfOpen, Stop],
+            &[Stop, Full, Cut, Kill],
+            &[Kill],
+        ];
+        let faults = faults[seed as usize % faults.len()].to_vec();
+        let sites: &[&[(i64, &str)]] =
+            &[&[(0, "orders")], &[(0, "orders")], &[(0, "x"), (0, "{x}")], &[(0, "x"), (1, "x")]];
+        let sites = sites[random.between(0, sites.len() as i64 - 1) as usize].to_vec();
+        let ours = random.between(2, 6) as usize;
+        Self {
+            java: random.between(0, 2) as usize,
+            poor: random.percent(15).then(|| random.between(0, ours as i64 - 1) as usize),
+            is_monitored: random.percent(50),
+            length: 10 * SECOND,
+            // In half of the histories somebody always waits.
+            think: if random.percent(50) {
+                Times::always(MS / 5)
+            } else {
+                Times(vec![(1, Some(MS / 5)), (3, Some(5 * MS)), (3, Some(30 * MS))])
+            },
+            hold: if random.percent(50) {
+                Times(vec![
+                    (8, Some(10)),
+                    (20, Some(MS / 2)),
+                    (20, Some(5 * MS)),
+                    (4, Some(80 * MS)),
+                    (1, Some(2_500 * MS)),
+                ])
+            } else {
+                Times(vec![(1, Some(MS / 2)), (1, Some(5 * MS)), (1, Some(120 * MS))])
+            },
+            java_hold: Times(vec![(2, Some(MS)), (2, Some(5 * MS)), (1, Some(200 * MS))]),
+            limit: Times(vec![(6, None), (1, Some(MS)), (1, Some(20 * MS)), (1, Some(3 * SECOND))]),
+            tries: 3,
+            breaks: 3,
+            faults,
+            sites,
+            ours,
+        }
+    }
+
+    /// Nothing goes wrong: who gets how much?
+    pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
+        Self {
+            sites: vec![(0, "orders")],
+            ours,
+            java,
+            poor: None,
+            is_monitored: false,
+            length,
+            think: Times::always(20),
+            hold: Times::always(hold),
+            java_hold: Times::always(hold),
+            limit: Times(vec![(1, None)]),
+            tries: 0,
+            breaks: 0,
+            faults: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+-- What a Redisson client has the server do for `forceUnlock`.
+-- KEYS lock, channel; ARGV message.
+if redis.call('del', KEYS[1]) == 1 then
+    redis.call('publish', KEYS[2], ARGV[1])
+    return 1
+end
+return 0

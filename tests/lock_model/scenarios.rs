@@ -1,0 +1,387 @@
+//! The scripts as they are, without a simulated clock: what they cost, and what they do when the
+//! server refuses something or something else lies under their keys.
+
+use redis::{Connection, RedisResult, Value};
+use redlatch_testkit::Server;
+
+use crate::client::LEASE;
+use crate::common::{SOON, real_server, wait_until};
+use crate::store::{Script, Scripts, call, keys, uuid};
+use crate::wire::{Chain, Message, Reply, Request, Site, What, own_channel};
+
+const CHAIN: Chain = Chain { start: 0, count: 1 };
+
+/// One connection of a user's, for scripts of any client.
+struct Direct {
+    connection: Connection,
+    scripts: Scripts,
+    site: Site,
+    is_poor: bool,
+}
+
+impl Direct {
+    fn new(server: &Server) -> Self {
+        Self::over(server.connection())
+    }
+
+    fn over(connection: Connection) -> Self {
+        Self { connection, scripts: Scripts::ours(), site: Site::new(0, "orders"), is_poor: false }
+    }
+
+    /// As a user who may do everything but this.
+    fn without(server: &Server, rules: &[&str]) -> Self {
+        let all = ["ACL", "SETUSER", "me", "reset", "on", ">word", "~*", "&*", "+@all"];
+        let mut connection = server.connection();
+        let user = [&all, rules].concat();
+        redis::cmd(user[0]).arg(&user[1..]).exec(&mut connection).unwrap();
+        let mut connection = server.connection();
+        redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).unwrap();
+        Self::over(connection)
+    }
+
+    fn raw(&mut self, client: usize, request: &Request) -> RedisResult<Value> {
+        let (keys, args) = call(&self.site, &uuid(true, client), request, self.is_poor);
+        self.eval(Script::of(request), &keys, &args)
+    }
+
+    fn eval(&mut self, script: Script, keys: &[String], args: &[String]) -> RedisResult<Value> {
+        let text = self.scripts.text(script);
+        let mut command = redis::cmd("EVAL");
+        command.arg(text).arg(keys.len()).arg(keys).arg(args);
+        command.query(&mut self.connection)
+    }
+
+    fn run(&mut self, client: usize, request: &Request) -> Reply {
+        match self.raw(client, request) {
+            Ok(value) => Reply::new(request, &value),
+            Err(error) => Reply::Error(error.to_string()),
+        }
+    }
+
+    fn acquire(&mut self, client: usize) -> Reply {
+        self.run(client, &Request::Acquire { number: 1, lease: LEASE })
+    }
+
+    fn takes(&mut self, client: usize) -> bool {
+        matches!(self.acquire(client), Reply::Granted { .. })
+    }
+
+    /// The place it has now.
+    fn place(&mut self, client: usize) -> Option<i64> {
+        match self.acquire(client) {
+            Reply::Refused(refused) => refused.place,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release(&mut self, client: usize) -> Option<i64> {
+        let request = Request::Release { number: 1, chain: CHAIN };
+        let value = self.raw(client, &request).unwrap();
+        redis::from_redis_value(value).unwrap()
+    }
+
+    fn give_up(&mut self, client: usize) -> Reply {
+        self.run(client, &Request::GiveUp { number: 1, chain: CHAIN })
+    }
+
+    fn force_unlock(&mut self) -> RedisResult<Value> {
+        let args = [self.site.public.clone(), "0".to_owned()];
+        let keys = keys(&self.site);
+        self.eval(Script::ForceUnlock, &keys, &args)
+    }
+
+    fn command<T: redis::FromRedisValue>(&mut self, words: &[&str]) -> T {
+        redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection).unwrap()
+    }
+
+    fn holder(&mut self) -> Option<usize> {
+        let owners: Vec<String> = self.command(&["HKEYS", "orders"]);
+        owners.first().map(|owner| owner[..8].parse().unwrap())
+    }
+
+    fn keys_left(&mut self) -> i64 {
+        let keys = keys(&self.site);
+        self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
+    }
+
+    /// How many commands the server runs meanwhile, those inside scripts included.
+    fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
+        let () = self.command(&["CONFIG", "RESETSTAT"]);
+        work(self);
+        let stats: String = self.command(&["INFO", "commandstats"]);
+        stats
+            .lines()
+            .filter(|line| line.starts_with("cmdstat_") && !line.starts_with("cmdstat_config"))
+            .map(|line| {
+                let calls = line.split_once("calls=").unwrap().1;
+                calls.split(',').next().unwrap().parse::<u64>().unwrap()
+            })
+            .sum()
+    }
+}
+
+/// A client's subscriber.
+struct Listener(Connection);
+
+impl Listener {
+    fn new(server: &Server, client: usize) -> Self {
+        let mut connection = server.connection();
+        let channel = own_channel(&uuid(true, client));
+        redis::cmd("SUBSCRIBE").arg(channel).exec(&mut connection).unwrap();
+        Self(connection)
+    }
+
+    fn hears(&mut self) -> Message {
+        let message = self.0.recv_response().unwrap();
+        let message = redis::Msg::from_value(&message)
+            .or_else(|| redis::Msg::from_value(&self.0.recv_response().unwrap()))
+            .unwrap();
+        Message::parse(&message.get_payload::<String>().unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn a_hand_over_costs_two_scripts_and_few_commands() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let mut listener = Listener::new(&server, 2);
+    let alone = direct.commands_of(|direct| {
+        assert!(direct.takes(1));
+        assert_eq!(direct.release(1), Some(0));
+    });
+    assert!(direct.takes(1));
+    let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), Some(0)));
+    let handed = direct.commands_of(|direct| assert_eq!(direct.release(1), Some(1)));
+    println!("alone {alone}, queued {queued}, handed on {handed}");
+    assert!(alone <= 11 && queued <= 10 && handed <= 10);
+    let Message { number, what, database, lock } = listener.hears();
+    assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
+    assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 2));
+    let left: i64 = direct.command(&["PTTL", "orders"]);
+    assert!((1..=2_000).contains(&left));
+    assert_eq!(direct.holder(), Some(2));
+    assert_eq!(direct.release(2), Some(0));
+    assert_eq!(direct.keys_left(), 0);
+}
+
+/// Each request may be sent twice; the second one changes nothing.
+#[test]
+fn a_request_sent_again_changes_nothing() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let _listeners: Vec<_> = (2..=3).map(|client| Listener::new(&server, client)).collect();
+    assert!(direct.takes(1) && direct.takes(1));
+    for _ in 0..2 {
+        assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
+    }
+    assert_eq!(direct.release(1), Some(1));
+    assert_eq!(direct.release(1), None);
+    assert_eq!(direct.holder(), Some(2));
+    for _ in 0..2 {
+        direct.give_up(2);
+        assert_eq!(direct.holder(), Some(3));
+    }
+    direct.give_up(3);
+    assert_eq!(direct.keys_left(), 0);
+}
+
+/// A thousand places, and the first that lives is next within one script call.
+#[test]
+fn the_dead_are_passed_in_one_call() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let mut monitor = server.connection();
+    redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
+    assert!(direct.takes(1));
+    for client in 2..=1_000 {
+        direct.acquire(client);
+    }
+    let _listener = Listener::new(&server, 900);
+    assert_eq!(direct.release(1), Some(1));
+    assert_eq!(direct.holder(), Some(900));
+    assert_eq!(direct.place(1_000), Some(99));
+    assert_eq!(direct.release(900), Some(0));
+    assert_eq!(direct.keys_left(), 0);
+}
+
+/// Without memory a lock is handed on, and only one that nobody has or wants is refused.
+#[test]
+fn without_memory_the_queue_moves_on() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let _listeners: Vec<_> = (2..=3).map(|client| Listener::new(&server, client)).collect();
+    assert!(direct.takes(1));
+    assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
+    let () = direct.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(direct.place(4), Some(2));
+    assert_eq!(direct.release(1), Some(1));
+    assert_eq!(direct.holder(), Some(2));
+    // Its lease ends, and nobody has been told.
+    let () = direct.command(&["DEL", "orders"]);
+    assert_eq!(direct.place(4), Some(0));
+    assert_eq!(direct.holder(), Some(3));
+    direct.give_up(4);
+    assert_eq!(direct.release(3), Some(0));
+    let Reply::Error(error) = direct.acquire(4) else { panic!("it was granted without memory") };
+    assert!(error.contains("OOM"), "{error}");
+    assert_eq!(direct.keys_left(), 0);
+}
+
+/// What has no time to live, or several fields, or another type, is no lock: an error, for whoever
+/// asks, and nothing is done to it.
+#[test]
+fn something_else_under_the_name_is_an_error() {
+    let Some(server) = real_server() else { return };
+    for foreign in [
+        &["SET", "orders", "mine"][..],
+        &["HSET", "orders", "field", "1"],
+        &["HSET", "orders", "field", "1", "other", "2"],
+    ] {
+        let mut direct = Direct::new(&server);
+        let () = direct.command(&["FLUSHALL"]);
+        let _: Value = direct.command(foreign);
+        let before: Vec<u8> = direct.command(&["DUMP", "orders"]);
+        for request in
+            [Request::Acquire { number: 1, lease: LEASE }, Request::Try { number: 1, lease: LEASE }]
+        {
+            let error = direct.raw(1, &request).unwrap_err();
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
+        }
+        let error = direct.force_unlock().unwrap_err();
+        assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
+        assert_eq!(direct.keys_left(), 1);
+        assert_eq!(direct.command::<Vec<u8>>(&["DUMP", "orders"]), before);
+    }
+}
+
+/// Whatever lies under the keys of queue and window, the lock is taken, given back and taken again.
+#[test]
+fn something_else_under_the_queue_costs_the_places_only() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    for foreign in [1, 2] {
+        let () = direct.command(&["FLUSHALL"]);
+        let key = keys(&direct.site)[foreign].clone();
+        let () = direct.command(&["SET", &key, "mine"]);
+        assert!(direct.takes(1));
+        let place = direct.place(2);
+        assert_eq!(place, (foreign == 2).then_some(0));
+        assert_eq!(direct.release(1), Some(0));
+        assert!(direct.takes(2));
+        assert_eq!(direct.release(2), Some(0));
+        let there: String = direct.command(&["GET", &key]);
+        assert_eq!(there, "mine");
+    }
+}
+
+/// A right that is missing: all is done or nothing, no lock stays without an end, and whoever may
+/// delete the lock may give it back.
+#[test]
+fn without_a_right_all_is_done_or_nothing() {
+    let Some(server) = real_server() else { return };
+    let commands = [
+        "exists", "hlen", "hkeys", "hexists", "hset", "del", "pexpire", "pttl", "time", "lpos",
+        "rpush", "lpush", "lpop", "lindex", "lrem", "llen", "set", "publish", "pubsub",
+    ];
+    for denied in commands {
+        let rule = format!("-{denied}");
+        let mut master = Direct::new(&server);
+        let mut user = Direct::without(&server, &[&rule]);
+        let check = |master: &mut Direct, what: &str| {
+            let left: i64 = master.command(&["PTTL", "orders"]);
+            assert_ne!(left, -1, "{what} without {denied}: a lock without an end");
+            let queue = keys(&master.site)[1].clone();
+            let left: i64 = master.command(&["PTTL", &queue]);
+            assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
+        };
+        // Taken, or an error and no lock.
+        let () = master.command(&["FLUSHALL"]);
+        let reply = user.acquire(1);
+        check(&mut master, "acquire");
+        let is_held = master.holder() == Some(1);
+        assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
+        // Refused with a place, refused without, or an error and no place.
+        let () = master.command(&["FLUSHALL"]);
+        assert!(master.takes(1));
+        let reply = user.acquire(2);
+        check(&mut master, "a question");
+        let queue = keys(&master.site)[1].clone();
+        let places: Vec<String> = master.command(&["LRANGE", &queue, "0", "-1"]);
+        match &reply {
+            Reply::Refused(refused) => {
+                assert_eq!(refused.place.is_some(), !places.is_empty(), "{denied}: {reply:?}");
+            }
+            Reply::Error(error) => {
+                assert!(error.contains("can't run") || denied == "time", "{denied}: {error}");
+            }
+            other => panic!("without {denied}: {other:?}"),
+        }
+        // Free, handed on, or an error and still held.
+        for waits in [false, true] {
+            let () = master.command(&["FLUSHALL"]);
+            let _listener = Listener::new(&server, 2);
+            wait_until("the waiter listens", SOON, || {
+                let channel = own_channel(&uuid(true, 2));
+                let heard: (String, i64) = master.command(&["PUBSUB", "NUMSUB", &channel]);
+                heard.1 == 1
+            });
+            assert!(master.takes(1));
+            if waits {
+                assert_eq!(master.place(2), Some(0));
+            }
+            let outcome = user.raw(1, &Request::Release { number: 1, chain: CHAIN });
+            check(&mut master, "release");
+            let holder = master.holder();
+            match outcome {
+                Ok(_) => assert_ne!(holder, Some(1), "{denied}"),
+                Err(error) => assert_eq!(holder, Some(1), "without {denied}: {error}"),
+            }
+            // Whoever waits still gets it.
+            if waits && holder.is_none() {
+                assert!(master.takes(2), "without {denied}");
+            }
+        }
+    }
+}
+
+/// Nobody of the queue is told: the lock is free in public, and its places stay.
+#[test]
+fn without_the_right_to_publish_the_places_stay() {
+    let Some(server) = real_server() else { return };
+    let mut master = Direct::new(&server);
+    let mut mute = Direct::without(&server, &["-publish"]);
+    let _listener = Listener::new(&server, 2);
+    assert!(mute.takes(1));
+    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
+    assert_eq!(mute.release(1), Some(-1));
+    assert_eq!(master.holder(), None);
+    assert!(master.takes(2));
+    assert_eq!(master.place(3), Some(0));
+}
+
+/// Who has no right to the queue uses the lock as Redisson does, and its waiting counts as such.
+#[test]
+fn without_the_queue_a_client_waits_in_public() {
+    let Some(server) = real_server() else { return };
+    let mut master = Direct::new(&server);
+    let rules = ["resetkeys", "~orders"];
+    let mut poor = Direct::without(&server, &rules);
+    let Reply::Error(error) = poor.acquire(1) else { panic!("it has a right to the queue") };
+    assert!(error.contains("NoPerm"), "{error}");
+    poor.is_poor = true;
+    assert!(poor.takes(1));
+    assert_eq!(poor.release(1), Some(0));
+    assert!(master.takes(1));
+    assert_eq!(poor.place(2), None);
+    let mut public = server.connection();
+    redis::cmd("SUBSCRIBE").arg(&master.site.public).exec(&mut public).unwrap();
+    let _listener = Listener::new(&server, 3);
+    assert_eq!(master.place(3), Some(0));
+    // Long ago, and often enough: its turn has come.
+    let chain = Chain { start: 1, count: 2 };
+    let reply = master.raw(1, &Request::Release { number: 1, chain }).unwrap();
+    assert_eq!(reply, Value::Int(2));
+    assert!(poor.takes(2));
+    assert_eq!(master.place(3), Some(0));
+    assert_eq!(poor.release(2), Some(0));
+}

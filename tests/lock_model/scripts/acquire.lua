@@ -1,0 +1,67 @@
+-- Takes a lock, or a place in its queue.
+--
+-- KEYS, ARGV 1 and 2 see queue.lua
+-- ARGV 3 lease in ms, 4 owner
+-- reply: {1, places, now} = taken; {2, places, now} = it was this owner's already; places: so many
+--        wait; now: the server's time in ms
+--        {0, now, left, place, whose, fresh} = refused; left: ms until it is worth another
+--        question; place 0 = first in line; whose: 0 = a holder of ours, 1 = Redisson's, 2 =
+--        nobody's, a window is open; fresh: 1 = the place is new
+--        {0, now, left, -1, whose, 0, refusal} = refused, and without a place, since that was
+--        refused: this client waits on the public channel
+--        WRONGTYPE = what is there is no lock
+--
+-- Every question is this one: the first, one sent again, a poll, the one after a reconnect. So a
+-- place that was lost is taken anew, and a grant whose message was lost is found.
+-- A copy that comes late cuts no lease that was made longer since.
+local lease, owner = ARGV[3], ARGV[4]
+if now() == 0 then
+    return redis.error_reply('NOPERM the right to TIME is missing')
+end
+
+-- {place, fresh, refusal}
+local function stand()
+    local place = redis.pcall('lpos', queue, owner)
+    if refused(place) then
+        return -1, 0, place.err
+    elseif place then
+        redis.pcall('pexpire', queue, KEPT)
+        return place, 0
+    end
+    local trouble, last = enqueue('rpush', owner)
+    if trouble then
+        return -1, 0, trouble.err
+    end
+    return last, 1
+end
+
+if redis.pcall('exists', lock, queue, window) == 0 then
+    return hold(owner, lease) or {1, 0, now()}
+end
+local who, left, foreign = holder()
+if foreign then
+    return foreign
+elseif who == owner then
+    if left < tonumber(lease) then
+        redis.call('pexpire', lock, lease)
+    end
+    return {2, length(), now()}
+end
+
+local place, fresh, refusal = stand()
+local whose = who and not is_ours(who) and 1 or 0
+if not who then
+    left, whose = window_left(), 2
+    if not left or place < 0 then
+        local granted, trouble = grant_head(now(), 1, owner, lease)
+        if granted == owner then
+            return trouble or {1, length(), now()}
+        elseif not granted and place < 0 then
+            return hold(owner, lease) or {1, 0, now()}
+        end
+        left, whose = PROVISIONAL, 0
+        place = redis.pcall('lpos', queue, owner)
+        place = type(place) == 'number' and place or -1
+    end
+end
+return {0, now(), left, place, whose, fresh, refusal}

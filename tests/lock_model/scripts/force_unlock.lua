@@ -1,0 +1,16 @@
+-- Ends the hold of whoever has the lock. The first in the queue is next.
+--
+-- KEYS, ARGV 1 and 2 see queue.lua
+-- reply: 1 = there was one; 0 = there was none; WRONGTYPE = what is there is no lock, and is left
+local who, _, foreign = holder()
+if foreign then
+    return foreign
+elseif not who then
+    look()
+    return 0
+end
+redis.call('del', lock)
+if not grant_head(now(), 1) then
+    publish()
+end
+return 1

@@ -1,0 +1,62 @@
+//! Who gets how much where nothing goes wrong: ours among each other, and beside Redisson.
+
+use crate::client::{MS, Rule, SECOND, Time};
+use crate::plan::Plan;
+use crate::rules::Broken;
+use crate::simulation::Simulation;
+use crate::store::Store;
+
+/// What a mix of clients must come to.
+pub(crate) struct Mix {
+    ours: usize,
+    java: usize,
+    hold: Time,
+    length: Time,
+    /// Redisson's grants, each client's against each of ours; 100 = as many.
+    share: (u64, u64),
+}
+
+pub(crate) const MIXES: &[Mix] = &[
+    Mix { ours: 4, java: 0, hold: 50, length: 100 * MS, share: (0, 0) },
+    Mix { ours: 1, java: 1, hold: 50, length: 300 * MS, share: (2, 200) },
+    Mix { ours: 4, java: 1, hold: 50, length: 300 * MS, share: (40, 260) },
+    Mix { ours: 8, java: 2, hold: 50, length: 300 * MS, share: (40, 260) },
+    Mix { ours: 1, java: 1, hold: 5 * MS, length: SECOND, share: (45, 260) },
+    Mix { ours: 2, java: 1, hold: 20 * MS, length: 3 * SECOND, share: (60, 260) },
+    Mix { ours: 2, java: 2, hold: 20 * MS, length: 3 * SECOND, share: (60, 260) },
+    Mix { ours: 8, java: 1, hold: 5 * MS, length: SECOND, share: (60, 260) },
+    Mix { ours: 8, java: 2, hold: 5 * MS, length: 2 * SECOND, share: (60, 260) },
+];
+
+/// Of our slowest process against the mean, in a hundred.
+const SLOWEST: u64 = 75;
+const LONGEST: Time = 400 * MS;
+
+pub(crate) fn check(store: &mut Store, mix: &Mix, broken: Option<Rule>) -> Result<String, Broken> {
+    let Mix { ours, java, hold, length, share } = *mix;
+    let plan = Plan::peaceful(ours, java, hold, length);
+    let mut simulation = Simulation::new(store, 1, plan, broken);
+    simulation.run()?;
+    let grants: Vec<u64> = simulation.ours.iter().map(|own| own.grants).collect();
+    let ours_each = grants.iter().sum::<u64>() / ours as u64;
+    let slowest = grants.iter().min().copied().unwrap_or(0) * 100 / ours_each.max(1);
+    let java_grants: u64 = simulation.java.iter().map(|java| java.grants).sum();
+    let java_share = java_grants * 100 / (java.max(1) as u64) / ours_each.max(1);
+    let now = simulation.now;
+    let longest_java = simulation.java.iter().map(|java| java.longest_by(now)).max().unwrap_or(0);
+    let longest_ours = simulation.ours.iter().map(|own| own.longest).max().unwrap_or(0);
+    let said = format!(
+        "{ours} ours, {java} Redisson, {hold} µs inside: ours {}/s, slowest {slowest}, longest {} \
+         ms; Redisson {java_share} of ours each, longest {} ms; {} scripts, {} windows",
+        grants.iter().sum::<u64>() * 1_000_000 / length as u64,
+        longest_ours / MS,
+        longest_java / MS,
+        simulation.summary.0["scripts"],
+        simulation.summary.0.get("windows").unwrap_or(&0),
+    );
+    let is_fair = (share.0..=share.1).contains(&java_share) || java == 0;
+    if !is_fair || slowest < SLOWEST || longest_ours.max(longest_java) > LONGEST {
+        return Err(said);
+    }
+    Ok(said)
+}

@@ -1,0 +1,911 @@
+//! One random history: events in the order of simulated time, the real scripts for what the server
+//! does, `client.rs` for what processes of ours do, and a look at the rules after each.
+
+use std::collections::{BTreeMap, HashSet};
+
+use redis::Value;
+
+use crate::client::{Input, LEASE, MS, Output, Process, Rule, SECOND, Time, Timer};
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::redisson::{Java, JavaEvent};
+use crate::rules::{self, Broken, Claim, Step, Waits};
+use crate::store::{Script, State, Store, call, keys, uuid};
+use crate::wire::{Message, Released, Reply, Request, Site, own_channel};
+
+/// The server's clock at the beginning, in µs.
+const START: Time = 1_763_692_800_000_000;
+/// How long a history may go on after its end.
+const AFTERMATH: Time = 100 * SECOND;
+/// So long after keys were lost some may not have taken their places again.
+const LOST: Time = 12 * SECOND;
+/// How late a copy of a request may come.
+const LATE: Time = 6 * SECOND;
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Process(usize, ForProcess),
+    /// A request reaches the server. `None`: its reply is lost.
+    Request {
+        process: usize,
+        request: Request,
+        sent: Option<Time>,
+    },
+    Deliver {
+        connection: usize,
+        channel: String,
+        text: String,
+    },
+    /// A new subscriber's connection is there.
+    Subscribe(usize),
+    /// The server takes a connection for dead.
+    Forget(usize),
+    Listen {
+        process: usize,
+        counted: bool,
+    },
+    Unlisten(usize),
+    Java(usize, JavaEvent),
+    Fault,
+    Resume(usize),
+    MemoryIsBack,
+    Over,
+}
+
+/// What a stopped process finds when it goes on.
+#[derive(Debug)]
+pub(crate) enum ForProcess {
+    Input(Input),
+    Begin,
+    /// The wait of this number has had its time; the work in the hold of this number is done.
+    Limit(u64),
+    Done(u64),
+}
+
+/// A subscriber's connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    who: Who,
+    channels: Vec<String>,
+    /// Nothing arrives any more, whatever the server believes.
+    is_cut: bool,
+    is_known: bool,
+    last: Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Ours(usize),
+    Java(usize),
+}
+
+#[derive(Debug)]
+pub(crate) struct Ours {
+    pub(crate) machine: Process,
+    pub(crate) uuid: String,
+    pub(crate) site: usize,
+    /// It has no right to the queue.
+    pub(crate) is_poor: bool,
+    pub(crate) is_dead: bool,
+    pub(crate) is_stopped: bool,
+    inbox: Vec<ForProcess>,
+    connection: Option<usize>,
+    listens: Option<bool>,
+    lane: Time,
+    replies: Time,
+    /// Until when it waits for a reply that was lost.
+    troubled: Time,
+    /// Counts its waits; which began when.
+    serial: u64,
+    began: Time,
+    pub(crate) claim: Option<usize>,
+    /// A copy of a request of these may still take the lock.
+    in_doubt: HashSet<String>,
+    pub(crate) grants: u64,
+    pub(crate) longest: Time,
+}
+
+/// One lock as the server had it last.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    pub(crate) site: Site,
+    state: State,
+    /// The server's clock at that time, in ms.
+    at: i64,
+    pub(crate) claims: Vec<Claim>,
+    /// When leases were cut by something that is nobody's fault.
+    pub(crate) disturbed: Vec<Time>,
+    waits: Waits,
+}
+
+/// What happened how often: a case that never comes up is not tested.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Summary(pub(crate) BTreeMap<&'static str, i64>);
+
+impl Summary {
+    pub(crate) fn add(&mut self, what: &'static str, more: i64) {
+        *self.0.entry(what).or_default() += more;
+    }
+
+    pub(crate) fn most(&mut self, what: &'static str, value: i64) {
+        let most = self.0.entry(what).or_default();
+        *most = value.max(*most);
+    }
+
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        for (what, value) in &other.0 {
+            if what.starts_with("longest") {
+                self.most(what, *value);
+            } else {
+                self.add(what, *value);
+            }
+        }
+    }
+}
+
+pub(crate) struct Simulation<'a> {
+    pub(crate) store: &'a mut Store,
+    pub(crate) random: Random,
+    pub(crate) now: Time,
+    pub(crate) plan: Plan,
+    pub(crate) ours: Vec<Ours>,
+    pub(crate) java: Vec<Java>,
+    pub(crate) locks: Vec<Lock>,
+    pub(crate) summary: Summary,
+    pub(crate) is_over: bool,
+    pub(crate) is_full: bool,
+    connections: Vec<Connection>,
+    offset: Time,
+    serial: u64,
+    events: BTreeMap<(Time, u64), Event>,
+    keeps_trace: bool,
+    trace: Vec<String>,
+}
+
+impl<'a> Simulation<'a> {
+    pub(crate) fn new(store: &'a mut Store, seed: u64, plan: Plan, broken: Option<Rule>) -> Self {
+        store.clear();
+        let mut random = Random::new(seed ^ 0x5eed);
+        if plan.is_monitored {
+            store.set_monitored();
+        }
+        let locks = plan.sites.iter().map(|(database, name)| Lock {
+            site: Site::new(*database, name),
+            state: State { left: -2, queue_left: -2, window_left: -2, ..State::default() },
+            at: 0,
+            claims: Vec::new(),
+            disturbed: Vec::new(),
+            waits: Waits::default(),
+        });
+        let locks: Vec<_> = locks.collect();
+        let ours = (0..plan.ours).map(|number| Ours {
+            machine: Process::new(
+                locks[number % locks.len()].site.clone(),
+                broken,
+                random.between(0, i64::MAX - 1) as u64,
+            ),
+            uuid: uuid(true, number + 1),
+            site: number % locks.len(),
+            is_poor: plan.poor == Some(number),
+            is_dead: false,
+            is_stopped: false,
+            inbox: Vec::new(),
+            connection: None,
+            listens: None,
+            lane: 0,
+            replies: 0,
+            troubled: 0,
+            serial: 0,
+            began: 0,
+            claim: None,
+            in_doubt: HashSet::new(),
+            grants: 0,
+            longest: 0,
+        });
+        let ours = ours.collect();
+        let java = (0..plan.java).map(|number| Java::new(number, number % locks.len())).collect();
+        let mut simulation = Self {
+            store,
+            random,
+            now: 0,
+            plan,
+            ours,
+            java,
+            locks,
+            summary: Summary::default(),
+            is_over: false,
+            is_full: false,
+            connections: Vec::new(),
+            offset: START,
+            serial: 0,
+            events: BTreeMap::new(),
+            keeps_trace: false,
+            trace: Vec::new(),
+        };
+        for process in 0..simulation.ours.len() {
+            simulation.soon(Event::Subscribe(process));
+            simulation.think(process);
+        }
+        for java in 0..simulation.java.len() {
+            simulation.at(0, Event::Java(java, JavaEvent::Begin));
+        }
+        if !simulation.plan.faults.is_empty() {
+            let first = simulation.random.between(0, SECOND);
+            simulation.at(first, Event::Fault);
+        }
+        simulation.at(simulation.plan.length, Event::Over);
+        simulation
+    }
+
+    pub(crate) fn traced(mut self) -> Self {
+        self.keeps_trace = true;
+        self
+    }
+
+    pub(crate) fn trace(&self, last: usize) -> String {
+        self.trace[self.trace.len().saturating_sub(last)..].join("\n")
+    }
+
+    /// Until nobody wants anything any more; then looks for what was left behind.
+    pub(crate) fn run(&mut self) -> Result<(), Broken> {
+        let end = self.plan.length + AFTERMATH;
+        while let Some(((time, _), event)) = self.events.pop_first() {
+            if time > end {
+                break;
+            }
+            self.now = time;
+            self.happen(event)?;
+            self.look_at_waits()?;
+        }
+        self.check_end()
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Broken> {
+        match event {
+            Event::Process(process, what) => self.give(process, what),
+            Event::Request { process, request, sent } => self.serve(process, &request, sent),
+            Event::Deliver { connection, channel, text } => {
+                self.deliver(connection, &channel, text)
+            }
+            Event::Subscribe(process) => {
+                self.subscribe(process);
+                Ok(())
+            }
+            Event::Forget(connection) => {
+                self.change(connection, |connection| connection.is_known = false);
+                Ok(())
+            }
+            Event::Listen { process, counted } => {
+                self.listen(process, counted);
+                Ok(())
+            }
+            Event::Unlisten(process) => {
+                self.ours[process].listens = None;
+                if let Some(connection) = self.ours[process].connection {
+                    self.change(connection, |connection| connection.channels.truncate(1));
+                }
+                Ok(())
+            }
+            Event::Java(java, event) => self.java_event(java, event),
+            Event::Fault => self.fault(),
+            Event::Resume(process) => self.resume(process),
+            Event::MemoryIsBack => {
+                self.set_full(false);
+                Ok(())
+            }
+            Event::Over => {
+                self.is_over = true;
+                self.set_full(false);
+                Ok(())
+            }
+        }
+    }
+
+    // ---- time and the network -------------------------------------------------------------
+
+    pub(crate) fn at(&mut self, time: Time, event: Event) {
+        self.serial += 1;
+        self.events.insert((time.max(self.now), self.serial), event);
+    }
+
+    pub(crate) fn latency(&mut self) -> Time {
+        self.random.between(50, 300)
+    }
+
+    fn soon(&mut self, event: Event) {
+        let at = self.now + self.latency();
+        self.at(at, event);
+    }
+
+    fn server_ms(&self) -> i64 {
+        (self.now + self.offset).div_euclid(MS)
+    }
+
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.keeps_trace {
+            self.trace.push(format!("{:>12.3} {}", self.now as f64 / 1_000.0, line()));
+        }
+    }
+
+    /// A lock as it is now: what has ended by itself is gone.
+    fn now_of(&self, lock: usize) -> State {
+        let Lock { state, at, .. } = &self.locks[lock];
+        let passed = self.server_ms() - at;
+        let mut state = State { messages: Vec::new(), ..state.clone() };
+        for left in [&mut state.left, &mut state.queue_left, &mut state.window_left] {
+            *left = if *left >= 0 && *left >= passed { *left - passed } else { (*left).min(-1) };
+        }
+        if state.left < 0 {
+            state.holders.clear();
+        }
+        if state.queue_left < 0 {
+            state.queue.clear();
+        }
+        state
+    }
+
+    /// Runs a script, holds what it did against the rules and sends its messages.
+    pub(crate) fn execute(
+        &mut self,
+        lock: usize,
+        who: Option<Who>,
+        script: Script,
+        keys_and_args: (&[String], &[String]),
+    ) -> Result<Value, Broken> {
+        let site = self.locks[lock].site.clone();
+        let is_poor = matches!(who, Some(Who::Ours(process)) if self.ours[process].is_poor);
+        let before = self.now_of(lock);
+        let server = self.now + self.offset;
+        let (reply, after) = self.store.run(server, &site, script, keys_and_args);
+        self.summary.add("scripts", 1);
+        self.note(|| format!("{script:?} {:?} -> {reply:?}", &keys_and_args.1));
+        self.note(|| format!("    {}", after.short()));
+        self.send_messages(&after);
+        let step = Step {
+            script,
+            owner: keys_and_args.1.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
+            before: &before,
+            after: &after,
+            has_no_place: is_poor || self.is_full,
+            is_poor,
+        };
+        let seen = rules::check(&step, &site, |channel| self.listeners(channel))?;
+        for what in seen {
+            self.summary.add(what, 1);
+        }
+        self.keep(lock, after);
+        Ok(reply)
+    }
+
+    fn keep(&mut self, lock: usize, state: State) {
+        self.locks[lock].at = self.server_ms();
+        self.locks[lock].state = state;
+    }
+
+    fn send_messages(&mut self, state: &State) {
+        for (channel, text) in &state.messages {
+            for connection in 0..self.connections.len() {
+                let latency = self.latency();
+                let there = &mut self.connections[connection];
+                if there.is_known && !there.is_cut && there.channels.contains(channel) {
+                    there.last = (there.last + 1).max(self.now + latency);
+                    let (at, channel, text) = (there.last, channel.clone(), text.clone());
+                    self.at(at, Event::Deliver { connection, channel, text });
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, connection: usize, channel: &str, text: String) -> Result<(), Broken> {
+        let Connection { who, is_cut, .. } = self.connections[connection];
+        if is_cut {
+            return Ok(());
+        }
+        let process = match who {
+            Who::Ours(process) => process,
+            Who::Java(java) => return self.java_event(java, JavaEvent::Message),
+        };
+        let site = &self.locks[self.ours[process].site].site;
+        let input = if channel == site.public {
+            Input::Public
+        } else {
+            let message = Message::parse(&text).ok_or_else(|| format!("cannot read {text:?}"))?;
+            if (message.database, &message.lock) != (site.database, &site.lock) {
+                return Err(format!("{text:?} is for another lock than {site:?}"));
+            }
+            Input::Message(message)
+        };
+        self.give(process, ForProcess::Input(input))
+    }
+
+    // ---- subscribers ----------------------------------------------------------------------
+
+    /// How many the server believes to hear a channel.
+    fn listeners(&self, channel: &str) -> usize {
+        let hears =
+            |there: &&Connection| there.is_known && there.channels.iter().any(|own| own == channel);
+        self.connections.iter().filter(hears).count()
+    }
+
+    pub(crate) fn connect(&mut self, who: Who, channels: Vec<String>) -> usize {
+        self.connections.push(Connection {
+            who,
+            channels,
+            is_cut: false,
+            is_known: false,
+            last: 0,
+        });
+        let connection = self.connections.len() - 1;
+        self.change(connection, |connection| connection.is_known = true);
+        connection
+    }
+
+    pub(crate) fn disconnect(&mut self, connection: usize) {
+        self.change(connection, |connection| {
+            connection.is_cut = true;
+            connection.is_known = false;
+        });
+    }
+
+    fn change(&mut self, connection: usize, change: impl FnOnce(&mut Connection)) {
+        let mut channels = self.connections[connection].channels.clone();
+        change(&mut self.connections[connection]);
+        channels.extend(self.connections[connection].channels.clone());
+        channels.sort();
+        channels.dedup();
+        for channel in channels {
+            let count = self.listeners(&channel);
+            self.store.set_subscribers(&channel, count);
+        }
+    }
+
+    fn subscribe(&mut self, process: usize) {
+        let Ours { is_dead, site, listens, ref uuid, connection, .. } = self.ours[process];
+        if is_dead {
+            return;
+        }
+        let mut channels = vec![own_channel(uuid)];
+        channels.extend(self.public_channels(site, listens));
+        if let Some(old) = connection.filter(|old| !self.connections[*old].is_cut) {
+            self.disconnect(old);
+        }
+        let connection = self.connect(Who::Ours(process), channels);
+        self.ours[process].connection = Some(connection);
+        self.soon(Event::Process(process, ForProcess::Input(Input::Subscribed)));
+    }
+
+    fn public_channels(&self, lock: usize, listens: Option<bool>) -> Vec<String> {
+        let site = &self.locks[lock].site;
+        match listens {
+            None => Vec::new(),
+            Some(false) => vec![site.public.clone()],
+            Some(true) => vec![site.public.clone(), site.companion.clone()],
+        }
+    }
+
+    fn listen(&mut self, process: usize, counted: bool) {
+        let own = &mut self.ours[process];
+        own.listens = Some(counted);
+        let (lock, connection) = (own.site, own.connection);
+        let channels = self.public_channels(lock, Some(counted));
+        if let Some(connection) = connection.filter(|there| !self.connections[*there].is_cut) {
+            self.change(connection, |connection| {
+                connection.channels.truncate(1);
+                connection.channels.extend(channels);
+            });
+            self.soon(Event::Process(process, ForProcess::Input(Input::Listening)));
+        }
+    }
+
+    // ---- processes of ours ----------------------------------------------------------------
+
+    pub(crate) fn think(&mut self, process: usize) {
+        if !self.is_over {
+            let pause = self.plan.think.sample(&mut self.random);
+            let begin = Event::Process(process, ForProcess::Begin);
+            self.at(self.now + pause, begin);
+        }
+    }
+
+    fn give(&mut self, process: usize, what: ForProcess) -> Result<(), Broken> {
+        let own = &mut self.ours[process];
+        if own.is_dead {
+            return Ok(());
+        }
+        if own.is_stopped {
+            own.inbox.push(what);
+            return Ok(());
+        }
+        let input = match what {
+            ForProcess::Input(input) => input,
+            ForProcess::Begin if self.is_over || !own.machine.is_idle() => return Ok(()),
+            ForProcess::Begin => {
+                own.serial += 1;
+                own.began = self.now;
+                if self.random.percent(self.plan.tries) {
+                    Input::TryLock
+                } else {
+                    let serial = own.serial;
+                    if let Some(limit) = self.plan.limit.sample_some(&mut self.random) {
+                        let event = Event::Process(process, ForProcess::Limit(serial));
+                        self.at(self.now + limit, event);
+                    }
+                    Input::Lock
+                }
+            }
+            ForProcess::Limit(serial) if own.serial == serial && own.machine.is_waiting() => {
+                self.summary.add("gave up", 1);
+                self.think(process);
+                Input::GiveUp
+            }
+            ForProcess::Done(serial) if own.serial == serial && own.claim.is_some() => {
+                self.end_claim(process);
+                self.think(process);
+                Input::Unlock
+            }
+            ForProcess::Limit(_) | ForProcess::Done(_) => return Ok(()),
+        };
+        if let Input::Timer(Timer::Raise(_)) = input {
+            self.summary.add("raises", 1);
+        }
+        if self.keeps_trace && !matches!(input, Input::Timer(_)) {
+            self.note(|| format!("process {} hears {input:?}", process + 1));
+        }
+        for output in self.ours[process].machine.on(self.now, input) {
+            self.put_out(process, output)?;
+        }
+        Ok(())
+    }
+
+    fn put_out(&mut self, process: usize, output: Output) -> Result<(), Broken> {
+        match output {
+            Output::Send(request) => self.send(process, request),
+            Output::At(time, timer) => {
+                let input = ForProcess::Input(Input::Timer(timer));
+                self.at(time, Event::Process(process, input));
+            }
+            Output::Listen { counted } => self.soon(Event::Listen { process, counted }),
+            Output::Unlisten => self.soon(Event::Unlisten(process)),
+            Output::Resubscribe => {
+                self.summary.add("subscriptions renewed", 1);
+                self.soon(Event::Subscribe(process));
+            }
+            Output::Entered(until) => {
+                let own = &mut self.ours[process];
+                own.grants += 1;
+                own.longest = own.longest.max(self.now - own.began);
+                let (lock, began, serial) = (own.site, own.began, own.serial);
+                let claim = self.claim(lock, began, until)?;
+                self.ours[process].claim = Some(claim);
+                let work = self.plan.hold.sample(&mut self.random);
+                self.at(self.now + work, Event::Process(process, ForProcess::Done(serial)));
+            }
+            Output::Extended(until) => {
+                let own = &self.ours[process];
+                if let Some(claim) = own.claim {
+                    self.locks[own.site].claims[claim].until = until;
+                }
+            }
+            Output::Lost => {
+                self.summary.add("lost", 1);
+                self.end_claim(process);
+                self.think(process);
+            }
+            Output::Refused => {
+                self.summary.add("refused", 1);
+                self.think(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody says that the lock is his until then. Nobody else may say so now.
+    pub(crate) fn claim(&mut self, lock: usize, began: Time, until: Time) -> Result<usize, Broken> {
+        self.note(|| format!("entered until {:.3}", until as f64 / 1_000.0));
+        let claim = Claim { began, from: self.now, until };
+        self.locks[lock].check_claim(&claim)?;
+        self.locks[lock].claims.push(claim);
+        Ok(self.locks[lock].claims.len() - 1)
+    }
+
+    fn end_claim(&mut self, process: usize) {
+        let own = &mut self.ours[process];
+        if let Some(claim) = own.claim.take() {
+            let claim = &mut self.locks[own.site].claims[claim];
+            claim.until = claim.until.min(self.now);
+        }
+    }
+
+    /// In order. If the connection breaks, the request is carried out never, unanswered or late.
+    fn send(&mut self, process: usize, request: Request) {
+        let at = self.now + self.latency();
+        let own = &mut self.ours[process];
+        own.lane = (own.lane + 1).max(at);
+        let (lane, sent) = (own.lane, Some(self.now));
+        if self.random.between(1, 1_000) > self.plan.breaks {
+            return self.at(lane, Event::Request { process, request, sent });
+        }
+        let fate = self.random.between(0, 2);
+        self.note(|| format!("process {} loses its connection: fate {fate}", process + 1));
+        if fate > 0 {
+            let late = if fate == 2 { self.random.between(0, LATE) } else { 0 };
+            self.summary.add(if fate == 2 { "late copies" } else { "lost replies" }, 1);
+            let request = request.clone();
+            self.at(lane + late, Event::Request { process, request, sent: None });
+        }
+        let noticed =
+            self.now + self.random.one_of(&[(MS, MS), (MS, MS), (MS, MS), (SECOND, SECOND)]);
+        let own = &mut self.ours[process];
+        own.troubled = own.troubled.max(noticed + MS);
+        if let Request::Acquire { number, .. } | Request::Try { number, .. } = request {
+            own.in_doubt.insert(format!("{}:{number}", own.uuid));
+        }
+        self.at(noticed, Event::Process(process, ForProcess::Input(Input::InDoubt(request))));
+    }
+
+    fn serve(
+        &mut self,
+        process: usize,
+        request: &Request,
+        sent: Option<Time>,
+    ) -> Result<(), Broken> {
+        let own = &self.ours[process];
+        let lock = own.site;
+        let (keys, args) = call(&self.locks[lock].site, &own.uuid, request, own.is_poor);
+        let script = Script::of(request);
+        let reply = self.execute(lock, Some(Who::Ours(process)), script, (&keys, &args))?;
+        let reply = match (script, reply) {
+            (Script::Renew, Value::Array(mut held)) => held.remove(0),
+            (_, reply) => reply,
+        };
+        let reply = Reply::new(request, &reply);
+        match &reply {
+            Reply::Error(error) if !self.is_full => return Err(format!("{request:?}: {error}")),
+            Reply::Error(_) => self.summary.add("errors", 1),
+            Reply::Released(Released::HandedOn) => self.summary.add("handed on", 1),
+            Reply::Released(Released::Window) => self.summary.add("windows", 1),
+            Reply::Refused(refused) if refused.place.is_none() => self.summary.add("no place", 1),
+            _ => {}
+        }
+        if let Some(sent) = sent {
+            let at = self.now + self.latency();
+            let own = &mut self.ours[process];
+            own.replies = (own.replies + 1).max(at);
+            let input = Input::Reply { sent, request: request.clone(), reply };
+            let at = own.replies;
+            self.at(at, Event::Process(process, ForProcess::Input(input)));
+        }
+        Ok(())
+    }
+
+    // ---- faults ---------------------------------------------------------------------------
+
+    fn fault(&mut self) -> Result<(), Broken> {
+        if self.is_over {
+            return Ok(());
+        }
+        let next = self.now + self.random.between(0, 3 * SECOND);
+        self.at(next, Event::Fault);
+        let which = self.random.between(0, self.plan.faults.len() as i64 - 1) as usize;
+        let process = self.random.between(0, self.ours.len() as i64 - 1) as usize;
+        let lock = self.random.between(0, self.locks.len() as i64 - 1) as usize;
+        let fault = self.plan.faults[which];
+        self.note(|| format!("fault: {fault:?}, process {}", process + 1));
+        self.summary.add(fault.name(), 1);
+        match fault {
+            Fault::Stop if !self.ours[process].is_stopped => {
+                self.ours[process].is_stopped = true;
+                let time = self.random.one_of(&[
+                    (20 * MS, 20 * MS),
+                    (300 * MS, 300 * MS),
+                    (3 * SECOND, 3 * SECOND),
+                    (12 * SECOND, 12 * SECOND),
+                ]);
+                self.at(self.now + time, Event::Resume(process));
+            }
+            Fault::Cut | Fault::HalfOpen => self.cut(process, fault == Fault::HalfOpen),
+            Fault::Kill if self.ours.iter().filter(|own| !own.is_dead).count() > 2 => {
+                self.ours[process].is_dead = true;
+                if let Some(connection) = self.ours[process].connection {
+                    self.disconnect(connection);
+                }
+            }
+            Fault::KillJava if !self.java.is_empty() => {
+                let java = self.random.between(0, self.java.len() as i64 - 1) as usize;
+                self.kill_java(java);
+            }
+            Fault::ClockForward | Fault::ClockBack => {
+                let step = self.random.one_of(&[(50, 50), (1_500, 1_500), (9_000, 9_000)]) * MS;
+                self.offset += if fault == Fault::ClockBack { -step } else { step };
+                for lock in 0..self.locks.len() {
+                    self.locks[lock].disturbed.push(self.now);
+                    let state = self.store.look(self.now + self.offset, &self.locks[lock].site);
+                    self.keep(lock, state);
+                }
+            }
+            Fault::Flush => {
+                let keys = keys(&self.locks[lock].site);
+                self.lose_keys(lock, &keys);
+            }
+            Fault::Evict => {
+                let keys = [self.locks[lock].site.queue.clone()];
+                self.lose_keys(lock, &keys);
+            }
+            Fault::Force => {
+                self.locks[lock].disturbed.push(self.now);
+                let site = &self.locks[lock].site;
+                let args = [site.public.clone(), site.database.to_string()];
+                let keys = keys(site);
+                self.execute(lock, None, Script::ForceUnlock, (&keys, &args))?;
+            }
+            Fault::JavaForce => {
+                self.locks[lock].disturbed.push(self.now);
+                let site = &self.locks[lock].site;
+                let keys = [site.lock.clone(), site.public.clone()];
+                let args = ["0".to_owned()];
+                self.execute(lock, None, Script::RedissonForceUnlock, (&keys, &args))?;
+            }
+            Fault::Full => {
+                self.set_full(true);
+                let time = self.random.between(100 * MS, 3 * SECOND);
+                self.at(self.now + time, Event::MemoryIsBack);
+            }
+            Fault::Stop | Fault::Kill | Fault::KillJava => {}
+        }
+        Ok(())
+    }
+
+    fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+        self.store.set_full(is_full);
+    }
+
+    fn lose_keys(&mut self, lock: usize, keys: &[String]) {
+        self.locks[lock].disturbed.push(self.now);
+        let state = self.store.delete(self.now + self.offset, &self.locks[lock].site, keys);
+        self.keep(lock, state);
+    }
+
+    fn cut(&mut self, process: usize, half_open: bool) {
+        let Some(connection) = self.ours[process].connection else { return };
+        if self.ours[process].is_dead || self.connections[connection].is_cut {
+            return;
+        }
+        let (gone, back) = if half_open {
+            let gone = self.random.between(3 * SECOND, 20 * SECOND);
+            (gone, self.random.between(3 * SECOND, 10 * SECOND))
+        } else {
+            (0, self.random.between(MS, 100 * MS))
+        };
+        self.connections[connection].is_cut = true;
+        if gone == 0 {
+            self.disconnect(connection);
+        } else {
+            self.at(self.now + gone, Event::Forget(connection));
+        }
+        self.at(self.now + back, Event::Subscribe(process));
+    }
+
+    fn resume(&mut self, process: usize) -> Result<(), Broken> {
+        self.note(|| format!("process {} goes on", process + 1));
+        let own = &mut self.ours[process];
+        own.is_stopped = false;
+        let mut inbox = std::mem::take(&mut own.inbox);
+        if self.random.percent(50) {
+            // A timer and a message may be seen in any order.
+            for i in (1..inbox.len()).rev() {
+                inbox.swap(i, self.random.between(0, i as i64) as usize);
+            }
+        }
+        for what in inbox {
+            self.give(process, what)?;
+        }
+        Ok(())
+    }
+
+    // ---- the rules that need to see everybody ---------------------------------------------
+
+    /// It could take a lock that is free.
+    fn is_well(&self, own: &Ours) -> bool {
+        let hears = own.connection.is_some_and(|there| !self.connections[there].is_cut);
+        !own.is_dead
+            && !own.is_stopped
+            && own.machine.is_waiting()
+            && hears
+            && own.troubled < self.now
+    }
+
+    fn look_at_waits(&mut self) -> Result<(), Broken> {
+        for lock in 0..self.locks.len() {
+            let state = self.now_of(lock);
+            let is_awaited = self.ours.iter().any(|own| own.site == lock && self.is_well(own));
+            let is_free = state.holders.is_empty() && state.window_left <= 0 && !self.is_full;
+            let unclaimed = state.holder().and_then(|holder| {
+                let own = self.ours.iter().find(|own| holder.starts_with(&own.uuid))?;
+                let is_ended =
+                    own.claim.is_none_or(|claim| self.locks[lock].claims[claim].until <= self.now);
+                let could_say = !own.is_dead && !own.is_stopped && own.troubled < self.now;
+                (is_ended && could_say).then(|| (holder, own.in_doubt.contains(holder)))
+            });
+            let now = self.now;
+            // Who has no right to the queue releases past it; and who does not know that it is one
+            // of the first two asks some time.
+            let helps = |own: &Ours| own.site == lock && own.machine.is_near() && self.is_well(own);
+            let are_lost = self.locks[lock].disturbed.last().is_some_and(|at| now - at < LOST);
+            let is_helped = self.plan.poor.is_none() && !are_lost && self.ours.iter().any(helps);
+            // A clock that was set back makes every lease longer.
+            let unclaimed = unclaimed.filter(|_| !are_lost);
+            let waits = &mut self.locks[lock].waits;
+            let free = waits.free(now, is_awaited && is_free, is_helped)?;
+            let unclaimed = waits.unclaimed(now, unclaimed.filter(|_| is_awaited))?;
+            self.summary.most("longest free (ms)", free / MS);
+            self.summary.most("longest unclaimed (ms)", unclaimed / MS);
+        }
+        Ok(())
+    }
+
+    fn check_end(&mut self) -> Result<(), Broken> {
+        for own in &self.ours {
+            self.summary.add("grants to ours", own.grants as i64);
+            self.summary.most("longest wait of ours (ms)", own.longest / MS);
+            if !own.is_dead && !own.machine.is_idle() {
+                return Err(format!("{} is not done: {:?}", own.uuid, own.machine));
+            }
+        }
+        for java in &self.java {
+            self.summary.add("grants to Redisson", java.grants as i64);
+        }
+        for lock in 0..self.locks.len() {
+            let state = self.now_of(lock);
+            let lives = |owner: &&String| {
+                self.ours.iter().any(|own| !own.is_dead && owner.starts_with(&own.uuid))
+            };
+            if let Some(owner) = state.queue.iter().chain(&state.holders).find(lives) {
+                return Err(format!("a place or the hold of {owner} is left behind"));
+            }
+            let later = self.now + self.offset + 61 * SECOND + LEASE * MS;
+            let state = self.store.look(later, &self.locks[lock].site);
+            let Site { lock, queue, window, .. } = &self.locks[lock].site;
+            if !(state.holders.is_empty() && state.queue.is_empty() && state.window_left == -2) {
+                return Err(format!("left for ever: {lock} {queue} {window}: {state:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Stop,
+    Cut,
+    HalfOpen,
+    Kill,
+    KillJava,
+    ClockForward,
+    ClockBack,
+    Flush,
+    Evict,
+    Force,
+    JavaForce,
+    Full,
+}
+
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stops",
+            Self::Cut => "cuts",
+            Self::HalfOpen => "half-open subscribers",
+            Self::Kill => "kills",
+            Self::KillJava => "kills of Redisson",
+            Self::ClockForward => "clock forward",
+            Self::ClockBack => "clock back",
+            Self::Flush => "keys deleted",
+            Self::Evict => "queue evicted",
+            Self::Force => "forced",
+            Self::JavaForce => "forced by Redisson",
+            Self::Full => "memory full",
+        }
+    }
+}

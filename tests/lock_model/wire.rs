@@ -1,0 +1,203 @@
+//! What goes over the wire: keys, channels, requests, replies, messages. No I/O and no state.
+
+use redis::Value;
+
+/// One lock: a name in one of a server's databases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub(crate) database: i64,
+    pub(crate) lock: String,
+    pub(crate) queue: String,
+    pub(crate) window: String,
+    /// Where releases are told that are everybody's.
+    pub(crate) public: String,
+    /// Beside the public one, for ours that have a place: so that the others can be counted.
+    pub(crate) companion: String,
+}
+
+impl Site {
+    pub(crate) fn new(database: i64, name: &str) -> Self {
+        let public = prefixed("redisson_lock__channel", name);
+        Self {
+            database,
+            lock: name.to_owned(),
+            queue: own_key("redlatch_queue", name),
+            window: own_key("redlatch_window", name),
+            companion: format!("{public}:redlatch"),
+            public,
+        }
+    }
+}
+
+fn prefixed(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+}
+
+/// `x` and `{x}` would share a key, and a release of one would grant the other.
+fn own_key(prefix: &str, name: &str) -> String {
+    let tagged = if name.contains('{') { "_tagged" } else { "" };
+    prefixed(&format!("{prefix}{tagged}"), name)
+}
+
+/// A client's own channel.
+pub(crate) fn own_channel(uuid: &str) -> String {
+    format!("redisson_lock__channel:{{redlatch:{uuid}}}")
+}
+
+/// Since when ours have had the lock without a turn of Redisson's (the server's time, ms), and how
+/// many of them, the holder included. All zero: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) start: i64,
+    pub(crate) count: i64,
+}
+
+/// A script call; `number` is that of the owner. Leases are milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Acquire { number: u64, lease: i64 },
+    Try { number: u64, lease: i64 },
+    Release { number: u64, chain: Chain },
+    GiveUp { number: u64, chain: Chain },
+    Renew { number: u64, lease: i64 },
+    Look,
+}
+
+/// What a script answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Granted {
+        /// It was this owner's before the request.
+        already: bool,
+        /// The server's time, ms.
+        now: i64,
+    },
+    Refused(Refused),
+    /// Of `try`.
+    NotTaken,
+    Released(Released),
+    /// Of `renew`: whether it is the owner's.
+    Renewed(bool),
+    Looked,
+    /// The server refused the script; nothing was done.
+    Error(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The server's time, ms.
+    pub(crate) now: i64,
+    /// Until it is worth another question, ms.
+    pub(crate) left: i64,
+    /// `None`: the server refused a place.
+    pub(crate) place: Option<i64>,
+    pub(crate) whose: Whose,
+    /// The place is new.
+    pub(crate) is_fresh: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Ours,
+    Redissons,
+    Window,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    NotHeld,
+    HandedOn,
+    Window,
+    Free,
+}
+
+impl Reply {
+    pub(crate) fn new(request: &Request, value: &Value) -> Self {
+        if let Value::ServerError(error) = value {
+            return Self::Error(format!("{error:?}"));
+        }
+        let numbers: Vec<i64> = match value {
+            Value::Array(parts) => {
+                parts.iter().filter_map(|part| redis::from_redis_value(part.clone()).ok()).collect()
+            }
+            Value::Int(number) => vec![*number],
+            _ => Vec::new(),
+        };
+        match (request, &numbers[..]) {
+            (Request::Acquire { .. } | Request::Try { .. }, [taken @ 1..=2, _, now]) => {
+                Self::Granted { already: *taken == 2, now: *now }
+            }
+            (Request::Acquire { .. }, [0, now, left, place, whose, fresh]) => {
+                Self::Refused(Refused {
+                    now: *now,
+                    left: *left,
+                    place: (*place >= 0).then_some(*place),
+                    whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
+                    is_fresh: *fresh == 1,
+                })
+            }
+            (Request::Try { .. }, [0]) => Self::NotTaken,
+            (Request::Release { .. } | Request::GiveUp { .. }, []) => {
+                Self::Released(Released::NotHeld)
+            }
+            (Request::Release { .. } | Request::GiveUp { .. }, [what]) => {
+                Self::Released(match what {
+                    1 => Released::HandedOn,
+                    2 => Released::Window,
+                    _ => Released::Free,
+                })
+            }
+            (Request::Renew { .. }, [held]) => Self::Renewed(*held == 1),
+            (Request::Look, [_]) => Self::Looked,
+            _ => Self::Error(format!("{request:?} answers {value:?}")),
+        }
+    }
+}
+
+/// What comes over a client's own channel: a verb, the owner's number, what the verb needs, and at
+/// the end the database and the lock's key, which may contain anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) number: u64,
+    pub(crate) what: What,
+    pub(crate) database: i64,
+    pub(crate) lock: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The lock is this owner's, from `now` (the server's time) on for so long; ms.
+    Grant { now: i64, lease: i64, places: i64, chain: Chain },
+    /// A window is open: this owner is the first and should ask after so many ms.
+    Open { left: i64 },
+}
+
+impl Message {
+    /// `None`: a message of another kind, or of a version to come.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (verb, rest) = text.split_once(' ')?;
+        let (number, rest) = integer(rest)?;
+        let (what, rest) = match verb {
+            "grant" => {
+                let (now, rest) = integer(rest)?;
+                let (lease, rest) = integer(rest)?;
+                let (places, rest) = integer(rest)?;
+                let (start, rest) = integer(rest)?;
+                let (count, rest) = integer(rest)?;
+                (What::Grant { now, lease, places, chain: Chain { start, count } }, rest)
+            }
+            "open" => {
+                let (left, rest) = integer(rest)?;
+                (What::Open { left }, rest)
+            }
+            _ => return None,
+        };
+        let (database, lock) = integer(rest)?;
+        Some(Self { number: number as u64, what, database, lock: lock.to_owned() })
+    }
+}
+
+fn integer(text: &str) -> Option<(i64, &str)> {
+    let (number, rest) = text.split_once(' ')?;
+    Some((number.parse().ok()?, rest))
+}
