@@ -168,7 +168,11 @@ impl FairLock {
                         }
                         ask_after
                     }
-                    Err(trouble) => return Err(self.trouble(trouble, &owner, terms)),
+                    Err(trouble) => {
+                        let untaken = matches!(trouble, Trouble::Unsent(_) | Trouble::Refused(_));
+                        place.unknown_there = untaken && !queued;
+                        return Err(self.trouble(trouble, &owner, terms));
+                    }
                 };
                 queued = true;
                 // Whatever came while it asked: the hold may have been passed to it meanwhile.

@@ -263,7 +263,13 @@ pub trait Lock: fmt::Debug + Send + Sync {
         let result = work(&guard)?;
         let core = guard.core();
         match guard.unlock() {
-            Err(error) if matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::NotHeld) => {
+            // In a forked child the lock is the parent's, and nothing may be logged here.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
+                ) =>
+            {
                 Err(error.into())
             }
             Err(error) => {

@@ -11,7 +11,12 @@
 -- or listen at another node, so it is dropped only if its score has passed.
 local owner = ARGV[3]
 
-local released = redis.call('hdel', lock, owner) == 1
+-- Something else that was written over the lock is not this owner's either.
+local deleted = redis.pcall('hdel', lock, owner)
+if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
+    return deleted
+end
+local released = deleted == 1
 if ARGV[4] then
     pcall(function()
         local passed = #ARGV - 3

@@ -3,11 +3,17 @@
 -- Who holds the lock, if anybody does, and its time left. A lock has one field and an end, always:
 -- waiting for another hash would not end, and it is an error.
 local function holder()
-    local fields = redis.call('hkeys', lock)
-    local left = fields[1] and redis.call('pttl', lock)
-    local foreign = #fields > 1 or left == -1
-    return fields[1], left, foreign and redis.error_reply(
-        'WRONGTYPE the hash has several fields or no time to live: no lock')
+    local fields = redis.call('hlen', lock)
+    if fields == 0 then
+        return nil
+    end
+    local left = redis.call('pttl', lock)
+    -- Never the keys of many fields: somebody's data may have a million.
+    if fields > 1 or left == -1 then
+        return nil, nil, redis.error_reply(
+            'WRONGTYPE the hash has several fields or no time to live: no lock')
+    end
+    return redis.call('hkeys', lock)[1], left
 end
 
 -- Takes the lock, which is free. The first PEXPIRE changes nothing. Where it is refused, so would be

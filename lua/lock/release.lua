@@ -7,7 +7,11 @@
 --
 -- No HINCRBY: it is refused when memory is short, DEL is not. The owner names one acquisition, so
 -- the request may be sent again: the second time it answers nil.
-if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+-- Something else that was written over the lock is not this owner's either.
+local held = redis.pcall('hexists', KEYS[1], ARGV[1])
+if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then
+    return held
+elseif held ~= 1 then
     return nil
 end
 redis.call('del', KEYS[1])

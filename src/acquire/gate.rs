@@ -284,6 +284,8 @@ impl Gate {
         if state.turn.may_pass(now)
             && state.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
+            // Before the next one can know of it: other threads may ask this one's guard.
+            tenancy.step_down();
             let mut passed = None;
             let wake = state.queue.grant_first(|first| {
                 let next = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(first.thread())));

@@ -26,6 +26,8 @@ pub(super) struct Place {
     pub(super) stays: bool,
     /// A request was sent twice: the first one may arrive after the waiter has left.
     pub(super) twice: bool,
+    /// Redis certainly does not know of it: nothing was sent, or it was refused.
+    pub(super) unknown_there: bool,
 }
 
 /// What a place listened to before a request.
@@ -158,6 +160,10 @@ impl Drop for Place {
         if let Some(tenancy) = passed {
             // It was given the hold and cannot take it: on to the next.
             let _ = self.site.leave(&tenancy, None, Leaving::Posted);
+            return;
+        }
+        // While the server is away, each call's would be sent for minutes.
+        if self.unknown_there {
             return;
         }
         let leaving = Leave { site: Arc::clone(site), command: command.clone(), lease };

@@ -114,6 +114,7 @@ impl FairQueue {
             redisson: None,
             stays: false,
             twice: false,
+            unknown_there: false,
         }
     }
 

@@ -305,6 +305,7 @@ impl Tenancy {
         match self.end.lock().how {
             Some(Ending::Lost(reason)) => return HoldState::Lost(reason),
             Some(Ending::Released) => return HoldState::Released,
+            None if self.ended.load(Ordering::Acquire) => return HoldState::Released,
             None => {}
         }
         if let Some(reason) = self.hold.lost() {
@@ -354,6 +355,12 @@ impl Tenancy {
             Some(Ending::Lost(reason)) => Some((reason, callback)),
             Some(Ending::Released) => None,
         }
+    }
+
+    /// Its thread has left it, and the next one is about to have the hold: from here on it does not
+    /// say "held", whoever asks its guard. [`release`](Self::release) follows.
+    pub(crate) fn step_down(&self) {
+        self.ended.store(true, Ordering::Release);
     }
 
     /// The thread gave it back. The callbacks go unheard; to be dropped when nothing is led or

@@ -312,7 +312,11 @@ impl Held {
             }
             HoldState::Held | HoldState::Unconfirmed => {
                 let remaining = self.remaining();
-                if remaining >= slack && !remaining.is_zero() {
+                if remaining.is_zero() {
+                    // It ended between the two looks.
+                    return self.check(slack);
+                }
+                if remaining >= slack {
                     return Ok(());
                 }
                 let message = format!(
