@@ -139,7 +139,10 @@ impl Client {
     /// answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that is in
     /// the middle of a request ends by itself soon after.
     pub fn shutdown(&self) {
-        self.0.end();
+        let begun = Instant::now();
+        if !self.0.end() {
+            self.0.await_threads(begun);
+        }
     }
 
     pub(crate) fn open(url: &str, config: Config) -> Result<Self, Error> {
@@ -217,9 +220,10 @@ impl Outer {
         own_thread("redlatch-subscriber", alive, move || pubsub.run())
     }
 
-    fn end(&self) {
+    /// `false`: somebody else has begun to end it, or it is the parent's.
+    fn end(&self) -> bool {
         if self.core.is_forked() || std::mem::replace(&mut *self.ending.lock(), true) {
-            return;
+            return false;
         }
         let core = &self.core;
         core.shut_down.store(true, Ordering::SeqCst);
@@ -243,13 +247,22 @@ impl Outer {
         for lane in &core.lanes {
             if begun.elapsed() < patience {
                 lane.settle(begun + patience);
+            } else {
+                // Nobody else will: what is queued or owed there becomes an errand, or is logged.
+                lane.look(Duration::ZERO, Duration::ZERO);
             }
         }
         core.watchdog.shut_down();
-        if !on_own_thread() {
-            // A thread that a dead network keeps in a write or a read ends when that times out.
-            let left = patience.saturating_mul(2).saturating_sub(begun.elapsed());
-            let _ = self.ended.recv_timeout(left);
+        self.await_threads(begun);
+        true
+    }
+
+    /// Waits for the background threads, which `begun` to end then. One that a dead network keeps in
+    /// a write or a read ends when that times out.
+    fn await_threads(&self, begun: Instant) {
+        if !on_own_thread() && !self.core.is_forked() {
+            let patience = self.core.config.response_timeout.saturating_mul(2);
+            let _ = self.ended.recv_timeout(patience.saturating_sub(begun.elapsed()));
         }
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
+    /// Whose connections these are asks for what is held by itself.
+    asks: bool,
     health: Arc<Health>,
     /// Who is told of each connection that works.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
@@ -38,13 +40,21 @@ impl Endpoint {
         })?;
         let health = Arc::new(Health::new(&info.addr().to_string()));
         let runs = Arc::new(Runs::new());
-        Ok(Self { info, connect_timeout, response_timeout, runs, health, opened: Arc::default() })
+        let (asks, opened) = (false, Arc::default());
+        Ok(Self { info, connect_timeout, response_timeout, runs, asks, health, opened })
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
     /// timeout, the look-up of a host's name excepted. The name is looked up each time.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
-        self.open_within(self.connect_timeout)
+        self.open_within(self.connect_timeout).inspect(|_| self.answers())
+    }
+
+    /// A connection is of use: its server can be asked.
+    pub(super) fn answers(&self) {
+        if let Some(tell) = self.opened.get() {
+            tell();
+        }
     }
 
     #[cfg(all(test, shuttle))]
@@ -60,11 +70,8 @@ impl Endpoint {
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
         let opened = Connection::open(address, settings, self.response_timeout, deadline);
         let (connection, server) = opened.inspect_err(|error| self.health.failed(now, error))?;
-        self.runs.met(server);
+        self.runs.met(server, self.asks);
         self.health.works(now);
-        if let Some(tell) = self.opened.get() {
-            tell();
-        }
         Ok(connection)
     }
 
@@ -76,10 +83,10 @@ impl Endpoint {
         self.response_timeout
     }
 
-    /// This server with another response timeout.
+    /// This server with another response timeout, for whoever is told of new runs.
     pub(crate) fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
-        Self { connect_timeout, response_timeout, ..self.clone() }
+        Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
     pub(crate) fn health(&self) -> &Arc<Health> {

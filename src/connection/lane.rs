@@ -367,9 +367,11 @@ impl<'a> Lead<'a> {
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // Those who queued while the connection could not be opened need not find out
-                // one after the other.
-                let late = std::mem::take(&mut self.lane.state.lock().queue);
-                late.into_iter().for_each(|pending| pending.fail(&failure));
+                // one after the other. (They do if it had less than their time to be opened.)
+                if self.within >= self.lane.endpoint.connect_timeout() {
+                    let late = std::mem::take(&mut self.lane.state.lock().queue);
+                    late.into_iter().for_each(|pending| pending.fail(&failure));
+                }
                 Err(failure)
             }
         };
@@ -417,7 +419,17 @@ impl Drop for Lead<'_> {
             }
             let queue = std::mem::take(&mut state.queue);
             drop(state);
-            let _heard = self.write_and_read(queue);
+            // Written and no more: who drops a guard may be here, and waits neither for a look at a
+            // connection that was silent nor for another one.
+            let posts = queue.into_iter().filter_map(|pending| match pending {
+                Pending::Post(command, receiver) => Some((command, receiver, false)),
+                Pending::Call(_) => None,
+            });
+            if let Some(link) = &mut self.link
+                && link.send(posts).is_err()
+            {
+                self.link = None;
+            }
         }
     }
 }

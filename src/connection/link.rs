@@ -70,6 +70,8 @@ pub(crate) struct Link {
     owed: VecDeque<Owed>,
     response_timeout: Duration,
     health: Arc<Health>,
+    /// Until its first reply that is none of a wrong server.
+    untold: Option<Endpoint>,
     wrote_at: Instant,
     /// When it was last heard of, on [`clock`].
     heard_at: u64,
@@ -106,6 +108,7 @@ impl Link {
             owed: VecDeque::new(),
             response_timeout: endpoint.response_timeout(),
             health: Arc::clone(endpoint.health()),
+            untold: Some(endpoint.clone()),
             wrote_at: begun,
             heard_at: clock::now(),
             opened_in: begun.elapsed(),
@@ -264,6 +267,12 @@ impl Link {
         match self.connection.receive_until(until) {
             Ok(reply) => {
                 self.is_wrong |= is_wrong_server(&reply);
+                // Not before: errands would run, find it wrong, open the next one, and so on.
+                if !self.is_wrong
+                    && let Some(endpoint) = self.untold.take()
+                {
+                    endpoint.answers();
+                }
                 // The last one, to what was written last: others may have lain here for long.
                 if self.owed.is_empty() {
                     self.heard_at = clock::now();

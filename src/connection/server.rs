@@ -80,9 +80,11 @@ impl Runs {
         Self { last: Mutex::new(None), incarnation: AtomicU64::new(0), told: OnceLock::new() }
     }
 
-    /// A connection was opened to this server.
-    pub(super) fn met(&self, server: Server) {
+    /// A connection was opened to this server. `asked`: by whoever is told. If the server does not
+    /// say which run it is, the next connection would be news again, and so on for ever.
+    pub(super) fn met(&self, server: Server, asked: bool) {
         let mut last = self.last.lock();
+        let is_vain = asked && server.run_id.is_none();
         let is_first = last.is_none();
         let is_same =
             last.as_ref().is_some_and(|last| last.run_id.is_some() && last.run_id == server.run_id);
@@ -95,6 +97,7 @@ impl Runs {
         drop(last);
         if !is_same
             && !is_first
+            && !is_vain
             && let Some(tell) = self.told.get()
         {
             tell();
@@ -154,11 +157,11 @@ mod tests {
         for (run_id, expected) in
             [("a", (1, 0)), ("a", (1, 0)), ("b", (2, 1)), ("b", (2, 1)), ("a", (3, 2))]
         {
-            runs.met(server(Some(run_id)));
+            runs.met(server(Some(run_id)), true);
             assert_eq!(seen(), expected);
         }
-        runs.met(server(None));
-        runs.met(server(None));
+        runs.met(server(None), false);
+        runs.met(server(None), false);
         assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
     }
 }

@@ -213,7 +213,10 @@ impl Renewer {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                    // What is left after a turn is only who paid, and may owe more.
+                    while !self.waiting.is_empty() {
+                        self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                    }
                     return;
                 }
                 Some(job) => self.try_to(|renewer| renewer.work(job)),
@@ -347,7 +350,12 @@ impl Renewer {
                 if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
                     continue;
                 }
-                if !self.core.is_shut_down() {
+                let goes_on = is_answered(&outcome) && matches!(errand.ends, Ends::Paid(_));
+                if goes_on {
+                    // More may be owed by now, which waits for no back-off and for no other errand.
+                    errand.retry = FIRST_RETRY;
+                }
+                if goes_on || !self.core.is_shut_down() {
                     errand.back_off(now);
                     self.waiting.push(errand);
                 } else if !is_answered(&outcome) {
@@ -421,6 +429,7 @@ impl Renewer {
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
+        self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open(&self.endpoint)?)),

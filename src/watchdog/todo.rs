@@ -19,7 +19,16 @@ pub(super) struct Todo {
 impl Todo {
     pub(super) fn put(&mut self, job: Job) {
         match job {
-            Job::Renew(_) | Job::RenewAll => self.renewals.push_back(job),
+            // What fell due while the last ones were on their way goes together: a round trip for
+            // each tick is too slow for a short lease at a distance.
+            Job::Renew(more) => match self.renewals.back_mut() {
+                Some(Job::Renew(last)) if last.iter().chain(&more).all(|due| due.raises) => {
+                    last.extend(more);
+                }
+                _ => self.renewals.push_back(Job::Renew(more)),
+            },
+            Job::RenewAll if matches!(self.renewals.back(), Some(Job::RenewAll)) => {}
+            Job::RenewAll => self.renewals.push_back(job),
             Job::Look(lanes) => self.lanes.extend(lanes),
             Job::End => self.ends = true,
             other => self.others.push_back(other),
