@@ -176,6 +176,12 @@ impl Error {
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
 
+    pub(crate) fn late_grant(name: &Arc<str>) -> Self {
+        let message = "it was granted, but the lease was over before the reply was read; nothing is \
+                       held, take a longer lease";
+        Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
+    }
+
     pub(crate) fn forked(name: &Arc<str>) -> Self {
         let message =
             "this process was forked from the one that connected the client, which keeps \

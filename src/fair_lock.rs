@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::acquire::{Entered, Wait};
 use crate::client::Client;
 use crate::connection::Command;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::hold::{Asked, LostReason, Site, Tenancy, Terms, clock};
 use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
@@ -125,7 +125,12 @@ impl FairLock {
             Ok(Replied { reply: true, twice }) => {
                 let hold = queue.hold(owner, terms, lease, asked, twice, Vec::new());
                 let admitted = queue.admit(site, hold, thread, terms).inspect_err(|_| undo())?;
-                Ok(admitted.inspect_err(|_| undo()).ok())
+                match admitted.inspect_err(|_| undo()) {
+                    Err(hold) if clock::now() >= hold.deadline() => {
+                        Err(Error::late_grant(&site.name))
+                    }
+                    admitted => Ok(admitted.ok()),
+                }
             }
             Err(trouble) => Err(self.trouble(trouble, &owner, terms)),
         }
@@ -211,10 +216,7 @@ impl FairLock {
                 Err(hold) => late += u32::from(clock::now() >= hold.deadline()),
             }
             if late == MOST_LATE {
-                let message = "each grant's lease was over before its reply was read; nothing is \
-                               held, take a longer lease";
-                let error = Error::new(ErrorKind::Redis, message.to_owned());
-                return Err(error.transient(true).of(&site.name));
+                return Err(Error::late_grant(&site.name));
             }
         }
     }

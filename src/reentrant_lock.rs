@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait};
 use crate::client::Client;
 use crate::connection::Command;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::hold::{Asked, Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
 use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
@@ -149,7 +149,7 @@ impl ReentrantLock {
             wait,
             news: &|| false,
         };
-        let mut request = Request::new(site, terms);
+        let mut request = Request::new(site, terms, &wait);
         loop {
             let Some(hold) = self.ask(&contender, &mut request)? else { return Ok(None) };
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
@@ -259,18 +259,20 @@ struct Request<'a> {
     terms: Terms,
     owner: Owner,
     late: u32,
+    most_late: u32,
     /// It was sent twice, or granted: it must be undone unless it ends in a guard.
     is_pending: bool,
     is_granted: bool,
 }
 
-/// So many grants in a row may arrive after their own end.
+/// So many grants in a row may arrive after their own end. One, where there is one try.
 const MOST_LATE: u32 = 3;
 
 impl<'a> Request<'a> {
-    fn new(site: &'a Arc<Site>, terms: Terms) -> Self {
+    fn new(site: &'a Arc<Site>, terms: Terms, wait: &Wait<'_>) -> Self {
         let owner = site.core.id.next_owner();
-        Self { site, terms, owner, late: 0, is_pending: false, is_granted: false }
+        let most_late = if wait.blocks() { MOST_LATE } else { 1 };
+        Self { site, terms, owner, late: 0, most_late, is_pending: false, is_granted: false }
     }
 
     fn send(&mut self) -> Result<Try<Hold>, Error> {
@@ -318,13 +320,10 @@ impl<'a> Request<'a> {
         self.is_pending = false;
         self.owner = self.site.core.id.next_owner();
         self.late += u32::from(late);
-        if self.late < MOST_LATE {
+        if self.late < self.most_late {
             return Ok(());
         }
-        let message = "each grant's lease was over before its reply was read; nothing is held, \
-                       take a longer lease";
-        let error = Error::new(ErrorKind::Redis, message.to_owned());
-        Err(error.transient(true).of(&self.site.name))
+        Err(Error::late_grant(&self.site.name))
     }
 }
 

@@ -1,7 +1,7 @@
 -- How a fair lock is taken. Stands behind line.lua, before the scripts that look at the lock first.
 
--- Who holds the lock, if anybody does, and its time left. A lock has one field and an end, always:
--- waiting for another hash would not end, and it is an error.
+-- Who holds the lock, if anybody does, and its time left. A lock has one field, an owner, and an end,
+-- always: waiting for another hash would not end, and it is an error.
 local function holder()
     local fields = redis.call('hlen', lock)
     if fields == 0 then
@@ -9,11 +9,12 @@ local function holder()
     end
     local left = redis.call('pttl', lock)
     -- Never the keys of many fields: somebody's data may have a million.
-    if fields > 1 or left == -1 then
+    local owner = fields == 1 and redis.call('hkeys', lock)[1]
+    if not owner or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
         return nil, nil, redis.error_reply(
-            'WRONGTYPE the hash has several fields or no time to live: no lock')
+            'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
     end
-    return redis.call('hkeys', lock)[1], left
+    return owner, left
 end
 
 -- Takes the lock, which is free. The first PEXPIRE changes nothing. Where it is refused, so would be

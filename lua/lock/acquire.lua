@@ -9,8 +9,8 @@
 -- again under its id after a lost reply. The first one may come late, when the lease has been made
 -- longer: it is only ever raised.
 --
--- A lock has one field and a time to live, always. A hash without, or with more, is somebody
--- else's data: waiting for it would not end.
+-- A lock has one field, an owner, and a time to live, always. Another hash is somebody else's data:
+-- waiting for it would not end. (HLEN first: it may have a million fields.)
 --
 -- Whether PEXPIRE is allowed is asked before the HSET: refused after it, the lock would stay for
 -- ever. Servers before 7.0 cannot be asked; there a PEXPIRE that finds no key and changes nothing
@@ -23,12 +23,15 @@ if left == -2 then
     elseif not redis.acl_check_cmd('pexpire', KEYS[1], ARGV[1]) then
         return redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
     end
-elseif redis.call('hlen', KEYS[1]) ~= 1 or left == -1 then
-    return redis.error_reply('WRONGTYPE the hash has several fields or no time to live: no lock')
-elseif redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
-    return left
-elseif left >= tonumber(ARGV[1]) then
-    return nil
+else
+    local holder = redis.call('hlen', KEYS[1]) == 1 and redis.call('hkeys', KEYS[1])[1]
+    if not holder or left == -1 or string.match(holder, '^[%x-]+:()%d+$') ~= 38 then
+        return redis.error_reply('WRONGTYPE the hash is no lock: no owner alone, or no time to live')
+    elseif holder ~= ARGV[2] then
+        return left
+    elseif left >= tonumber(ARGV[1]) then
+        return nil
+    end
 end
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[1])

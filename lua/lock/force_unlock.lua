@@ -8,8 +8,12 @@
 local fields = redis.call('hlen', KEYS[1])
 if fields == 0 then
     return 0
-elseif fields ~= 1 or redis.call('pttl', KEYS[1]) == -1 then
-    return redis.error_reply('WRONGTYPE the hash has several fields or no time to live: no lock')
+end
+local holder = fields == 1 and redis.call('hkeys', KEYS[1])[1]
+if not holder or redis.call('pttl', KEYS[1]) == -1
+    or string.match(holder, '^[%x-]+:()%d+$') ~= 38
+then
+    return redis.error_reply('WRONGTYPE the hash is no lock: no owner alone, or no time to live')
 end
 redis.call('del', KEYS[1])
 redis.pcall('publish', ARGV[1], ARGV[2])

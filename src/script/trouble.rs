@@ -127,8 +127,8 @@ impl Rights {
         match self {
             Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
             Self::Locks => {
-                "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HLEN, HSET, DEL, PEXPIRE, PTTL, \
-                 PUBLISH and SUBSCRIBE on its key and its channel"
+                "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
+                 PTTL, PUBLISH and SUBSCRIBE on its key and its channel"
             }
             Self::FairLocks => "a fair lock needs more commands than a lock, and two keys more",
             Self::Semaphores => {
