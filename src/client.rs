@@ -423,7 +423,7 @@ impl Core {
     /// read the reply, waits for it.
     pub(crate) fn post(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn Replied>) {
         if self.closed.load(Ordering::SeqCst) {
-            receiver.receive(lane.call_once(&command));
+            receiver.receive(lane.call_unless_out(&command));
             return;
         }
         let posted = lane.post(command, receiver);

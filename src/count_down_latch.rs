@@ -90,7 +90,11 @@ impl CountDownLatch {
                 let command = site.scripts().count_down_copy(ticket);
                 let errand = Errand::request(&site.name, command, &site.requests, ticket);
                 site.core.watchdog.run_errand(errand);
-                "it is counted in the background, once: do not count down again"
+                if site.core.is_shut_down() {
+                    "whether it was counted is not known, and the client has ended: look at the count"
+                } else {
+                    "it is counted in the background, once: do not count down again"
+                }
             }
             Trouble::Forgotten(_) => {
                 site.requests.close(ticket);
@@ -389,6 +393,7 @@ impl LatchSite {
 impl Drop for LatchSite {
     fn drop(&mut self) {
         self.core.latches.forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }
 

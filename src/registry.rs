@@ -54,6 +54,23 @@ impl<T> Registry<T> {
         }
     }
 
+    /// Forgets the name of what only its caller has any more, and is about to drop.
+    pub(crate) fn forget_last(&self, name: &str, one: &Arc<T>) {
+        if self.process.is_parent() {
+            return;
+        }
+        let mut all = self.names.lock();
+        // Nobody gets another one but under the mutex, or from who has one.
+        if Arc::strong_count(one) == 1
+            && all.get(name).is_some_and(|kept| Weak::as_ptr(kept) == Arc::as_ptr(one))
+        {
+            all.remove(name);
+        }
+        if all.capacity() > 1_024 && all.len() < all.capacity() / 8 {
+            all.shrink_to_fit();
+        }
+    }
+
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.names.lock().values().filter_map(Weak::upgrade).collect()
     }

@@ -371,8 +371,13 @@ impl Semaphore {
         let mut entered = site.gate.enter(&thread, permits, wait.blocks());
         // Who finds the gate open is first in line, and after the process's turn it stays away like
         // any other: its release and its next request, one behind the other, would win every race.
+        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
+        let mut rest = Duration::ZERO;
         if matches!(entered, PermitEntered::Open) && wait.blocks() && site.is_turn_over() {
-            entered = site.gate.refused(&thread, permits);
+            rest = site.rest_of_yield();
+            if !rest.is_zero() {
+                entered = site.gate.refused(&thread, permits);
+            }
         }
         let asked = matches!(entered, PermitEntered::Open);
         if asked {
@@ -394,7 +399,7 @@ impl Semaphore {
                 None => return Ok(None),
             },
         }
-        let granted = self.lead(&thread, permits, wait, asked)?;
+        let granted = self.lead(&thread, permits, wait, asked, rest)?;
         Ok(granted.then(|| self.permit(permits)))
     }
 
@@ -409,13 +414,15 @@ impl Semaphore {
     }
 
     /// Asks Redis, and waits for other processes, or for what this one's threads give back.
-    /// `asked`: the server has just refused the thread.
+    /// `asked`: the server has just refused the thread. `rest`: how long it stays away first, if that
+    /// is known already.
     fn lead(
         &self,
         thread: &Arc<Thread>,
         permits: u32,
         wait: Wait<'_>,
         asked: bool,
+        rest: Duration,
     ) -> Result<bool, Error> {
         let site = &self.site;
         let _baton = Baton { site };
@@ -428,7 +435,7 @@ impl Semaphore {
             news: &|| site.gate.is_given(),
         };
         // After the process's turn others go first, unless somebody here gives permits back.
-        let rest = site.rest_of_yield();
+        let rest = if rest.is_zero() { site.rest_of_yield() } else { rest };
         if !rest.is_zero() {
             contender.sleep(None, wait.sleep_until(rest), |_| false)?;
         }

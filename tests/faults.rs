@@ -782,7 +782,8 @@ fn the_rights_that_the_message_names_are_enough() {
     let Some(server) = real_server() else { return };
     let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
-    let all = "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HSET DEL PEXPIRE PTTL PUBLISH SUBSCRIBE".split(' ');
+    let all =
+        "EVALSHA EVAL EXISTS HEXISTS HKEYS HLEN HSET DEL PEXPIRE PTTL PUBLISH SUBSCRIBE".split(' ');
     let mut rights = vec!["-@all".to_owned()];
     for right in all {
         assert!(error.contains(right), "no {right} in: {error}");

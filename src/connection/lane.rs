@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::link::{Cause, Failure, Link, Outcome, Receiver};
 use super::{Command, Endpoint};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Thread};
 
 #[cfg(test)]
@@ -33,6 +33,9 @@ pub(crate) struct Lane {
     state: Mutex<State>,
     /// Whether the background thread has been asked to look at unread replies.
     look_requested: AtomicBool,
+    /// How many releases of permits are written to it, or about to be, that nobody waits for. They
+    /// must stay well below [`MOST_UNREAD`].
+    pub(crate) permits_posted: AtomicUsize,
 }
 
 struct State {
@@ -92,7 +95,12 @@ impl Lane {
             served: 0,
             round_trip: Duration::ZERO,
         };
-        Self { endpoint, state: Mutex::new(state), look_requested: AtomicBool::new(false) }
+        Self {
+            endpoint,
+            state: Mutex::new(state),
+            look_requested: AtomicBool::new(false),
+            permits_posted: AtomicUsize::new(0),
+        }
     }
 
     /// Opens the link now, so that a wrong address is found out here.
@@ -148,8 +156,7 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         if state.link.is_none() && to_open.is_zero() {
             drop(state);
-            let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
-            let failure = Failure::Unsent(Cause::new(out, self.endpoint.health()));
+            let failure = self.out();
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
@@ -194,6 +201,17 @@ impl Lane {
         let time = self.endpoint.connect_timeout().saturating_add(self.endpoint.response_timeout());
         // No timeout is longer than a year.
         now.checked_add(time).unwrap_or(now)
+    }
+
+    /// As [`call_once`](Self::call_once), but not in an outage: who drops a hundred permits of a
+    /// client that has ended waits for that once.
+    pub(crate) fn call_unless_out(&self, command: &Command) -> Outcome {
+        if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
+    }
+
+    fn out(&self) -> Failure {
+        let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
+        Failure::Unsent(Cause::new(out, self.endpoint.health()))
     }
 
     /// Sends a command once and waits for its reply. It may wait for the packet of others that is on

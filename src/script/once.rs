@@ -87,6 +87,10 @@ impl Requests {
         }
     }
 
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Opens a request. `next` gives a number that the client never uses twice: drawn under the
     /// mutex, so that a slot's numbers rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> Ticket {

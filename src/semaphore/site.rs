@@ -12,7 +12,7 @@ use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::watchdog::{Debtor, Errand};
 
 /// One semaphore's place in a client.
@@ -22,8 +22,6 @@ pub(crate) struct SemaphoreSite {
     pub(super) lane: Arc<Lane>,
     pub(super) channel: Arc<str>,
     pub(super) requests: Arc<Requests>,
-    /// How many releases are written, or about to be, that nobody waits for.
-    posted: AtomicUsize,
     debt: Mutex<Debt>,
     pub(crate) gate: PermitGate,
 }
@@ -67,7 +65,6 @@ impl SemaphoreSite {
                 requests: core
                     .requests
                     .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                posted: AtomicUsize::new(0),
                 debt: Mutex::default(),
                 gate: PermitGate::new(core.round_trip),
                 core: Arc::clone(core),
@@ -124,7 +121,13 @@ impl SemaphoreSite {
         let state = match &trouble {
             Trouble::Unknown(_) => {
                 self.run(self.scripts().abandon(ticket), ticket);
-                "no permit is taken; what the server may have given is given back in the background"
+                if self.core.is_shut_down() {
+                    "no permit is taken; the client has ended and may not have given back what the \
+                     server may have given: look at available_permits"
+                } else {
+                    "no permit is taken; what the server may have given is given back in the \
+                     background"
+                }
             }
             Trouble::Forgotten(_) => {
                 self.requests.close(ticket);
@@ -145,14 +148,14 @@ impl SemaphoreSite {
             return Ok(());
         }
         let posted = giving == Giving::Posted;
-        if posted && self.posted.load(Ordering::Relaxed) >= MOST_POSTED {
+        if posted && self.lane.permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
             self.owe(rest.into());
             return Ok(());
         }
         let ticket = self.open();
         let release = Release { site: Arc::clone(self), ticket, permits: rest };
         if posted {
-            self.posted.fetch_add(1, Ordering::Relaxed);
+            self.lane.permits_posted.fetch_add(1, Ordering::Relaxed);
             let command = self.scripts().release_command(ticket, rest.into(), false);
             self.core.post(&self.lane, command, Arc::new(release));
             return Ok(());
@@ -194,7 +197,8 @@ impl SemaphoreSite {
         let own = self.own_listeners();
         self.gate.with_turn(|turn| match turn.before(now) {
             Before::Yield(last) => {
-                let others = turn.others(own).unwrap_or(1);
+                // Before anything was given back in this turn there was no race to win.
+                let others = turn.others(own).unwrap_or(0);
                 let stays = others > 0;
                 turn.end(others);
                 turn.yielded(stays);
@@ -202,6 +206,10 @@ impl SemaphoreSite {
             }
             Before::Ask => Duration::ZERO,
         })
+    }
+
+    fn in_the_background(&self) -> &'static str {
+        if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
     fn run(&self, command: Command, ticket: Ticket) {
@@ -250,6 +258,7 @@ impl Debtor for SemaphoreSite {
 impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.semaphores.forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }
 
@@ -291,7 +300,7 @@ impl Release {
             Trouble::Unknown(_) => {
                 let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
                 site.run(copy, self.ticket);
-                IN_THE_BACKGROUND
+                site.in_the_background()
             }
             Trouble::Forgotten(_) => {
                 site.requests.close(self.ticket);
@@ -301,7 +310,7 @@ impl Release {
                 site.requests.close(self.ticket);
                 if for_good {
                     site.owe(self.permits.into());
-                    IN_THE_BACKGROUND
+                    site.in_the_background()
                 } else {
                     "no permit was given back"
                 }
@@ -313,10 +322,12 @@ impl Release {
 
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background, once: do not release them again";
+const NO_BACKGROUND: &str =
+    "the client has ended and may not have given the permits back: look at available_permits";
 
 impl Receiver for Release {
     fn receive(&self, outcome: Outcome) {
-        self.site.posted.fetch_sub(1, Ordering::Relaxed);
+        self.site.lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = self.settle(released(outcome, &self.site.requests), true) {
             self.site.core.watchdog.tell(error);
         }
