@@ -3,14 +3,16 @@
 -- Who holds the lock, if anybody does, and its time left. A lock has one field, an owner, and an end,
 -- always: waiting for another hash would not end, and it is an error.
 local function holder()
-    local fields = redis.call('hlen', lock)
-    if fields == 0 then
+    -- Two fields are enough to see, and somebody's data may have a million.
+    local scan = redis.call('hscan', lock, 0, 'count', 2)
+    local owner = scan[2][1]
+    if not owner and scan[1] == '0' then
         return nil
     end
     local left = redis.call('pttl', lock)
-    -- Never the keys of many fields: somebody's data may have a million.
-    local owner = fields == 1 and redis.call('hkeys', lock)[1]
-    if not owner or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
+    if scan[2][3] or scan[1] ~= '0' or left == -1
+        or string.match(owner, '^[%x-]+:()%d+$') ~= 38
+    then
         return nil, nil, redis.error_reply(
             'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
     end

@@ -197,8 +197,7 @@ impl SemaphoreSite {
         let own = self.own_listeners();
         self.gate.with_turn(|turn| match turn.before(now) {
             Before::Yield(last) => {
-                // Before anything was given back in this turn there was no race to win.
-                let others = turn.others(own).unwrap_or(0);
+                let others = turn.others(own).unwrap_or(1);
                 let stays = others > 0;
                 turn.end(others);
                 turn.yielded(stays);
