@@ -382,7 +382,9 @@ impl LatchSite {
             }
             Ok(_) => Ok(Try::Busy(None)),
             Err(trouble) => {
-                let error = trouble.into_error().of(&self.name).now("waiting has ended");
+                // A question changes nothing, whatever became of it.
+                let error = trouble.into_error().unknown(false).of(&self.name);
+                let error = error.now("waiting has ended");
                 self.gate.tell_until(arrivals, || Signal::Failed(error.clone()));
                 Err(error)
             }

@@ -163,6 +163,12 @@ impl Error {
         self
     }
 
+    /// What came before it, said first.
+    pub(crate) fn after(mut self, what: &str) -> Self {
+        self.0.message.insert_str(0, what);
+        self
+    }
+
     pub(crate) fn lost(name: &Arc<str>, reason: &dyn fmt::Display) -> Self {
         let message = format!(
             "the hold was lost: {reason}; another owner may have it now, and what was done since \
@@ -172,7 +178,7 @@ impl Error {
     }
 
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {
-        let message = "waiting was cancelled; nothing is held".to_owned();
+        let message = "waiting was cancelled; nothing was taken".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)
     }
 
@@ -191,7 +197,7 @@ impl Error {
     }
 
     pub(crate) fn shut_down(name: &Arc<str>) -> Self {
-        let message = "the client was shut down; nothing is held, connect a new one".to_owned();
+        let message = "the client was shut down; connect a new one".to_owned();
         Self::new(ErrorKind::ShutDown, message).of(name)
     }
 }

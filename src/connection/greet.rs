@@ -30,7 +30,23 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
         let reply = reply.map_err(|failure| script::unreachable(failure.cause()))?;
         understand(reply).map_err(place)?;
     }
+    if is_replica(lane) {
+        let message = "the server is a read-only replica: connect to the master";
+        return Err(place(Error::new(ErrorKind::Redis, message.to_owned()).transient(true)));
+    }
     Ok(shortest)
+}
+
+/// One that does not say is taken for a master: the first change tells.
+fn is_replica(lane: &Lane) -> bool {
+    let info = lane.call_once(&Command::plain(&[b"INFO", b"replication"]));
+    let says = |line: &str| match &info {
+        Ok(Value::BulkString(text)) => {
+            String::from_utf8_lossy(text).lines().any(|found| found.trim() == line)
+        }
+        _ => false,
+    };
+    says("role:slave") && says("slave_read_only:1")
 }
 
 /// Whether it is a server that can do what is asked of it.

@@ -58,6 +58,11 @@ fn explain(url: &str) -> Option<String> {
         };
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if !user.is_empty() && !user.contains(':') {
+        return say(
+            "the URL has a user and no password; a password alone is written redis://:password@host",
+        );
+    }
     if !is_text(user) {
         return Some(format!("the URL's user or password is no UTF-8 text: {ESCAPE}"));
     }

@@ -387,7 +387,6 @@ impl PubSub {
 
 fn refused(error: &RedisError) -> Error {
     script::refused(error.clone(), Rights::Subscriptions)
-        .now("waiting needs the right to SUBSCRIBE")
 }
 
 /// What is not answered yet.

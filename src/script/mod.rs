@@ -48,10 +48,12 @@ fn call_again(
     let (outcome, twice) = lane.call_twice(command, copy);
     accepted(outcome, rights).map(|reply| (reply, twice)).map_err(|trouble| match trouble {
         // Whatever kept the second one from running, the first one may have run.
-        trouble if twice => Trouble::Unknown(trouble.into_error()),
+        trouble if twice => Trouble::Unknown(trouble.into_error().after(BROKE)),
         trouble => trouble,
     })
 }
+
+const BROKE: &str = "the connection broke after the request was sent; then: ";
 
 /// A reply, and whether its request was sent twice: then the first one may run yet, and has to be
 /// undone unless it was granted.

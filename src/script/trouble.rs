@@ -130,7 +130,11 @@ impl Rights {
                 "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
                  PTTL, PUBLISH and SUBSCRIBE on its key and its channel"
             }
-            Self::FairLocks => "a fair lock needs more commands than a lock, and two keys more",
+            Self::FairLocks => {
+                "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINDEX, LINSERT, LPOS, \
+                 LPUSH, LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
+                 redisson_lock_queue:* and redisson_lock_timeout:* too"
+            }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"

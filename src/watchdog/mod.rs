@@ -162,7 +162,7 @@ impl Watchdog {
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
-            self.log(Level::Warn, || format!("{errand:?} is given up: the client has ended"));
+            errand.give_up(self);
             return;
         }
         // It does not block, and the other end goes away after the end only.
@@ -187,9 +187,11 @@ impl Watchdog {
         }
     }
 
-    /// Logs an error that has no caller to go to.
+    /// Logs an error that has no caller to go to. What passes is tried again, and an outage is told by
+    /// itself: a line for each thing that was dropped meanwhile says no more.
     pub(crate) fn tell(&self, error: Error) {
-        self.log(Level::Warn, || format!("{error:#}"));
+        let level = if error.is_transient() { Level::Debug } else { Level::Warn };
+        self.log(level, || format!("{error:#}"));
     }
 
     /// What to call when the server's health has news.

@@ -180,6 +180,32 @@ fn is_answered(outcome: &Outcome) -> bool {
     matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
 }
 
+impl Errand {
+    /// Says what becomes of it: the client has ended first.
+    pub(super) fn give_up(&self, watchdog: &Watchdog) {
+        let name = &self.name;
+        let (level, what) = match &self.ends {
+            Ends::Late { .. } => (
+                Level::Warn,
+                "could not be released before the client ended; it ends with its lease, a place in a \
+                 queue when it lapses",
+            ),
+            Ends::Answered(_) => return,
+            Ends::Applied(..) => (
+                Level::Error,
+                "what was given back or counted down before the client ended may not have been \
+                 applied: look at it",
+            ),
+            Ends::Paid(_) => (
+                Level::Error,
+                "dropped permits were not given back before the client ended: add them with \
+                 add_permits",
+            ),
+        };
+        watchdog.log(level, || format!("{name:?}: {what}"));
+    }
+}
+
 impl fmt::Debug for Errand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Errand({:?})", self.name)
@@ -359,8 +385,7 @@ impl Renewer {
                     errand.back_off(now);
                     self.waiting.push(errand);
                 } else if !is_answered(&outcome) {
-                    let line = || format!("{errand:?} is given up: the client has ended");
-                    self.core.watchdog.log(Level::Warn, line);
+                    errand.give_up(&self.core.watchdog);
                 }
             }
         }
