@@ -690,3 +690,33 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     proxy.release();
     kept.unlock().unwrap();
 }
+
+/// Each has a phase of its own: a round trip for each would take longer than there is.
+#[test]
+fn holds_of_many_phases_are_all_kept_at_a_distance() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = UNIT * 10;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connections(16).connect();
+    let client = client.unwrap();
+    proxy.set_delay(UNIT / 4);
+    let threads: Vec<_> = (0..16_u64)
+        .map(|thread| {
+            let client = client.clone();
+            spawn(move || {
+                let take = |at: u64| {
+                    thread::sleep(Duration::from_millis((thread * 7 + at * 13) % 40));
+                    client.reentrant_lock(&format!("far:{thread}:{at}")).lock_owned().unwrap()
+                };
+                (0..7).map(take).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let guards: Vec<_> = threads.into_iter().flat_map(Running::join).collect();
+    // Time is the subject.
+    thread::sleep(lease * 3);
+    let held = guards.iter().filter(|guard| guard.is_held()).count();
+    proxy.set_delay(Duration::ZERO);
+    assert_eq!(held, guards.len());
+}
