@@ -8,19 +8,23 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
 use redlatch::{Client, Error, ErrorKind};
-use redlatch_testkit::{Action, Direction, Proxy, Server};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn info(server: &Server, section: &str, field: &str) -> u64 {
     let text: String = redis::cmd("INFO").arg(section).query(&mut server.connection()).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {field} in {text}")).trim().parse().unwrap()
+}
+
+fn opened(server: &Server) -> u64 {
+    info(server, "stats", "total_connections_received")
 }
 
 // Signals.
@@ -104,7 +108,7 @@ fn signals_change_nothing() {
     };
     // Whatever is opened when it is first used.
     run(20);
-    let opened = || info(&server, "stats", "total_connections_received");
+    let opened = || opened(&server);
     let before = opened();
     let signals = Signals::start();
     run(ROUNDS);
@@ -140,9 +144,10 @@ fn server_keys(server: &Server) -> u64 {
 
 /// A firewall drops a connection that was idle for long, and says nothing. The time is the subject.
 #[test]
-fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted() {
+fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let _bounded = bounded();
     let server = server();
+    let mut drops = IdleDrops::of(&server);
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     let lock = client.reentrant_lock("idle");
@@ -151,6 +156,53 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted() {
     proxy.on(Direction::Request, 1, Action::Silence, |_| true);
     lock.lock().unwrap().unlock().unwrap();
     assert_eq!(proxy.fired(), 1, "the connection was still alive");
+    server.pause();
+    let longest = drops.drop_all();
+    server.resume();
+    assert!(longest < UNIT * 15, "{longest:?}");
+}
+
+/// Threads with guards that share one lane, which is idle.
+struct IdleDrops {
+    /// Passed when all are there, and when they may drop them.
+    gate: Arc<Barrier>,
+    threads: Vec<Running<Duration>>,
+    /// Whose end waits for the server.
+    _client: Client,
+}
+
+impl IdleDrops {
+    const THREADS: usize = 48;
+
+    fn of(server: &Server) -> Self {
+        let client = Client::builder(&server.url()).response_timeout(SOON / 4);
+        let client = client.watchdog_timeout(LONG).connections(1).connect().unwrap();
+        let gate = Arc::new(Barrier::new(Self::THREADS + 1));
+        let start = |thread| {
+            let (client, gate) = (client.clone(), Arc::clone(&gate));
+            spawn(move || {
+                let take = |at| client.reentrant_lock(&format!("{thread}:{at}")).lock().unwrap();
+                let guards: Vec<_> = (0..20).map(take).collect();
+                gate.wait();
+                gate.wait();
+                let drop_one = |guard| {
+                    let begun = Instant::now();
+                    drop(guard);
+                    begun.elapsed()
+                };
+                guards.into_iter().map(drop_one).max().unwrap()
+            })
+        };
+        let threads = (0..Self::THREADS).map(start).collect();
+        gate.wait();
+        Self { gate, threads, _client: client }
+    }
+
+    /// Returns the longest that one took.
+    fn drop_all(&mut self) -> Duration {
+        self.gate.wait();
+        self.threads.drain(..).map(Running::join).max().unwrap()
+    }
 }
 
 // A server that changes its role.
@@ -204,7 +256,108 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
+/// It cannot be written there, and each new connection leads to the same server.
+#[test]
+fn a_release_that_a_replica_refuses_opens_few_connections() {
+    let _bounded = bounded();
+    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let client = client(&server);
+    let guard = client.reentrant_lock("demoted").lock().unwrap();
+    master.kill();
+    replicate(&server, Some(&master));
+    let before = opened(&server);
+    drop(guard);
+    // Time is the subject.
+    thread::sleep(UNIT * 20);
+    let more = opened(&server) - before;
+    assert!(more < 20, "{more} connections");
+    replicate(&server, None);
+    wait_free(&server, "demoted", SOON);
+}
+
+// A user without rights, and a process that stands still.
+
+/// It cannot be told whether each connection leads to another run of the server.
+#[test]
+fn without_the_right_to_info_connections_come_to_an_end() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "uninformed");
+    user.set(&["-info"]);
+    let client = user.client();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    // Lanes, each of which may be to another server.
+    for at in 0..40 {
+        assert!(!client.reentrant_lock(&format!("other:{at}")).is_locked().unwrap());
+    }
+    let before = opened(&server);
+    // Time is the subject.
+    thread::sleep(UNIT * 10);
+    let more = opened(&server) - before;
+    assert!(more < 20, "{more} connections");
+    assert!(guard.is_held());
+}
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = impatient(job.arg(0)).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("stopped");
+    lock.lock().unwrap().unlock().unwrap();
+    job.say("ready");
+    assert_eq!(job.wait_line(), "go");
+    let outcome = lock.lock().map(drop);
+    job.say(&format!("outcome {outcome:?}"));
+    job.done();
+}
+
+#[test]
+fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let mut worker = Worker::spawn_test("worker", "waits", &[&proxy.url()]);
+    worker.expect_line("ready", SOON);
+    proxy.on_request("stopped", Action::HoldReply);
+    worker.send_line("go");
+    proxy.wait_fired(1, SOON);
+    worker.sigstop();
+    proxy.release();
+    // Time is the subject.
+    thread::sleep(IMPATIENT * 2);
+    worker.sigcont();
+    assert_eq!(worker.expect_line("outcome", SOON), "Ok(())");
+    assert!(worker.wait_exit(SOON).success());
+}
+
 // What answers where a server should be.
+
+/// As many wait to be let in as may.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_unix_socket_that_is_full_is_waited_for() {
+    use socket2::{Domain, SockAddr, Socket, Type};
+
+    let _bounded = bounded();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("full.sock");
+    let address = SockAddr::unix(&path).unwrap();
+    let socket = || Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    let listener = socket();
+    listener.bind(&address).unwrap();
+    listener.listen(0).unwrap();
+    let connect = || {
+        let other = socket();
+        other.set_nonblocking(true).unwrap();
+        other.connect(&address).map(|()| other)
+    };
+    let waiting: Vec<_> = std::iter::from_fn(|| connect().ok()).collect();
+    let (begun, within) = (Instant::now(), UNIT * 5);
+    refused(&format!("redis+unix://{}", path.display()), within);
+    assert!(begun.elapsed() >= within, "after {:?}", begun.elapsed());
+    drop(waiting);
+}
 
 /// Answers each connection on a port of its own in this way, until it is dropped.
 struct Stranger {
