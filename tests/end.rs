@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
+use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Worker};
 
@@ -471,4 +472,46 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     let took = begun.elapsed();
     server.resume();
     assert!(took < IMPATIENT * 5, "{took:?}");
+}
+
+/// More than one turn of what pays them back.
+#[test]
+fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).connections(1).connect().unwrap();
+    let semaphore = client.semaphore("owed");
+    assert!(semaphore.try_set_permits(700).unwrap());
+    let mut all = semaphore.acquire_many(700).unwrap();
+    let permits: Vec<_> = (0..699).map(|_| all.split(1).unwrap()).collect();
+    server.pause();
+    drop((permits, all));
+    thread::sleep(UNIT);
+    let ending = spawn(move || client.shutdown());
+    thread::sleep(UNIT * 5);
+    server.resume();
+    ending.join();
+    drop(semaphore);
+    let mut redis = server.connection();
+    wait_until("all permits are back", SOON, || redis.get::<_, i64>("owed").unwrap() == 700);
+}
+
+#[test]
+fn a_second_shutdown_returns_when_the_first_has_ended() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let _held = client.reentrant_lock("held").lock_owned().unwrap();
+    server.pause();
+    let endings = [client.clone(), client].map(|client| {
+        let ending = spawn(move || client.shutdown());
+        ending.wait_asleep();
+        ending
+    });
+    assert!(endings.iter().all(|ending| !ending.is_finished()));
+    server.resume();
+    endings.into_iter().for_each(Running::join);
+    wait_no_threads();
 }
