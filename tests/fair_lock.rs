@@ -976,6 +976,26 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
 }
 
 #[test]
+fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
+    let _bounded = bounded();
+    let server = server();
+    let client = quick(&server);
+    let lock = client.fair_lock("away");
+    lock.lock().unwrap().unlock().unwrap();
+    server.kill();
+    for _ in 0..200 {
+        assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::Redis);
+    }
+    server.restart_empty();
+    wait_until("it is back", SOON, || lock.lock().is_ok());
+    // What would be sent in the background comes with the first connection that works.
+    thread::sleep(UNIT * 5);
+    let scripts = Commands::so_far(&server).scripts();
+    assert!(scripts < 50, "{scripts} scripts");
+    leaves_nothing(&server, "away");
+}
+
+#[test]
 fn a_lost_give_up_is_given_up_again() {
     let _bounded = bounded();
     let server = server();
