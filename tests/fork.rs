@@ -153,6 +153,27 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
 }
 
 #[test]
+fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).reentrant_lock("lock");
+    let mut child = None;
+    let outcome = lock.with(|_| {
+        if let Fork::Parent(pid) = fork().unwrap() {
+            child = Some(Child(pid));
+        }
+        Ok::<_, Error>(7)
+    });
+    let Some(child) = child else {
+        let is_forked = outcome.is_err_and(|error| error.kind() == ErrorKind::Forked);
+        process::exit(i32::from(!is_forked));
+    };
+    child.join();
+    assert_eq!(outcome.unwrap(), 7);
+    assert_eq!(holder(&mut server.connection(), "lock"), None);
+}
+
+#[test]
 fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
     let _bounded = bounded();
     let server = server();
