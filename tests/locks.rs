@@ -5,7 +5,7 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,7 @@ over_all_kinds! {
     a_lock_that_the_server_has_lost_is_told
     a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first
     other_threads_may_ask_a_guard
+    a_guard_never_says_held_when_the_next_of_its_process_has_it
     an_owned_guard_is_nobodys_and_everybodys_rival
     an_owned_guard_is_released_by_whatever_thread_drops_it
     owned_guards_and_threads_exclude_and_follow_each_other
@@ -472,7 +473,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
     let guard = kind.make(&client, "over").lock().unwrap();
     let () = redis.set("over", "precious").unwrap();
-    assert!(guard.unlock().is_err());
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(redis.get::<_, String>("over").unwrap(), "precious");
     let keys: Vec<String> = redis.keys("*").unwrap();
     assert_eq!(keys.len(), 2, "{keys:?}");
@@ -588,6 +589,46 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
         scope.spawn(|| {
             assert_eq!(guard.check(UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);
         });
+    });
+}
+
+/// The hold is passed on within the process, and nobody but the guard says that it was.
+fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.make(&client, "passed");
+    // How often somebody got in.
+    let entries = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let take_turns = || {
+        while !over.load(Ordering::SeqCst) {
+            let guard = lock.lock().unwrap();
+            let own = entries.fetch_add(1, Ordering::SeqCst) + 1;
+            let asked = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    loop {
+                        asked.store(true, Ordering::SeqCst);
+                        let others = entries.load(Ordering::SeqCst) != own;
+                        if !guard.is_held() {
+                            break;
+                        }
+                        assert!(!others, "two say that they hold it");
+                    }
+                });
+                while !asked.load(Ordering::SeqCst) {
+                    std::hint::spin_loop();
+                }
+                lock.unlock().unwrap();
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(take_turns);
+        scope.spawn(take_turns);
+        std::thread::sleep(UNIT * 20);
+        over.store(true, Ordering::SeqCst);
     });
 }
 
