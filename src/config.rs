@@ -114,8 +114,8 @@ impl ClientBuilder {
     /// How many connections the threads share for their commands. A name always uses the same one.
     /// Each is opened when it is first needed. Two more are the renewals' and the subscriber's.
     ///
-    /// From 1 to 1,024. Defaults to what the round trip measured at connect asks for: four on the same machine, up
-    /// to sixteen over a network.
+    /// From 1 to 1,024. Defaults to what the round trip measured at connect asks for: four on the
+    /// same machine, up to sixteen over a network.
     pub fn connections(mut self, count: usize) -> Self {
         self.config.connections = Some(count);
         self

@@ -22,6 +22,22 @@ use crate::watchdog::Errand;
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
 /// open; once its count has become zero, a new one may be set.
 ///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let ready = client.count_down_latch("workers-ready");
+/// ready.try_set_count(3)?; // three workers
+///
+/// ready.count_down()?; // each worker, once
+///
+/// if !ready.wait_for(Duration::from_secs(60))? {
+///     println!("{} are missing", ready.count()?);
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # In Redis
 ///
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
@@ -43,8 +59,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`, [`Redis`](ErrorKind::Redis)
-    /// if the server is in trouble.
+    /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`; [`Redis`](ErrorKind::Redis)
+    /// if the server is in trouble, the message says whether it may have been applied; else as
+    /// [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -72,7 +89,8 @@ impl CountDownLatch {
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If it is not known whether the
     /// count-down was applied, it is sent again in the background until it is answered, and
-    /// applied once: do not count down again. The message says which it is.
+    /// applied once: do not count down again. The message says which it is. Else as
+    /// [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -112,7 +130,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
@@ -132,8 +153,13 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`ShutDown`](ErrorKind::ShutDown)
-    /// after [`Client::shutdown`].
+    /// As [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
+    /// [`ShutDown`](ErrorKind::ShutDown).
+    ///
+    /// # Blocking
+    ///
+    /// Until the latch is open or an error ends the wait; time does not end it. A request ends as
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says, in an outage too.
     pub fn wait(&self) -> Result<(), Error> {
         self.await_open(Wait::FOREVER).map(drop)
     }
@@ -143,6 +169,11 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait). Trouble that a request meets is never `false`.
+    ///
+    /// # Blocking
+    ///
+    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless:
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at most.
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -152,6 +183,10 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_for`](Self::wait_for). A deadline that has passed leaves one look.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
         self.await_open(Wait::until(deadline))
     }
@@ -161,6 +196,11 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled); else as [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait`](Self::wait), until the cancel. It ends a sleep at once; a request that is on its
+    /// way is waited for as in [`wait_for`](Self::wait_for).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
@@ -172,6 +212,11 @@ impl CountDownLatch {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled; else as
     /// [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
+    /// there is a token.
     pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.await_open(wait)
     }
@@ -180,8 +225,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
-    /// which is left as it is.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
+    /// have been applied; or if the key holds something else, which is left as it is. Else as
+    /// [`count`](Self::count).
     ///
     /// # Blocking
     ///

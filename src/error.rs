@@ -5,6 +5,22 @@ use std::fmt;
 use std::sync::Arc;
 
 /// What kind of trouble an [`Error`] is.
+///
+/// ```no_run
+/// use redlatch::{Error, ErrorKind};
+///
+/// fn advice(error: &Error) -> &'static str {
+///     match error.kind() {
+///         ErrorKind::NotHeld | ErrorKind::Config => "mend the program or its settings",
+///         ErrorKind::LeaseLost => "look at what was done since",
+///         ErrorKind::EndsTooSoon => "stop here, the lock may end",
+///         ErrorKind::Cancelled | ErrorKind::ShutDown => "end the work",
+///         ErrorKind::Forked => "connect a client in this process",
+///         _ if error.is_transient() => "try again in a moment",
+///         _ => "look at the server",
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -99,12 +115,16 @@ impl Error {
     /// Whether the server may have done what it was asked for, or may do it yet: it did not answer,
     /// or not so that it can be understood.
     ///
-    /// - What was to be *taken* (a lock, permits) is not held, and is given back in the background
-    ///   if it was taken: the call may be made again.
-    /// - What was to be *given* (`unlock`, a semaphore's `release`, `count_down`) is sent again in
-    ///   the background: it must not be called again.
-    /// - What sets something (`force_unlock`, `try_set_permits`, `add_permits`, `drain_permits`,
-    ///   `try_set_count`, `delete`) is left as it is: look before it is called again.
+    /// - What was to be *taken* (a lock, permits, also by `drain_permits`) is not held, and is
+    ///   given back in the background if it was taken: the call may be made again.
+    /// - What was to be *given* (`unlock`, a semaphore's or permit's `release`, `release_many`,
+    ///   `count_down`) is sent again in the background: it must not be called again.
+    /// - What sets something (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
+    ///   `try_set_count`, `delete`) and `release_if_exists` are left as they are: look before they
+    ///   are called again.
+    ///
+    /// Where nothing more can be done in the background (the client has ended, or the request is
+    /// too old), the error's message says so, and where to look.
     ///
     /// Never true of a question, which changes nothing.
     #[must_use]

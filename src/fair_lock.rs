@@ -29,6 +29,21 @@ mod tests;
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of
 /// [`Lock`](crate::Lock).
 ///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let lock = client.fair_lock("tickets");
+///
+/// // Behind all who asked before, on all machines; out of the queue again after 30 s.
+/// match lock.try_lock_for(Duration::from_secs(30))? {
+///     Some(guard) => guard.unlock()?, // the next in the queue has it
+///     None => println!("too many are waiting"),
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # Order
 ///
 /// Every thread that waits stands in one queue, which Redis keeps; the order is that in which

@@ -31,11 +31,16 @@
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
-//! | to say how long a call may wait | [`Wait`] | `tryLock(time, unit)` |
+//! | a hold that goes from thread to thread | [`OwnedLockGuard`], by `lock_owned` | |
+//! | how long a call may wait, what ends it | [`Wait`], for `…_within` | `tryLock(time, unit)` |
 //! | to end a wait from another thread | [`CancelToken`] | `Thread.interrupt()` |
 //!
 //! A [`Client`] makes them. With a fair lock each thread asks the server, which costs more: take it
 //! where the order matters.
+//!
+//! All calls block their thread. In an async runtime call them where that is allowed, and take the
+//! guard along: `spawn_blocking(move || lock.lock_owned()).await` (tokio). A [`Permit`] may be sent
+//! as well.
 //!
 //! # What a lease promises
 //!

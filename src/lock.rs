@@ -51,10 +51,20 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the lock is not held. If the
-    /// outcome of a request is unknown, what it may have taken is released in the background.
-    /// [`Config`](ErrorKind::Config) if the name or the lease is not usable,
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`].
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else:
+    /// the lock is not held, or as before if the thread held it already. If the outcome of a
+    /// request is unknown, what it may have taken is released in the background.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: the same is true
+    /// then.
+    /// [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the thread has
+    /// taken the lock a million times over. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
+    /// child.
+    ///
+    /// # Blocking
+    ///
+    /// Until the lock is had or an error ends the wait; time does not end it. A request ends as
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says, in an outage too.
     fn lock(&self) -> Result<LockGuard, Error>;
 
     /// Takes the lock if that is possible now: `None` if another holds it or stands before. (Other
@@ -79,8 +89,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, up to
-    /// `response_timeout`, since it may have taken the lock.
+    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
+    /// may have taken the lock: [`response_timeout`](crate::ClientBuilder::response_timeout) says
+    /// for how long at most.
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
     /// As [`try_lock_for`](Self::try_lock_for), until `deadline`.
@@ -88,6 +99,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`lock`](Self::lock).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for). A deadline that has passed leaves one try at most.
     fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), but ends when `token` is cancelled, at once if it is already.
@@ -96,6 +111,11 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled), nothing is held then; else as [`lock`](Self::lock). A
     /// grant that was decided before the cancel wins.
+    ///
+    /// # Blocking
+    ///
+    /// As [`lock`](Self::lock), until the cancel. It ends a sleep at once; a request that is on its
+    /// way is waited for as in [`try_lock_for`](Self::try_lock_for).
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
 
     /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to
@@ -108,7 +128,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// As [`try_lock_for`](Self::try_lock_for), and as [`lock_cancellable`](Self::lock_cancellable)
+    /// if there is a token.
     fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), for a guard that belongs to no thread and may be sent to another.
@@ -119,6 +140,11 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`lock`](Self::lock).
+    ///
+    /// # Blocking
+    ///
+    /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard that it
+    /// waits for. In async code call it where blocking is allowed (`spawn_blocking`).
     fn lock_owned(&self) -> Result<OwnedLockGuard, Error>;
 
     /// As [`try_lock`](Self::try_lock), for a guard that belongs to no thread.
@@ -126,11 +152,19 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`lock`](Self::lock).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_lock`](Self::try_lock).
     fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error>;
 
     /// As [`lock_within`](Self::lock_within), for a guard that belongs to no thread.
     ///
     /// # Errors
+    ///
+    /// As [`lock_within`](Self::lock_within).
+    ///
+    /// # Blocking
     ///
     /// As [`lock_within`](Self::lock_within).
     fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error>;
@@ -149,27 +183,34 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn unlock(&self) -> Result<(), Error>;
 
     /// Takes the lock away from whoever holds it, on any machine, and lets the next in. `false`:
-    /// nobody held it. A holder in this client is told at once, another at its next renewal; one with
-    /// a fixed lease, which is not renewed, when it unlocks.
+    /// nobody held it. A holder in this client is told at once, another at its next renewal; one
+    /// with a fixed lease, which is not renewed, when it unlocks.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if what the key holds is no lock (another type, a hash of several
-    /// fields or without a time to live): it is left as it is. Or the server is in trouble. If its reply was lost, the message
-    /// says that the outcome is not known: it is not sent twice, since the second one would take the
-    /// lock from the next holder.
+    /// - [`Redis`](ErrorKind::Redis) if what the key holds is no lock (another type, a hash of
+    ///   several fields or without a time to live): it is left as it is. Or if the server is in
+    ///   trouble. If its reply was lost, the message says that the outcome is not known: it is not
+    ///   sent twice, since the second one would take the lock from the next holder.
+    /// - [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// - [`Config`](ErrorKind::Config) if the name is empty.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
+    ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// Two round trips.
+    /// Two round trips, and a third if a thread of this client holds the lock.
     fn force_unlock(&self) -> Result<bool, Error>;
 
-    /// Whether anybody holds the lock, on any machine: whether there is such a key. Already old when
-    /// it returns.
+    /// Whether anybody holds the lock, on any machine: whether there is such a key. Already old
+    /// when it returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble,
+    /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense,
+    /// [`Config`](ErrorKind::Config) if the name is empty, [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -188,7 +229,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// As [`is_locked`](Self::is_locked).
     ///
     /// # Blocking
     ///
@@ -244,10 +285,11 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// - `work`'s own.
-    /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before its
-    ///   end, and another may have worked at the same time. (Where its result is wanted even then,
-    ///   let `work` put it into a variable outside, or take a guard and [`unlock`](LockGuard::unlock)
-    ///   it.) [`NotHeld`](ErrorKind::NotHeld): `work` released it itself.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before
+    ///   its end, and another may have worked at the same time. (Where its result is wanted even
+    ///   then, let `work` put it into a variable outside, or take a guard and
+    ///   [`unlock`](LockGuard::unlock) it.) [`NotHeld`](ErrorKind::NotHeld): `work` released it
+    ///   itself. [`Forked`](ErrorKind::Forked), after `work` too: it forked, and this is the child.
     /// - All other errors of this library are those of [`lock`](Self::lock): `work` did not run.
     ///
     /// # Blocking
@@ -292,7 +334,13 @@ macro_rules! lock_verbs {
             ///
             /// # Errors
             ///
-            /// If the server is in trouble or the name or lease is not usable; nothing is held.
+            /// If the server is in trouble, the name or lease is not usable, the client was shut
+            /// down or the process forked; nothing more is held. The kinds:
+            /// [`Lock::lock`](crate::Lock::lock).
+            ///
+            /// # Blocking
+            ///
+            /// Until the lock is had or an error ends the wait; time does not end it.
             pub fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
                 self.take(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
@@ -303,6 +351,10 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip; none if a thread of this process holds the lock or waits for it.
             pub fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
                 self.take(crate::Wait::NONE)
             }
@@ -313,6 +365,11 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// For `wait`, and for a request that is on its way, which
+            /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
             pub fn try_lock_for(
                 &self,
                 wait: std::time::Duration,
@@ -326,6 +383,10 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
             pub fn try_lock_until(
                 &self,
                 deadline: std::time::Instant,
@@ -339,6 +400,11 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled); else as [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock), until the cancel, which ends a sleep at once; a request
+            /// that is on its way is waited for.
             pub fn lock_cancellable(
                 &self,
                 token: &crate::CancelToken,
@@ -354,6 +420,11 @@ macro_rules! lock_verbs {
             ///
             /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled) if its token was cancelled; else
             /// as [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`try_lock_for`](Self::try_lock_for), and as
+            /// [`lock_cancellable`](Self::lock_cancellable) if there is a token.
             pub fn lock_within(
                 &self,
                 wait: crate::Wait<'_>,
@@ -361,12 +432,17 @@ macro_rules! lock_verbs {
                 self.take(wait)
             }
 
-            /// Takes the lock for a guard that belongs to no thread, waiting for as long as it takes:
-            /// [`Lock::lock_owned`](crate::Lock::lock_owned).
+            /// Takes the lock for a guard that belongs to no thread, waiting for as long as it
+            /// takes: [`Lock::lock_owned`](crate::Lock::lock_owned).
             ///
             /// # Errors
             ///
             /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard
+            /// that it waits for.
             pub fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
                 self.take_owned(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
@@ -378,6 +454,10 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`try_lock`](Self::try_lock).
             pub fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
                 self.take_owned(crate::Wait::NONE)
             }
@@ -386,6 +466,10 @@ macro_rules! lock_verbs {
             /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
             ///
             /// # Errors
+            ///
+            /// As [`lock_within`](Self::lock_within).
+            ///
+            /// # Blocking
             ///
             /// As [`lock_within`](Self::lock_within).
             pub fn lock_owned_within(
@@ -419,7 +503,11 @@ macro_rules! lock_verbs {
             /// # Errors
             ///
             /// Those of `work`; of kind [`LeaseLost`](crate::ErrorKind::LeaseLost) if the lock was
-            /// lost before its end; else as [`lock`](Self::lock), and then `work` did not run.
+            /// lost before its end; else as [`Lock::with`](crate::Lock::with) says.
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock) and [`LockGuard::unlock`](crate::LockGuard::unlock).
             pub fn with<R, E: From<crate::Error>>(
                 &self,
                 work: impl FnOnce(&crate::LockGuard) -> Result<R, E>,
@@ -434,6 +522,10 @@ macro_rules! lock_verbs {
             ///
             /// Of kind [`NotHeld`](crate::ErrorKind::NotHeld) if the thread does not hold it; else
             /// as [`LockGuard::unlock`](crate::LockGuard::unlock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`LockGuard::unlock`](crate::LockGuard::unlock).
             pub fn unlock(&self) -> Result<(), crate::Error> {
                 self.handle.unlock()
             }
@@ -443,7 +535,13 @@ macro_rules! lock_verbs {
             ///
             /// # Errors
             ///
-            /// If the server is in trouble.
+            /// If the key holds something that is no lock, which is left as it is; if the server is
+            /// in trouble, the name is empty, the client was shut down or the process forked. The
+            /// kinds: [`Lock::force_unlock`](crate::Lock::force_unlock).
+            ///
+            /// # Blocking
+            ///
+            /// Two round trips, and a third if a thread of this client holds the lock.
             pub fn force_unlock(&self) -> Result<bool, crate::Error> {
                 self.handle.force_unlock(&self.force_unlock_command())
             }
@@ -452,7 +550,12 @@ macro_rules! lock_verbs {
             ///
             /// # Errors
             ///
-            /// If the server is in trouble.
+            /// If the server is in trouble, the name is empty, the client was shut down or the
+            /// process forked. The kinds: [`Lock::is_locked`](crate::Lock::is_locked).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip.
             pub fn is_locked(&self) -> Result<bool, crate::Error> {
                 self.handle.is_locked()
             }
@@ -474,7 +577,11 @@ macro_rules! lock_verbs {
             ///
             /// # Errors
             ///
-            /// If the server is in trouble.
+            /// As [`is_locked`](Self::is_locked).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip.
             pub fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
                 self.handle.remaining_lease()
             }

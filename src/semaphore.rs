@@ -25,6 +25,23 @@ use self::site::{Baton, Giving};
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
 /// some are set or added.
 ///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let downloads = client.semaphore("downloads");
+/// downloads.try_set_permits(8)?; // whoever comes first sets them
+///
+/// let permit = downloads.acquire()?; // waits; a drop gives it back
+/// permit.release()?; // given back, and the server has said so
+///
+/// if let Some(three) = downloads.try_acquire_many_for(3, Duration::from_secs(5))? {
+///     println!("{} at a time", three.permits());
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # Leases
 ///
 /// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
@@ -63,7 +80,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble; the message says whether it may
+    /// have been applied. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
+    /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -72,8 +92,8 @@ impl Semaphore {
         self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
     }
 
-    /// Sets how many permits are free, whatever there were, and makes the semaphore if there is none.
-    /// Whoever waits, on any machine, gets what there is now, or goes on waiting.
+    /// Sets how many permits are free, whatever there were, and makes the semaphore if there is
+    /// none. Whoever waits, on any machine, gets what there is now, or goes on waiting.
     ///
     /// Permits that are out are not counted, since nobody knows them: they come back on top. So it
     /// is for a semaphore of which none is out, or of which a process died with some; one in use
@@ -81,7 +101,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// As [`try_set_permits`](Self::try_set_permits); [`Redis`](ErrorKind::Redis), too, if the key
+    /// holds something else, which is left as it is.
     ///
     /// # Blocking
     ///
@@ -95,7 +116,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// As [`set_permits`](Self::set_permits).
     ///
     /// # Blocking
     ///
@@ -109,8 +130,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: what it may have taken is given back
-    /// in the background.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: nothing is taken, and what the
+    /// server may have given is given back in the background. Else as
+    /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -128,15 +150,15 @@ impl Semaphore {
         }
     }
 
-    /// Removes the semaphore: it has no permits until some are set or added. `false`: there was none.
+    /// Removes the semaphore: it has no permits until some are set or added. `false`: there was
+    /// none.
     ///
     /// Nobody is told, as in Redisson: whoever waits goes on waiting, here and there. Permits that
     /// are out come back nevertheless, and make it anew.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
-    /// which is left as it is.
+    /// As [`set_permits`](Self::set_permits).
     ///
     /// # Blocking
     ///
@@ -149,7 +171,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
@@ -167,8 +192,18 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: no permit is taken.
-    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`].
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else,
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: no permit is taken,
+    /// and what the server may have given is given back in the background.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
+    /// child.
+    ///
+    /// # Blocking
+    ///
+    /// Until the permit is had or an error ends the wait; time does not end it. In an outage a call
+    /// may wait behind another thread's wait on the same connection before its own request fails:
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at most.
     pub fn acquire(&self) -> Result<Permit, Error> {
         self.acquire_many(1)
     }
@@ -179,6 +214,11 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire`](Self::acquire), until there are so many; for ever if there never are. Zero
+    /// does not block.
     pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
         self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -201,6 +241,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire`](Self::try_acquire). Zero does not block.
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
         self.take(permits, Wait::NONE)
     }
@@ -213,8 +257,9 @@ impl Semaphore {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, up to
-    /// `response_timeout`.
+    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
+    /// may have taken the permit: [`response_timeout`](crate::ClientBuilder::response_timeout) says
+    /// for how long at most.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::at_most(wait))
     }
@@ -224,6 +269,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
     pub fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -237,6 +286,11 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
+    /// at most.
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::until(deadline))
     }
@@ -246,6 +300,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_until`](Self::try_acquire_until).
     pub fn try_acquire_many_until(
         &self,
         permits: u32,
@@ -260,6 +318,11 @@ impl Semaphore {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
     /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once; a request that is
+    /// on its way is waited for as in [`try_acquire_for`](Self::try_acquire_for).
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
         self.acquire_many_cancellable(1, token)
     }
@@ -267,6 +330,10 @@ impl Semaphore {
     /// As [`acquire_cancellable`](Self::acquire_cancellable), for `permits` at once.
     ///
     /// # Errors
+    ///
+    /// As [`acquire_cancellable`](Self::acquire_cancellable).
+    ///
+    /// # Blocking
     ///
     /// As [`acquire_cancellable`](Self::acquire_cancellable).
     pub fn acquire_many_cancellable(
@@ -284,6 +351,11 @@ impl Semaphore {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
     /// then; else as [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for), and as
+    /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
     pub fn acquire_within(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
         self.take(permits, wait)
     }
@@ -294,7 +366,9 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble; the message says whether the
-    /// release is tried again in the background.
+    /// release is tried again in the background. [`Protocol`](ErrorKind::Protocol),
+    /// [`Config`](ErrorKind::Config), [`ShutDown`](ErrorKind::ShutDown) and
+    /// [`Forked`](ErrorKind::Forked) as [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -308,6 +382,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`release`](Self::release).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if all are passed to threads of this process that wait.
     pub fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
         self.site.give_back(permits, Giving::Awaited)
@@ -317,7 +395,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release).
+    /// As [`release`](Self::release), but it is never sent again in the background: the message
+    /// says whether it may have been applied.
     ///
     /// # Blocking
     ///

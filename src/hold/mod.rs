@@ -21,6 +21,18 @@ use crate::sync::{Mutex, Thread};
 pub(crate) use site::{Baton, Leaving, Site, check_lease};
 
 /// Why a hold was lost before it was released.
+///
+/// ```no_run
+/// use redlatch::{LockGuard, LostReason};
+///
+/// fn tell(guard: &LockGuard) {
+///     guard.on_lost(|why| match why {
+///         LostReason::ShutDown => {} // the program ends
+///         LostReason::LeaseExpired => eprintln!("stop: {why}; was the server away?"),
+///         _ => eprintln!("stop: {why}"),
+///     });
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
@@ -65,6 +77,19 @@ impl fmt::Display for LostReason {
 }
 
 /// What a guard knows of its hold.
+///
+/// ```no_run
+/// use redlatch::{HoldState, LockGuard};
+///
+/// fn report(guard: &LockGuard) -> String {
+///     match guard.state() {
+///         HoldState::Held => "held".to_owned(),
+///         HoldState::Unconfirmed => format!("held for {:?} more", guard.remaining()),
+///         HoldState::Lost(why) => format!("lost: {why}"),
+///         _ => "released".to_owned(),
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HoldState {

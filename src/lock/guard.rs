@@ -95,7 +95,8 @@ impl LockGuard {
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
-    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`].
+    /// [`NotHeld`](ErrorKind::NotHeld) if it was released, by [`Lock::unlock`],
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         self.held.check(slack)
     }
@@ -121,6 +122,7 @@ impl LockGuard {
     /// lock, and its release is tried again in the background, so that others get it at the latest
     /// when the lease ends. Also if the connection broke and the server, asked once more, no longer
     /// knows the hold: most likely it was released then, but it may have been lost before.
+    /// [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
@@ -229,7 +231,8 @@ impl OwnedLockGuard {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
-    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does.
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         self.0.check(slack)
     }
@@ -245,7 +248,8 @@ impl OwnedLockGuard {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before;
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble. As [`LockGuard::unlock`].
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble;
+    /// [`Forked`](ErrorKind::Forked) in a forked child. As [`LockGuard::unlock`].
     ///
     /// # Blocking
     ///

@@ -14,6 +14,20 @@ use crate::error::ErrorKind;
 /// It belongs to no thread and may be sent to another. A drop does not wait for the server: the
 /// release is written, and one that fails is sent again in the background.
 /// [`release`](Self::release) waits and reports.
+///
+/// ```no_run
+/// use std::thread;
+///
+/// use redlatch::{Error, Semaphore};
+///
+/// fn fetch(downloads: &Semaphore) -> Result<(), Error> {
+///     let mut permit = downloads.acquire_many(3)?;
+///     if let Some(one) = permit.split(1) {
+///         thread::spawn(move || drop(one)); // given back there
+///     }
+///     permit.release() // the other two; the server has said so
+/// }
+/// ```
 #[must_use = "dropping the permit gives it back at once; bind it"]
 pub struct Permit {
     pub(super) semaphore: Semaphore,
@@ -31,8 +45,9 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the release is sent again in the
-    /// background until it is answered.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol)
+    /// if its answer makes no sense: the release is sent again in the background until it is
+    /// answered. [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
