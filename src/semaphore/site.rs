@@ -34,7 +34,6 @@ struct Debt {
     /// What is being paid just now.
     paying: Option<(Ticket, u64)>,
     /// Whether there is an errand that pays.
-    /// Whether there is an errand that pays.
     errand: bool,
 }
 
