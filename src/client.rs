@@ -20,7 +20,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, Heard, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
-use crate::script::{Requests, ServerClock};
+use crate::script::{self, Requests, ServerClock};
 use crate::semaphore::{Semaphore, SemaphoreSite};
 use crate::sync::{Mutex, Process};
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
@@ -146,6 +146,8 @@ impl Client {
     }
 
     pub(crate) fn open(url: &str, config: Config) -> Result<Self, Error> {
+        script::prepare();
+        crate::acquire::spin::prepare();
         let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
         let endpoint = Arc::new(endpoint);
         let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));

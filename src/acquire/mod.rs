@@ -17,7 +17,7 @@ mod gate;
 mod model_tests;
 mod permits;
 mod queue;
-mod spin;
+pub(crate) mod spin;
 mod turn;
 
 use std::sync::Arc;

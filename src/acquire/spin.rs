@@ -33,6 +33,11 @@ pub(crate) struct Spin {
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 
+/// Counts the processors now: see [`crate::script::prepare`].
+pub(crate) fn prepare() {
+    LazyLock::force(&MORE_PROCESSORS);
+}
+
 impl Spin {
     /// Whether to spin this time.
     pub(crate) fn is_worthwhile(&self) -> bool {

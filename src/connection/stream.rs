@@ -38,14 +38,22 @@ impl Connection {
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Self, Server)> {
-        let mut connection = Self {
-            stream: Stream::connect(address, deadline)?,
-            parser: Parser::new(),
-            read_timeout: response_timeout,
-            write_timeout: response_timeout,
+        let open = || -> RedisResult<(Self, Server)> {
+            let mut connection = Self {
+                stream: Stream::connect(address, deadline)?,
+                parser: Parser::new(),
+                read_timeout: response_timeout,
+                write_timeout: response_timeout,
+            };
+            let server = connection.greet(settings, deadline)?;
+            Ok((connection, server))
         };
-        let server = connection.greet(settings, deadline)?;
-        Ok((connection, server))
+        match open() {
+            // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was sent
+            // but questions.
+            Err(error) if error.is_connection_dropped() => open(),
+            opened => opened,
+        }
     }
 
     fn greet(&mut self, settings: &RedisConnectionInfo, deadline: Instant) -> RedisResult<Server> {

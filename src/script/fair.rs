@@ -27,6 +27,13 @@ static RELEASE: LazyLock<Script> = script!("release.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!("take.lua", "force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!("keep_alive.lua");
 
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&ACQUIRE, &TRY, &GIVE_UP, &RELEASE, &FORCE_UNLOCK, &KEEP_ALIVE] {
+        LazyLock::force(script);
+    }
+}
+
 /// What a waiter of Redisson's adds to the scores behind it: its `fairLockWaitTimeout`.
 const REDISSON_WAIT: Duration = Duration::from_secs(300);
 

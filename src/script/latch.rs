@@ -30,6 +30,13 @@ static WAIT: LazyLock<Script> = LazyLock::new(|| {
 static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
 static DELETE: LazyLock<Script> = script!("delete.lua");
 
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&COUNT_DOWN, &WAIT, &TRY_SET_COUNT, &DELETE] {
+        LazyLock::force(script);
+    }
+}
+
 /// One latch as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {

@@ -21,6 +21,13 @@ static RENEW: LazyLock<Script> =
 static FORCE_UNLOCK: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../lua/lock/force_unlock.lua")));
 
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&ACQUIRE, &RELEASE, &RENEW, &FORCE_UNLOCK] {
+        LazyLock::force(script);
+    }
+}
+
 /// What became of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {

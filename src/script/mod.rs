@@ -18,6 +18,15 @@ use trouble::{error_reply, unexpected};
 
 pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
+/// Makes every script known to this process now. A child that is forked while another thread is just
+/// making one would wait for that thread at its own first use of it, for ever.
+pub(crate) fn prepare() {
+    lock::prepare();
+    fair::prepare();
+    semaphore::prepare();
+    latch::prepare();
+}
+
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection: every command of this library may be sent twice.
 fn call(lane: &Lane, command: &Command, rights: Rights) -> Result<Value, Trouble> {

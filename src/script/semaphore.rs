@@ -30,6 +30,22 @@ static SET_PERMITS: LazyLock<Script> = script!("set_permits.lua");
 static TRY_SET_PERMITS: LazyLock<Script> = script!("try_set_permits.lua");
 static DELETE: LazyLock<Script> = script!("delete.lua");
 
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [
+        &TRY_ACQUIRE,
+        &ABANDON,
+        &RELEASE,
+        &ADD_PERMITS,
+        &DRAIN_PERMITS,
+        &SET_PERMITS,
+        &TRY_SET_PERMITS,
+        &DELETE,
+    ] {
+        LazyLock::force(script);
+    }
+}
+
 /// One semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SemaphoreScripts<'a> {
