@@ -15,9 +15,9 @@ use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied, gr
 use crate::count_down_latch::{CountDownLatch, LatchSite};
 use crate::error::{Error, ErrorKind};
 use crate::fair_lock::{self, FairLock, FairQueue};
-use crate::hold::{Leaving, LostReason, Site, Terms, clock};
+use crate::hold::{self, Leaving, LostReason, Site, Terms, clock};
 use crate::protocol::ClientId;
-use crate::pubsub::{HEARTBEAT, Heard, PubSub, Subscription};
+use crate::pubsub::{HEARTBEAT, Heard, News, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
 use crate::registry::Registry;
 use crate::script::{self, Requests, ServerClock};
@@ -256,6 +256,8 @@ impl Outer {
         }
         core.watchdog.shut_down();
         self.await_threads(begun);
+        core.sites.close();
+        core.semaphores.close();
         true
     }
 
@@ -323,8 +325,13 @@ impl Core {
             itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), {
                 let core = Weak::clone(itself);
-                move |owner, lock| {
-                    core.upgrade().inspect(|core| fair_lock::take_out(core, owner, lock));
+                move |owner, news| {
+                    let Some(core) = core.upgrade() else { return };
+                    match news {
+                        News::Ask { lock } => fair_lock::take_out(&core, owner, lock),
+                        News::Grant(grant) => hold::give_back(&core, owner, grant),
+                        News::Open { .. } => {}
+                    }
                 }
             })),
             id,
@@ -449,6 +456,12 @@ impl Core {
     pub(crate) fn tell_subscriber_again(&self) {
         let name = Arc::from("the subscriber");
         self.watchdog.run_errand(Errand::brief(&name, self.pubsub.control_message()));
+    }
+
+    /// Lets go of names that were not used for a while.
+    pub(crate) fn sweep(&self) {
+        self.sites.sweep();
+        self.semaphores.sweep();
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {

@@ -377,7 +377,7 @@ pub(crate) struct LatchSite {
 impl LatchSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.latches.get(name, |name| {
+        core.latches.find(name, |name| {
             // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
             let requests_key = protocol::requests(&name, core.id.as_str());
             Self {
@@ -386,7 +386,7 @@ impl LatchSite {
                 opened: LatchKeys::opened(&name, core.database()).into(),
                 requests: core
                     .requests
-                    .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
+                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
                 gate: LatchGate(Mutex::new(Queue::new())),
                 core: Arc::clone(core),
                 name,

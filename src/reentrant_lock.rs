@@ -1,16 +1,15 @@
 //! The re-entrant lock: Redisson's `RLock`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::acquire::{Before, Contender, Entered, GateWaiter, Signal, Try, Wait};
+use crate::acquire::{Entered, GateWaiter, Signal, Wait};
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
-use crate::hold::{Asked, Baton, Hold, LostReason, Site, Tenancy, Terms, clock};
+use crate::hold::{Asked, Baton, Hold, LostReason, Place, Share, Site, Tenancy, clock};
 use crate::lock::{Handle, lock_verbs};
-use crate::protocol::Owner;
-use crate::script::{self, Trouble, lock::Acquired};
+use crate::script::lock::Acquired;
+use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
 
 /// A lock that its holder may take again, in one thread of one process at a time, on any machine:
@@ -82,19 +81,19 @@ impl ReentrantLock {
                     site.lose(&tenancy, LostReason::LeaseExpired);
                     continue;
                 }
-                Entered::Leads => Baton { site },
+                Entered::Leads => Baton::new(site, None),
                 Entered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
-                    Turn::Baton(baton) => baton,
+                    Stood::Baton(baton) => baton,
                     // The receiver looks once more: it may have slept through the rest of the
                     // lease between the pass and here.
-                    Turn::Granted(tenancy) if tenancy.is_held() => {
+                    Stood::Granted(tenancy) if tenancy.is_held() => {
                         return self.handle.admitted(tenancy).map(Some);
                     }
-                    Turn::Granted(tenancy) => {
+                    Stood::Granted(tenancy) => {
                         site.lose(&tenancy, LostReason::LeaseExpired);
                         continue;
                     }
-                    Turn::GivenUp => return Ok(None),
+                    Stood::GivenUp => return Ok(None),
                 },
                 Entered::Occupied => return Ok(None),
                 Entered::TooDeep => return Err(self.handle.too_deep()),
@@ -104,12 +103,15 @@ impl ReentrantLock {
     }
 
     fn force_unlock_command(&self) -> Command {
-        let site = &self.handle.site;
-        script::lock::force_unlock_command(&site.name, site.channel())
+        self.handle.site.scripts().force_unlock_command()
     }
 
     /// Sleeps in the process's own queue.
-    fn stand_in_queue(&self, waiter: &Arc<GateWaiter>, wait: &Wait<'_>) -> Result<Turn<'_>, Error> {
+    fn stand_in_queue(
+        &self,
+        waiter: &Arc<GateWaiter>,
+        wait: &Wait<'_>,
+    ) -> Result<Stood<'_>, Error> {
         let site = &self.handle.site;
         let signal = waiter.stand(
             self.handle.client.core(),
@@ -125,14 +127,14 @@ impl ReentrantLock {
             },
         )?;
         match signal {
-            Some(Signal::Granted(tenancy)) => Ok(Turn::Granted(tenancy)),
-            Some(Signal::Baton) => Ok(Turn::Baton(Baton { site })),
+            Some(Signal::Granted(tenancy)) => Ok(Stood::Granted(tenancy)),
+            Some(Signal::Baton) => Ok(Stood::Baton(Baton::new(site, site.gate.take_place()))),
             Some(Signal::Failed(error)) => Err(error),
-            None => Ok(Turn::GivenUp),
+            None => Ok(Stood::GivenUp),
         }
     }
 
-    /// Asks Redis until a grant stays, or the wait is over.
+    /// Waits for the lock on behalf of the process, until a grant stays or the wait is over.
     fn lead(
         &self,
         mut baton: Baton<'_>,
@@ -141,196 +143,75 @@ impl ReentrantLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
         let terms = self.handle.terms();
-        let contender = Contender {
-            core: self.handle.client.core(),
-            name: &site.name,
-            channel: site.channel(),
-            thread,
-            wait,
-            news: &|| false,
-        };
-        let mut request = Request::new(site, terms, &wait);
+        if !wait.blocks() {
+            return self.try_once(baton, thread);
+        }
         loop {
-            let Some(hold) = self.ask(&contender, &mut request)? else { return Ok(None) };
-            let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-            baton = match baton.admit(&tenancy, terms)? {
-                Ok(()) => {
-                    request.is_granted = true;
-                    return self.handle.admitted(tenancy).map(Some);
-                }
-                Err(baton) => baton,
+            let place = baton.place.get_or_insert_with(|| Box::new(Place::new(site)));
+            let Some(hold) = place.await_grant(site, thread, terms, &wait)? else {
+                return Ok(None);
             };
+            let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
+            if baton.admit(&tenancy, terms)? {
+                return self.handle.admitted(tenancy).map(Some);
+            }
             // Between the grant and here the lease has ended, or a forced unlock of this process
-            // was answered, before or after the grant. Undone now, and not when this returns: the
-            // next request would wait for this one's hold.
-            request.undo(clock::now() >= tenancy.hold.deadline())?;
+            // was answered, before or after the grant. The server knows.
+            if let Some(place) = &mut baton.place {
+                place.ask_again();
+            }
             if wait.is_over() {
                 return Ok(None);
             }
         }
     }
 
-    /// Leaves the lock to other processes if it is their turn, then asks and waits for them.
-    fn ask(
+    /// Takes the lock if it is free: past the queue, and without a place in it.
+    fn try_once(
         &self,
-        contender: &Contender<'_>,
-        request: &mut Request<'_>,
-    ) -> Result<Option<Hold>, Error> {
-        let gate = &self.handle.site.gate;
-        let stayed = self.stay_away(contender)?;
-        if matches!(stayed, Stayed::TooShort) {
-            return Ok(None);
-        }
-        let mut refused = false;
-        let granted = contender.acquire(
-            |attempt| {
-                let tried = request.send()?;
-                // The second try is the subscription's, no race was lost with it.
-                match tried {
-                    Try::Busy(_) if attempt.tries > 1 => gate.with_backoff(|race| race.lost()),
-                    Try::Granted(_) if attempt.tries > 1 => gate.with_backoff(|race| race.won()),
-                    _ => {}
-                }
-                refused |= matches!(tried, Try::Busy(_));
-                Ok(tried)
-            },
-            |waited| gate.pause(waited),
-        )?;
-        if let Stayed::Away { heard } = stayed {
-            gate.with_turn(|turn| turn.yielded(heard || refused));
-        }
-        Ok(granted)
-    }
-
-    /// After the process's turn: leaves the lock to others for a moment.
-    fn stay_away(&self, contender: &Contender<'_>) -> Result<Stayed, Error> {
+        mut baton: Baton<'_>,
+        thread: &Arc<Thread>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
-        let Before::Yield(last) = site.gate.before_asking() else { return Ok(Stayed::No) };
-        if !site.gate.with_turn(|turn| turn.knows_listeners()) {
-            let timeout = contender.core.response_timeout();
-            site.lane.look(timeout, timeout);
+        let (terms, arrivals) = (self.handle.terms(), site.gate.arrivals());
+        let (owner, lease) = (site.core.id.next_owner(), site.core.lease(terms));
+        let undo = || site.repeat(site.give_up_command(&owner), lease);
+        let asked = Asked::now(site);
+        let replied = site.scripts().try_acquire(&owner, lease);
+        let (places, now, twice) = match replied {
+            Ok(Replied { reply: Acquired::Granted { places, now, .. }, twice }) => {
+                (places, now, twice)
+            }
+            Ok(Replied { reply: Acquired::Refused(_), twice }) => {
+                if twice {
+                    undo();
+                }
+                return Ok(None);
+            }
+            Err(trouble) => {
+                if let Trouble::Unknown(_) = trouble {
+                    undo();
+                }
+                return Err(site.not_taken(trouble, arrivals));
+            }
+        };
+        let share = Share { places, chain: site.gate.chain(now) };
+        let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
+        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
+        if baton.admit(&tenancy, terms).inspect_err(|_| undo())? {
+            return self.handle.admitted(tenancy).map(Some);
         }
-        let subscription = contender.core.pubsub.listening(site.channel());
-        let own = i64::from(subscription.is_some());
-        let others = site.gate.with_turn(|turn| turn.others(own));
-        if others == Some(0) {
-            site.gate.with_turn(|turn| turn.end(0));
-            return Ok(Stayed::No);
+        undo();
+        if clock::now() >= tenancy.hold.deadline() {
+            return Err(Error::late_grant(&site.name));
         }
-        let rest = site.gate.with_turn(|turn| turn.rest(last.at, clock::now()));
-        let until = contender.wait.sleep_until(rest);
-        // Its own message is the first one after the release; a further one is another process's.
-        let version = subscription.as_ref().map_or(0, |subscription| subscription.version());
-        let further = last.version.unwrap_or(version) + 2;
-        contender.sleep(subscription.as_ref(), until, |version| version >= further)?;
-        let heard = subscription.is_some_and(|subscription| subscription.version() >= further);
-        let left = site.gate.with_turn(|turn| turn.rest(last.at, clock::now()));
-        // Whoever cannot wait for that long would go before them again and again. (Where it is not
-        // known whether there are any, nobody is kept from a lock that is free.)
-        if !heard && !left.is_zero() && contender.wait.is_over() && others.is_some() {
-            return Ok(Stayed::TooShort);
-        }
-        site.gate.with_turn(|turn| turn.end(others.unwrap_or(1)));
-        Ok(Stayed::Away { heard })
+        Ok(None)
     }
 }
 
-/// Whether a leader left the lock to other processes.
-enum Stayed {
-    No,
-    /// It did; `heard`: one of them used it.
-    Away {
-        heard: bool,
-    },
-    /// Its wait is over before they could come: they are before it.
-    TooShort,
-}
-
-/// How standing in the queue ended.
-enum Turn<'a> {
+/// How standing in the process's queue ended.
+enum Stood<'a> {
     Granted(Arc<Tenancy>),
     Baton(Baton<'a>),
     GivenUp,
-}
-
-/// One acquisition's request, sent until it is granted.
-struct Request<'a> {
-    site: &'a Arc<Site>,
-    terms: Terms,
-    owner: Owner,
-    late: u32,
-    most_late: u32,
-    /// It was sent twice, or granted: it must be undone unless it ends in a guard.
-    is_pending: bool,
-    is_granted: bool,
-}
-
-/// So many grants in a row may arrive after their own end. One, where there is one try.
-const MOST_LATE: u32 = 3;
-
-impl<'a> Request<'a> {
-    fn new(site: &'a Arc<Site>, terms: Terms, wait: &Wait<'_>) -> Self {
-        let owner = site.core.id.next_owner();
-        let most_late = if wait.blocks() { MOST_LATE } else { 1 };
-        Self { site, terms, owner, late: 0, most_late, is_pending: false, is_granted: false }
-    }
-
-    fn send(&mut self) -> Result<Try<Hold>, Error> {
-        let Self { site, terms, owner, .. } = *self;
-        let lease = site.core.lease(terms);
-        let arrivals = site.gate.arrivals();
-        let asked = Asked::now(site);
-        let acquired = script::lock::acquire(&site.lane, &site.name, &owner, lease);
-        self.is_pending |= acquired.as_ref().is_ok_and(|replied| replied.twice);
-        let trouble = match acquired.map(|replied| replied.reply) {
-            Ok(Acquired::Granted) => {
-                let hold = Hold::new(None, owner, terms, lease, asked, self.is_pending);
-                if clock::now() < hold.deadline() {
-                    self.is_pending = true;
-                    return Ok(Try::Granted(hold));
-                }
-                // Read after its own deadline.
-                self.undo(true)?;
-                return Ok(Try::Busy(Some(Duration::ZERO)));
-            }
-            Ok(Acquired::Busy(left)) => return Ok(Try::Busy(Some(left))),
-            Err(trouble) => trouble,
-        };
-        self.is_pending |= matches!(trouble, Trouble::Unknown(_));
-        let alone = matches!(trouble, Trouble::Refused(_));
-        let state = match trouble {
-            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
-                "nothing is held; if the server took the lock nevertheless, it is released in the \
-                 background, or ends with its lease"
-            }
-            Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
-        };
-        let error = trouble.into_error().of(&site.name).now(state);
-        if !alone {
-            // A dead server is not found out one waiter at a time.
-            site.gate.fail_before(arrivals, &error);
-        }
-        Err(error)
-    }
-
-    /// A grant that is none any more is given back; what is asked for next has another owner.
-    /// `late`: it was read after its own deadline.
-    fn undo(&mut self, late: bool) -> Result<(), Error> {
-        self.site.let_die(&self.owner, self.terms);
-        self.is_pending = false;
-        self.owner = self.site.core.id.next_owner();
-        self.late += u32::from(late);
-        if self.late < self.most_late {
-            return Ok(());
-        }
-        Err(Error::late_grant(&self.site.name))
-    }
-}
-
-impl Drop for Request<'_> {
-    fn drop(&mut self) {
-        if self.is_pending && !self.is_granted {
-            self.site.let_die(&self.owner, self.terms);
-        }
-    }
 }

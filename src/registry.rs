@@ -1,27 +1,93 @@
 //! One shared place for each name of a client.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::sync::{Mutex, Process};
+use crate::sync::{Mutex, Process, clock};
 
-/// What a client's handles of one name share, for as long as there is a handle. Weak: a name that
-/// nobody uses any more costs nothing.
+/// What a client's handles of one name share, for as long as there is a handle, and a moment
+/// longer: what a process owes to others must not depend on whether it keeps its handle or makes
+/// one for each call. Weak: a name that nobody uses any more costs nothing.
 pub(crate) struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
+    recent: Mutex<Recent<T>>,
     /// In a forked child the mutex may be locked by a thread that is not there.
     process: Process,
 }
 
+/// What was used a moment ago, the oldest first.
+struct Recent<T> {
+    used: VecDeque<(u64, Arc<T>)>,
+    closed: bool,
+}
+
+/// How long a name is kept after its last use, and how many are. The turns that it is about take
+/// milliseconds.
+const KEPT: u64 = 1_000_000_000;
+const MOST_KEPT: usize = 64;
+
+impl<T> Recent<T> {
+    /// What is to be dropped, when no mutex is held any more.
+    fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
+        let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
+        let count = self.used.iter().take_while(|one| old(one)).count();
+        let count = count.max(self.used.len().saturating_sub(MOST_KEPT));
+        self.used.drain(..count).map(|(_, one)| one).collect()
+    }
+}
+
 impl<T> Registry<T> {
     pub(crate) fn new(process: &Process) -> Self {
-        Self { names: Mutex::new(HashMap::new()), process: process.clone() }
+        Self {
+            names: Mutex::new(HashMap::new()),
+            recent: Mutex::new(Recent { used: VecDeque::new(), closed: false }),
+            process: process.clone(),
+        }
+    }
+
+    /// The one of this name. It stays for a moment when its last handle goes.
+    pub(crate) fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
+        let one = self.find(name, make);
+        if !self.process.is_parent() {
+            self.keep(&one);
+        }
+        one
+    }
+
+    fn keep(&self, one: &Arc<T>) {
+        let now = clock::now();
+        let mut recent = self.recent.lock();
+        if recent.closed {
+            return;
+        }
+        match recent.used.back_mut() {
+            Some((used, last)) if Arc::ptr_eq(last, one) => *used = now,
+            _ => recent.used.push_back((now, Arc::clone(one))),
+        }
+        let outdated = recent.outdated(now);
+        drop(recent);
+        drop(outdated);
+    }
+
+    /// Lets go of what was not used for a while.
+    pub(crate) fn sweep(&self) {
+        let outdated = self.recent.lock().outdated(clock::now());
+        drop(outdated);
+    }
+
+    /// From here on nothing stays.
+    pub(crate) fn close(&self) {
+        let mut recent = self.recent.lock();
+        recent.closed = true;
+        let used = std::mem::take(&mut recent.used);
+        drop(recent);
+        drop(used);
     }
 
     /// The one of this name. All handles of a name get the same; in a forked child, where they are of
     /// no use, each its own.
-    pub(crate) fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
+    pub(crate) fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         if self.process.is_parent() {
             return Arc::new(make(name.into()));
         }

@@ -1370,7 +1370,7 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
             })
             .collect();
         for name in &names {
-            wait_subscribed(&server, &channel(name));
+            wait_in_line(&server, name, 1);
         }
         let begun = Instant::now();
         drop(held);

@@ -492,8 +492,12 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     // Released when nobody knows whether it was: the work was done, and its result counts.
-    proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
-        bytes.windows(4).any(|part| part == b"work") && bytes.ends_with(b"\r\n$1\r\n0\r\n")
+    let release = redis::Script::new(concat!(
+        include_str!("../lua/lock/queue.lua"),
+        include_str!("../lua/lock/release.lua")
+    ));
+    proxy.on(Direction::Request, 2, Action::LoseRequest, move |bytes| {
+        bytes.windows(40).any(|part| part == release.get_hash().as_bytes())
     });
     assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
     assert_eq!(proxy.fired(), 2);
@@ -637,7 +641,7 @@ fn try_lock_takes_one_script_or_none() {
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("tried");
     let theirs = other.reentrant_lock("tried");
-    lock.lock().unwrap().unlock().unwrap();
+    lock.try_lock().unwrap().unwrap().unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
     let scripts = || Commands::so_far(&server).scripts();
 
@@ -661,7 +665,7 @@ fn try_lock_takes_one_script_or_none() {
     let guard = theirs.lock().unwrap();
     let same = lock.clone();
     let first = spawn(move || same.lock().unwrap().unlock().unwrap());
-    wait_subscribed(&server, &channel("tried"));
+    wait_in_line(&server, "tried", 1);
     first.wait_asleep();
     let before = Commands::so_far(&server).of_locks();
     assert!(lock.try_lock().unwrap().is_none());
@@ -729,9 +733,7 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
             lock.lock().unwrap().unlock().unwrap();
             Instant::now()
         });
-        let channel =
-            if at == 0 { channel(name) } else { format!("redisson_lock__channel:{name}") };
-        wait_subscribed(&server, &channel);
+        wait_in_line(&server, name, 1);
         waiter.wait_asleep();
         let released = Instant::now();
         if at == 1 {
@@ -979,7 +981,7 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
         let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
         let theirs = clients[1].reentrant_lock("tried");
         let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
-        wait_subscribed(&server, &channel("tried"));
+        wait_in_line(&server, "tried", 1);
         waits.wait_asleep();
         // Longer than a turn.
         thread::sleep(UNIT / 5);
@@ -1174,7 +1176,10 @@ fn force_unlock_reaches_who_was_passed_the_hold_meanwhile() {
             })
         };
         second.wait_asleep();
-        let force = redis::Script::new(include_str!("../lua/lock/force_unlock.lua"));
+        let force = redis::Script::new(concat!(
+            include_str!("../lua/lock/queue.lua"),
+            include_str!("../lua/lock/force_unlock.lua")
+        ));
         proxy.on_request(force.get_hash(), Action::DelayReply(UNIT / 2));
         guard.unlock().unwrap();
         go.wait();
@@ -1259,7 +1264,7 @@ fn a_cancel_that_races_with_the_release_loses_no_lock() {
                 })
             })
             .collect();
-        wait_subscribed(&server, &channel("race"));
+        wait_in_line(&server, "race", 1);
         guard.unlock().unwrap();
         let until = Instant::now() + Duration::from_micros(random.below(600));
         while Instant::now() < until {

@@ -82,9 +82,7 @@ fn every_other_name_works() {
         let waiter = spawn(move || {
             theirs.try_lock_for(SOON).unwrap().expect("it is released").unlock().unwrap();
         });
-        let prefix = "redisson_lock__channel:";
-        let wrapped = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
-        wait_subscribed(&server, &format!("{prefix}{wrapped}"));
+        wait_in_line(&server, name, 1);
         let released = Instant::now();
         guard.unlock().unwrap();
         waiter.join();
@@ -154,7 +152,8 @@ fn a_lease_between_works() {
         // A very short one may be over before the reply is here: an error, and no hold stays.
         if let Err(error) = works(&lock) {
             assert!(millis < 10, "{millis} ms: {error}");
-            assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+            let late = error.to_string().contains("before the reply was read");
+            assert!(late || error.kind() == ErrorKind::LeaseLost, "{error}");
         }
         wait_free(&server, "lease", SOON);
     }
@@ -439,7 +438,7 @@ fn a_unix_socket_does_as_well() {
     let guard = one.reentrant_lock("socket").lock().unwrap();
     let lock = other.reentrant_lock("socket");
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-    wait_subscribed(&server, &channel("socket"));
+    wait_in_line(&server, "socket", 1);
     drop(guard);
     waiter.join();
     // And the other way round: it subscribes, too.

@@ -16,22 +16,37 @@ pub(crate) struct RawPair {
 impl RawPair {
     pub(crate) fn connect(url: &str, name: &str) -> Self {
         let mut connection = connect(url);
+        let keys =
+            [name, &format!("redlatch_queue:{{{name}}}"), &format!("redlatch_window:{{{name}}}")];
+        let channel = format!("redisson_lock__channel:{{{name}}}");
         let mut call = |code: &str, args: &[&str]| {
             let script = Script::new(code);
             script.prepare_invoke().load(&mut connection).unwrap();
             let mut call = Cmd::new();
-            call.arg("EVALSHA").arg(script.get_hash()).arg(1).arg(name).arg(args);
-            call.get_packed_command()
+            call.arg("EVALSHA").arg(script.get_hash()).arg(keys.len()).arg(&keys);
+            call.arg(&channel).arg(0).arg(args).get_packed_command()
         };
-        let channel = format!("redisson_lock__channel:{{{name}}}");
-        let acquire = call(include_str!("../../lua/lock/acquire.lua"), &["30000", OWNER]);
-        let release = call(include_str!("../../lua/lock/release.lua"), &[OWNER, &channel, "0"]);
+        let acquire = call(
+            concat!(
+                include_str!("../../lua/lock/queue.lua"),
+                include_str!("../../lua/lock/acquire.lua")
+            ),
+            &["30000", OWNER],
+        );
+        let release = call(
+            concat!(
+                include_str!("../../lua/lock/queue.lua"),
+                include_str!("../../lua/lock/release.lua")
+            ),
+            &[OWNER, "0", "0"],
+        );
         Self { connection, acquire, release }
     }
 
     pub(crate) fn acquire(&mut self) {
         let reply = self.connection.req_packed_command(&self.acquire).unwrap();
-        assert_eq!(reply, Value::Nil, "the raw pair's name is its own");
+        let taken = matches!(&reply, Value::Array(parts) if parts.first() == Some(&Value::Int(1)));
+        assert!(taken, "the raw pair's name is its own: {reply:?}");
     }
 
     pub(crate) fn release(&mut self) {

@@ -1,38 +1,67 @@
--- Takes a lock, if nobody holds it or this owner already does.
+-- Takes a lock, or a place in its queue.
 --
--- KEYS 1 the lock
--- ARGV 1 lease in ms, 2 owner
--- reply: nil = taken; else the holder's time left in ms; WRONGTYPE: what is there is no lock;
---        NOPERM: what the user may not do
+-- KEYS, ARGV 1 and 2 see queue.lua
+-- ARGV 3 lease in ms, 4 owner
+-- reply: {1, places, now} = taken; {2, places, now} = it was this owner's already; places: so many
+--        wait; now: the server's time in ms
+--        {0, now, left, place, whose, fresh} = refused; left: ms until it is worth another
+--        question; place 0 = first in line; whose: 0 = a holder of ours, 1 = Redisson's, 2 =
+--        nobody's, a window is open; fresh: 1 = the place is new
+--        {0, now, left, -1, whose, 0, refusal} = refused, and without a place, since that was
+--        refused: this client waits on the public channel
+--        WRONGTYPE = what is there is no lock
 --
--- An owner names one acquisition, so the count is set and not raised: the request may be sent
--- again under its id after a lost reply. The first one may come late, when the lease has been made
--- longer: it is only ever raised.
---
--- A lock has one field, an owner, and a time to live, always. Another hash is somebody else's data:
--- waiting for it would not end. (HLEN first: it may have a million fields.)
---
--- Whether PEXPIRE is allowed is asked before the HSET: refused after it, the lock would stay for
--- ever. Servers before 7.0 cannot be asked; there a PEXPIRE that finds no key and changes nothing
--- is refused first. (Not on the others: after a write of any kind HSET is not refused any more when
--- memory is short.)
-local left = redis.call('pttl', KEYS[1])
-if left == -2 then
-    if not redis.acl_check_cmd then
-        redis.call('pexpire', KEYS[1], ARGV[1])
-    elseif not redis.acl_check_cmd('pexpire', KEYS[1], ARGV[1]) then
-        return redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+-- Every question is this one: the first, one sent again, a poll, the one after a reconnect. So a
+-- place that was lost is taken anew, and a grant whose message was lost is found.
+-- A copy that comes late cuts no lease that was made longer since.
+local lease, owner = ARGV[3], ARGV[4]
+if now() == 0 then
+    return redis.error_reply('NOPERM the right to TIME is missing')
+end
+
+-- {place, fresh, refusal}
+local function stand()
+    local place = redis.pcall('lpos', queue, owner)
+    if refused(place) then
+        return -1, 0, place.err
+    elseif place then
+        redis.pcall('pexpire', queue, KEPT)
+        return place, 0
     end
-else
-    local holder = redis.call('hlen', KEYS[1]) == 1 and redis.call('hkeys', KEYS[1])[1]
-    if not holder or left == -1 or string.match(holder, '^[%x-]+:()%d+$') ~= 38 then
-        return redis.error_reply('WRONGTYPE the hash is no lock: no owner alone, or no time to live')
-    elseif holder ~= ARGV[2] then
-        return left
-    elseif left >= tonumber(ARGV[1]) then
-        return nil
+    local trouble, last = enqueue('rpush', owner)
+    if trouble then
+        return -1, 0, trouble.err
+    end
+    return last, 1
+end
+
+if redis.pcall('exists', lock, queue, window) == 0 then
+    return hold(owner, lease) or {1, 0, now()}
+end
+local who, left, foreign = holder()
+if foreign then
+    return foreign
+elseif who == owner then
+    if left < tonumber(lease) then
+        redis.call('pexpire', lock, lease)
+    end
+    return {2, length(), now()}
+end
+
+local place, fresh, refusal = stand()
+local whose = who and not is_ours(who) and 1 or 0
+if not who then
+    left, whose = window_left(), 2
+    if not left or place < 0 then
+        local granted, trouble = grant_head(now(), 1, owner, lease)
+        if granted == owner then
+            return trouble or {1, length(), now()}
+        elseif not granted and place < 0 then
+            return hold(owner, lease) or {1, 0, now()}
+        end
+        left, whose = PROVISIONAL, 0
+        place = redis.pcall('lpos', queue, owner)
+        place = type(place) == 'number' and place or -1
     end
 end
-redis.call('hset', KEYS[1], ARGV[2], 1)
-redis.call('pexpire', KEYS[1], ARGV[1])
-return nil
+return {0, now(), left, place, whose, fresh, refusal}

@@ -17,12 +17,11 @@
 //! gives up with the baton hands it on.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::queue::{Queue, Signal, Waiter, Wake};
-use super::turn::{Backoff, Before, Turn};
 use crate::error::Error;
-use crate::hold::{Hold, Site, Tenancy, Terms, clock};
+use crate::hold::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
+use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
 
 #[cfg(test)]
@@ -39,8 +38,9 @@ pub(crate) struct Gate {
 struct State {
     seat: Option<Seat>,
     queue: Queue<Terms, Arc<Tenancy>>,
-    turn: Turn,
-    backoff: Backoff,
+    cohort: Cohort,
+    /// The process's place in the lock's queue, on its way from one leader to the next.
+    place: Option<Box<Place>>,
     forced: u64,
 }
 
@@ -65,7 +65,7 @@ impl State {
             return Err(());
         }
         self.queue.set_led(false);
-        self.turn.granted(tenancy.hold.asked.at);
+        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
         Ok(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
 }
@@ -154,21 +154,21 @@ pub(crate) enum Left {
     StillHeld,
     /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
     Passed { seat: Seat, next: Wake, second: Wake },
-    /// The thread has the baton and must release the hold, with which the turn may end.
-    Release { seat: Seat, ends_turn: bool },
+    /// The thread has the baton and must release the hold.
+    Release { seat: Seat },
 }
 
 /// As deep as one thread may nest a lock.
 const DEEPEST: usize = 1 << 20;
 
 impl Gate {
-    pub(crate) fn new(round_trip: Duration) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
                 seat: None,
                 queue: Queue::new(),
-                turn: Turn::new(round_trip),
-                backoff: Backoff::default(),
+                cohort: Cohort::default(),
+                place: None,
                 forced: 0,
             }),
         }
@@ -224,10 +224,25 @@ impl Gate {
         self.state.lock().queue.give_up(waiter)
     }
 
-    /// Gives the baton to the first in the queue, or lays it down.
-    pub(crate) fn hand_on(&self) {
-        let wake = self.state.lock().queue.hand_on();
+    /// Gives the baton to the first in the queue, with the process's place, or lays it down. The
+    /// place comes back if nobody wants it.
+    pub(crate) fn hand_on(&self, place: Option<Box<Place>>) -> Option<Box<Place>> {
+        let mut state = self.state.lock();
+        let wake = state.queue.hand_on();
+        let left = if state.queue.is_led() {
+            state.place = place;
+            None
+        } else {
+            place
+        };
+        drop(state);
         wake.now();
+        left
+    }
+
+    /// The process's place, for the new leader.
+    pub(crate) fn take_place(&self) -> Option<Box<Place>> {
+        self.state.lock().place.take()
     }
 
     /// The leader was granted a hold: the seat is taken, the baton is laid down. `gone` is not held
@@ -281,7 +296,7 @@ impl Gate {
             return Left::StillHeld;
         }
         let hold = &tenancy.hold;
-        if state.turn.may_pass(now)
+        if state.cohort.may_pass(now)
             && state.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
             // Before the next one can know of it: other threads may ask this one's guard.
@@ -295,15 +310,14 @@ impl Gate {
                 next
             });
             if let (Some(wake), Some(next)) = (wake, passed) {
-                state.turn.granted(now);
                 let seat = std::mem::replace(seat, next);
                 return Left::Passed { seat, next: wake, second: state.queue.call_first() };
             }
         }
-        state.turn.released(now);
+        state.cohort.released(now, hold.share.chain);
         state.queue.set_led(true);
         match state.seat.take() {
-            Some(seat) => Left::Release { seat, ends_turn: state.turn.ends(now) },
+            Some(seat) => Left::Release { seat },
             None => Left::NotThere,
         }
     }
@@ -358,23 +372,14 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The turn's word to the leader.
-    pub(crate) fn before_asking(&self) -> Before {
-        self.state.lock().turn.before(clock::now())
+    /// The chain of a hold that was granted by a reply, at the server's time `now`.
+    pub(crate) fn chain(&self, now: u64) -> Chain {
+        self.state.lock().cohort.chain(now)
     }
 
-    pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
-        look(&mut self.state.lock().turn)
-    }
-
-    /// How long a leader that was woken stays away from the race, having waited for `waited`.
-    pub(crate) fn pause(&self, waited: Duration) -> Duration {
-        let state = self.state.lock();
-        state.turn.pause(clock::now()).unwrap_or_else(|| state.backoff.delay(waited))
-    }
-
-    pub(crate) fn with_backoff<R>(&self, look: impl FnOnce(&mut Backoff) -> R) -> R {
-        look(&mut self.state.lock().backoff)
+    /// The last release left the lock to Redisson's clients.
+    pub(crate) fn left_to_others(&self) {
+        self.state.lock().cohort.left_to_others();
     }
 
     /// Wakes all who wait, for something that is not the gate's news.

@@ -48,8 +48,6 @@ pub(crate) struct Turn {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release {
     pub(crate) at: u64,
-    /// The channel's version before the release was sent, if it was known.
-    pub(crate) version: Option<u64>,
 }
 
 /// What a thread that is about to ask Redis must do first.
@@ -159,18 +157,7 @@ impl Turn {
     }
 
     pub(crate) fn released(&mut self, now: u64) {
-        self.last = Some(Release { at: now, version: None });
-    }
-
-    /// Whether the turn ends with a release at `now`, so that its message must be told from others.
-    pub(crate) fn ends(&self, now: u64) -> bool {
-        self.is_over(now)
-    }
-
-    pub(crate) fn released_at_version(&mut self, version: u64) {
-        if let Some(last) = &mut self.last {
-            last.version = Some(version);
-        }
+        self.last = Some(Release { at: now });
     }
 
     fn is_over(&self, now: u64) -> bool {

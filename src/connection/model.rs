@@ -29,6 +29,8 @@ pub(crate) struct Server {
 struct State {
     /// Key to owner.
     locks: HashMap<Vec<u8>, Vec<u8>>,
+    /// Who waits for them.
+    queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     scripts: Vec<String>,
     connections: Vec<Peer>,
     /// What was echoed, in order.
@@ -51,7 +53,8 @@ impl Server {
     /// Starts one whose connections break at most so many times. It knows the locks' scripts:
     /// there is no renewer that would read the reply to a release which is to be sent again.
     pub(crate) fn start(breaks: usize) -> Arc<Self> {
-        let scripts = [&*ACQUIRE, &RELEASE, &FORCE_UNLOCK].map(Clone::clone).to_vec();
+        let scripts =
+            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK].map(Clone::clone).to_vec();
         let state = Mutex::new(State { breaks, scripts, ..State::default() });
         let server = Arc::new(Self { state, news: Condvar::new() });
         SERVER.set(Some(Arc::clone(&server)));
@@ -252,34 +255,82 @@ impl State {
         Some(reply)
     }
 
-    /// Runs a script that has one key at most.
+    /// Runs a script of locks.
     fn evaluate(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
         let key = &arguments[0];
         if sha == *RETURN {
             Value::BulkString(key.clone())
         } else if sha == *ACQUIRE {
-            let owner = &arguments[2];
-            if self.locks.get(key).is_some_and(|other| other != owner) {
-                self.refusals += 1;
-                return Value::Int(30_000);
-            }
-            self.locks.insert(key.clone(), owner.clone());
-            Value::Nil
+            self.acquire(key, &arguments[6], true)
+        } else if sha == *TRY {
+            self.acquire(key, &arguments[6], false)
         } else if sha == *RELEASE {
-            if self.locks.get(key) != Some(&arguments[1]) {
-                return Value::Nil;
-            }
-            self.locks.remove(key);
-            Value::Int(self.publish(&arguments[2], &arguments[3]))
+            self.release(key, &arguments[5], &arguments[3])
+        } else if sha == *GIVE_UP {
+            self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[5]);
+            self.release(key, &arguments[5], &arguments[3])
         } else if sha == *FORCE_UNLOCK {
             let existed = self.locks.remove(key).is_some();
-            if existed {
-                self.publish(&arguments[1], &arguments[2]);
+            if !self.grant_head(key) {
+                self.publish(&arguments[3], b"0");
             }
             Value::Int(i64::from(existed))
         } else {
             panic!("a script that the model's server does not know")
         }
+    }
+
+    fn acquire(&mut self, key: &[u8], owner: &[u8], queues: bool) -> Value {
+        let holder = self.locks.get(key);
+        let already = holder.is_some_and(|holder| holder == owner);
+        let queue = self.queues.entry(key.to_vec()).or_default();
+        if already || holder.is_none() && (!queues || queue.is_empty()) {
+            self.locks.insert(key.to_vec(), owner.to_vec());
+            let taken = if already { 2 } else { 1 };
+            return numbers(&[taken, queue.len() as i64, NOW]);
+        }
+        self.refusals += 1;
+        if !queues {
+            return numbers(&[0]);
+        }
+        let place = queue.iter().position(|other| other == owner);
+        if place.is_none() {
+            queue.push_back(owner.to_vec());
+        }
+        let at = place.unwrap_or(queue.len() - 1) as i64;
+        // One that was free and waited for: a lease has ended, or nobody heard.
+        if !self.locks.contains_key(key) && self.grant_head(key) {
+            return self.acquire(key, owner, true);
+        }
+        numbers(&[0, NOW, 30_000, at, 0, i64::from(place.is_none())])
+    }
+
+    fn release(&mut self, key: &[u8], owner: &[u8], channel: &[u8]) -> Value {
+        if self.locks.get(key).is_none_or(|holder| holder != owner) {
+            return Value::Nil;
+        }
+        self.locks.remove(key);
+        if self.grant_head(key) {
+            return Value::Int(1);
+        }
+        self.publish(channel, b"0");
+        Value::Int(0)
+    }
+
+    /// Grants the lock to the first who listens.
+    fn grant_head(&mut self, key: &[u8]) -> bool {
+        while let Some(head) = self.queues.get_mut(key).and_then(VecDeque::pop_front) {
+            let owner = String::from_utf8(head.clone()).unwrap();
+            let (client, number) = owner.split_once(':').unwrap();
+            let channel = format!("redisson_lock__channel:{{redlatch:{client}}}");
+            let name = String::from_utf8_lossy(key);
+            let message = format!("grant {number} {NOW} 2000 lock,0,{NOW},1 0 {name}");
+            if self.publish(channel.as_bytes(), message.as_bytes()) > 0 {
+                self.locks.insert(key.to_vec(), head);
+                return true;
+            }
+        }
+        false
     }
 
     fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64 {
@@ -299,15 +350,31 @@ impl State {
 pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
 static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
-static ACQUIRE: LazyLock<String> =
-    LazyLock::new(|| sha(include_str!("../../lua/lock/acquire.lua")));
-static RELEASE: LazyLock<String> =
-    LazyLock::new(|| sha(include_str!("../../lua/lock/release.lua")));
-static FORCE_UNLOCK: LazyLock<String> =
-    LazyLock::new(|| sha(include_str!("../../lua/lock/force_unlock.lua")));
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            sha(concat!(
+                include_str!("../../lua/lock/queue.lua"),
+                include_str!(concat!("../../lua/lock/", $file))
+            ))
+        })
+    };
+}
+
+static ACQUIRE: LazyLock<String> = script!("acquire.lua");
+static TRY: LazyLock<String> = script!("try.lua");
+static RELEASE: LazyLock<String> = script!("release.lua");
+static GIVE_UP: LazyLock<String> = script!("give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!("force_unlock.lua");
+/// Its clock, in ms, which stands still.
+const NOW: i64 = 1_000_000;
 
 fn sha(code: &str) -> String {
     redis::Script::new(code).get_hash().to_owned()
+}
+
+fn numbers(numbers: &[i64]) -> Value {
+    Value::Array(numbers.iter().copied().map(Value::Int).collect())
 }
 
 fn pushed(kind: &str, channel: &[u8], last: Value) -> Value {

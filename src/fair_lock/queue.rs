@@ -12,7 +12,7 @@ use crate::connection::{Command, Outcome};
 use crate::error::Error;
 use crate::hold::{Asked, Hold, Site, Tenancy, Terms};
 use crate::protocol::{FairKeys, Owner};
-use crate::pubsub::Addressee;
+use crate::pubsub::{Addressee, News};
 use crate::script::fair::{FairScripts, kept_alive};
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::{Chore, Errand};
@@ -56,6 +56,14 @@ impl FairWaiter {
 }
 
 impl Addressee for FairWaiter {
+    fn told(&self, news: &News<'_>) {
+        if matches!(news, News::Ask { .. }) {
+            self.ask();
+        }
+    }
+}
+
+impl FairWaiter {
     fn ask(&self) {
         self.told.store(true, Ordering::SeqCst);
         self.thread.parker().unpark();
@@ -65,7 +73,7 @@ impl Addressee for FairWaiter {
 impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Site) -> Arc<Self> {
-        site.core.fair_queues.get(&site.name, |name| {
+        site.core.fair_queues.find(&site.name, |name| {
             let keys = FairKeys::new(&name);
             Self { core: Arc::clone(&site.core), name, keys, waiters: Mutex::default() }
         })

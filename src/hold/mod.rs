@@ -5,6 +5,8 @@
 //! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
 //! nothing to the next.
 
+mod cohort;
+mod place;
 mod site;
 
 use std::fmt;
@@ -18,7 +20,10 @@ use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 
-pub(crate) use site::{Baton, Leaving, Site, check_lease};
+pub(crate) use cohort::{Cohort, Share};
+use place::Expected;
+pub(crate) use place::Place;
+pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
 
 /// Why a hold was lost before it was released.
 ///
@@ -167,8 +172,15 @@ pub(crate) struct Hold {
     deadline: AtomicU64,
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
-    /// The lease that was asked for first, in nanoseconds.
+    /// The lease that the server granted first, and what of it is ours, in nanoseconds.
+    granted_lease: u64,
     first_lease: u64,
+    /// It was granted by message, for less than its terms say: its process might have been stopped.
+    provisional: AtomicBool,
+    /// What the grant said of others.
+    pub(crate) share: Share,
+    /// Messages may name it.
+    _expected: Option<Arc<Expected>>,
     /// The request that the server granted.
     pub(crate) asked: Asked,
     /// A request of this owner was sent twice, or its outcome was not known: the first one may
@@ -198,13 +210,52 @@ impl Hold {
             terms,
             deadline: AtomicU64::new(deadline(asked.at, lease)),
             longest: AtomicU64::new(clock::nanos(lease)),
+            granted_lease: clock::nanos(lease),
             first_lease: clock::nanos(lease),
+            provisional: AtomicBool::new(false),
+            share: Share::default(),
+            _expected: None,
             asked,
             sent_twice,
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
         }
+    }
+
+    /// A hold of a lock without a line that was granted by message, with this lease: it is to be
+    /// raised to what the terms say, or ends before it.
+    pub(crate) fn handed(
+        owner: Owner,
+        terms: Terms,
+        lease: Duration,
+        asked: Asked,
+        sent_twice: bool,
+    ) -> Self {
+        let ours = match terms {
+            Terms::Fixed(fixed) => lease.min(fixed),
+            Terms::Watched => lease,
+        };
+        let hold = Self::new(None, owner, terms, ours, asked, sent_twice);
+        hold.ask(lease);
+        let hold = Self { granted_lease: clock::nanos(lease), ..hold };
+        hold.provisional.store(terms != Terms::Fixed(ours), Ordering::Relaxed);
+        hold
+    }
+
+    /// With what its grant said of others; messages may name it.
+    pub(crate) fn shared(self, share: Share, expected: Option<Arc<Expected>>) -> Self {
+        Self { share, _expected: expected, ..self }
+    }
+
+    /// Whether it still has the lease of a grant by message, and is to be raised to its own.
+    pub(crate) fn is_provisional(&self) -> bool {
+        self.provisional.load(Ordering::Relaxed)
+    }
+
+    /// It has the lease of its terms.
+    pub(crate) fn raised(&self) {
+        self.provisional.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn deadline(&self) -> u64 {
@@ -250,10 +301,11 @@ impl Hold {
         self.terms == terms
             && self.lost().is_none()
             && !self.is_unconfirmed()
-            && self.longest.load(Ordering::Acquire) == self.first_lease
+            && self.longest.load(Ordering::Acquire) == self.granted_lease
             && match terms {
                 Terms::Watched => left > 0,
-                Terms::Fixed(lease) => left >= clock::nanos(lease) / 10 * 9,
+                // Of a provisional one, which the next one raises to its own.
+                Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
             }
     }
 

@@ -1,15 +1,18 @@
 //! One name in one client: where the threads that want it, the hold, and its renewal meet.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::{Hold, LostReason, Tenancy, Terms, clock};
+use super::{Hold, LostReason, Place, Tenancy, Terms, clock};
 use crate::acquire::{Admitted, Gate, Left, Seat};
 use crate::client::Core;
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{LockKeys, Owner};
+use crate::pubsub::Grant;
+use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
 use crate::watchdog::{Alarm, Errand, Renewal};
@@ -20,7 +23,11 @@ pub(crate) struct Site {
     pub(crate) name: Arc<str>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) gate: Gate,
-    channel: OnceLock<Arc<str>>,
+    keys: OnceLock<LockKeys>,
+    /// See [`LockScripts::alone`].
+    alone: AtomicBool,
+    /// Whether it was said that there is no place in the queue.
+    says_no_place: AtomicBool,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     alarm: Mutex<Option<Alarm>>,
 }
@@ -36,16 +43,77 @@ impl Site {
         Self {
             name,
             lane,
-            gate: Gate::new(core.round_trip),
+            gate: Gate::new(),
             core,
-            channel: OnceLock::new(),
+            keys: OnceLock::new(),
+            alone: AtomicBool::new(false),
+            says_no_place: AtomicBool::new(false),
             alarm: Mutex::new(None),
         }
     }
 
-    /// Where the lock's releases are published.
-    pub(crate) fn channel(&self) -> &Arc<str> {
-        self.channel.get_or_init(|| LockKeys::channel(&self.name).into())
+    pub(super) fn keys(&self) -> &LockKeys {
+        self.keys.get_or_init(|| LockKeys::new(&self.name))
+    }
+
+    pub(crate) fn scripts(&self) -> LockScripts<'_> {
+        LockScripts {
+            lane: &self.lane,
+            name: &self.name,
+            keys: self.keys(),
+            database: self.core.database(),
+            alone: &self.alone,
+        }
+    }
+
+    /// The server gives this process no place in the queue, for this reason: it waits in public.
+    pub(super) fn no_place(&self, refusal: Option<&str>) {
+        if !self.says_no_place.swap(true, Ordering::Relaxed) {
+            let why = refusal.unwrap_or(
+                "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
+            );
+            self.core.watchdog.log(log::Level::Warn, || {
+                format!(
+                    "{:?}: no place in the lock's queue ({why}): this process waits for public \
+                     releases, as Redisson does, and others wait longer for it (lua/README.md, Rights)",
+                    self.name
+                )
+            });
+        }
+    }
+
+    /// A request for the lock has failed, and so has the wait of those who queued before it if the
+    /// server cannot be reached.
+    pub(crate) fn not_taken(&self, trouble: Trouble, arrivals: u64) -> Error {
+        let alone = matches!(trouble, Trouble::Refused(_));
+        let state = match trouble {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                "nothing is held; if the server took the lock nevertheless, it is released in the \
+                 background, or ends with its lease"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
+        };
+        let error = trouble.into_error().of(&self.name).now(state);
+        if !alone {
+            // A dead server is not found out one waiter at a time.
+            self.gate.fail_before(arrivals, &error);
+        }
+        error
+    }
+
+    /// Leaves the queue, or the lock if that was granted at this moment.
+    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+        // While the server is away, each call's would be sent for minutes.
+        if !place.is_known {
+            return;
+        }
+        let chain = place.unread_chain();
+        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        if place.in_doubt {
+            self.repeat(command.clone(), self.core.config.watchdog_timeout);
+        }
+        let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        self.core.post(&self.lane, command, Arc::new(leaving));
     }
 
     /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
@@ -135,9 +203,9 @@ impl Site {
                 self.arm();
                 Ok(())
             }
-            Left::Release { seat, ends_turn } => {
+            Left::Release { seat } => {
                 // Whatever happens from here on, the baton is handed on.
-                let baton = Baton { site: self };
+                let baton = Baton::new(self, None);
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -153,9 +221,6 @@ impl Site {
                     baton.lay_down();
                     wake.now();
                     return Ok(());
-                }
-                if ends_turn && let Some(heard) = self.core.pubsub.listening(self.channel()) {
-                    self.gate.with_turn(|turn| turn.released_at_version(heard.version()));
                 }
                 let done = self.release(&tenancy.hold, how);
                 drop(baton);
@@ -185,7 +250,7 @@ impl Site {
 
     fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
-            None => script::lock::release_command(&self.name, &hold.owner, self.channel()),
+            None => self.scripts().release_command(&hold.owner, hold.share.chain),
             Some(line) => line.release_command(hold),
         }
     }
@@ -231,7 +296,8 @@ impl Site {
     fn undo_late_requests(&self, hold: &Hold) {
         if hold.sent_twice {
             match &hold.line {
-                None => self.repeat(self.release_command(hold), hold.longest_lease()),
+                // A place, too: that of a copy.
+                None => self.repeat(self.give_up_command(&hold.owner), hold.longest_lease()),
                 Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
             }
         }
@@ -245,10 +311,9 @@ impl Site {
         }
     }
 
-    /// An acquire's outcome is not known: releases what it may have taken or may take yet.
-    pub(crate) fn let_die(&self, owner: &Owner, terms: Terms) {
-        let release = script::lock::release_command(&self.name, owner, self.channel());
-        self.repeat(release, self.core.lease(terms));
+    /// Undoes whatever a late request of an owner may do, where nothing is known of its hold.
+    pub(crate) fn give_up_command(&self, owner: &Owner) -> Command {
+        self.scripts().give_up_command(owner.as_bytes(), Chain::default())
     }
 
     /// Sends an owner-checked release in the background, again and again until one lease has
@@ -286,7 +351,7 @@ impl Site {
     pub(crate) fn arm(self: &Arc<Self>) {
         let due = self.gate.with_seat(|seat| {
             let seat = seat?;
-            Some(self.due(seat, clock::now()).0)
+            Some(self.due(seat, clock::now()).at)
         });
         if let Some(due) = due {
             self.arm_at(due);
@@ -304,15 +369,29 @@ impl Site {
         }
     }
 
-    /// When something is to be done about a seat, and whether it is a renewal.
-    fn due(&self, seat: &Seat, now: u64) -> (u64, bool) {
-        let deadline = seat.tenancy.hold.deadline();
+    /// When something is to be done about a seat, and which lease to ask for then.
+    fn due(&self, seat: &Seat, now: u64) -> Due {
+        let (deadline, since) = (seat.tenancy.hold.deadline(), seat.tenancy.since);
         let config = &self.core.config;
         let outlived = config
             .max_hold
-            .is_some_and(|longest| now.saturating_sub(seat.tenancy.since) >= clock::nanos(longest));
-        if !seat.is_watched() || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
-            return (deadline, false);
+            .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
+        let watched = seat.is_watched();
+        let raise = seat.tenancy.hold.is_provisional();
+        if !(watched || raise) || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
+            return Due { at: deadline, lease: None };
+        }
+        let lease = match seat.tenancy.hold.terms {
+            Terms::Fixed(lease) if !watched => {
+                // Once, and counted from the grant.
+                let spent = Duration::from_nanos(now.saturating_sub(since));
+                lease.saturating_sub(spent)
+            }
+            _ => config.watchdog_timeout,
+        };
+        if raise {
+            let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
+            return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
         }
         let lease = clock::nanos(config.watchdog_timeout);
         // First at a third of the lease, so that short holds cost nothing; together with others
@@ -320,7 +399,8 @@ impl Site {
         let third = deadline.saturating_sub(lease / 3 * 2);
         let grid = (lease / 64).max(1_000_000);
         let due = if seat.retries > 0 { seat.retry_at } else { third / grid * grid };
-        (due.min(deadline), due < deadline)
+        let lease = (due < deadline).then_some(config.watchdog_timeout);
+        Due { at: due.min(deadline), lease }
     }
 
     /// The alarm went off. `Some`: a renewal to send.
@@ -329,8 +409,9 @@ impl Site {
         let now = clock::now();
         let (tenancy, renew) = self.gate.with_seat(|seat| {
             let seat = seat?;
-            let (due, renewal) = self.due(seat, now);
-            let renew = renewal && due <= now && self.begin_renewal(seat, now);
+            let due = self.due(seat, now);
+            let lease = due.lease.filter(|_| due.at <= now);
+            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
             Some((Arc::clone(&seat.tenancy), renew))
         })?;
         if now >= tenancy.hold.deadline() {
@@ -339,38 +420,70 @@ impl Site {
         }
         self.arm();
         let hold = Arc::clone(&tenancy.hold);
-        renew.then(|| Renewal { site: Arc::clone(self), hold, raises: true })
+        renew.map(|lease| Renewal { site: Arc::clone(self), hold, lease: Some(lease) })
     }
 
     /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
     /// question whether the server knows it.
     pub(crate) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        let (hold, raises) = self.gate.with_seat(|seat| {
+        let (hold, lease) = self.gate.with_seat(|seat| {
             let seat = seat?;
-            let (_, renewal) = self.due(seat, now);
-            let raises = renewal && self.begin_renewal(seat, now);
-            Some((Arc::clone(&seat.tenancy.hold), raises))
+            let due = self.due(seat, now);
+            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            Some((Arc::clone(&seat.tenancy.hold), lease))
         })?;
-        Some(Renewal { site: Arc::clone(self), hold, raises })
+        Some(Renewal { site: Arc::clone(self), hold, lease })
     }
 
     /// `false`: it is too late.
-    fn begin_renewal(&self, seat: &mut Seat, now: u64) -> bool {
+    fn begin_renewal(&self, seat: &mut Seat, lease: Duration, now: u64) -> bool {
         let hold = &seat.tenancy.hold;
         let in_time = now < hold.deadline();
         if in_time {
             seat.renewing = true;
-            hold.ask(self.core.config.watchdog_timeout);
+            hold.ask(lease);
         }
         in_time
     }
 
-    /// The server's answer to a renewal that was sent at `sent_at`.
+    /// Raises a hold that was granted by message to its lease now, if that makes it certain for
+    /// `slack` more. Before its time, since somebody wants to know.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, and none for a hold that has its lease.
+    pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
+        let hold = &tenancy.hold;
+        if !hold.is_provisional() {
+            return false;
+        }
+        let sent_at = clock::now();
+        let lease = self.gate.with_seat(|seat| {
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
+            self.due(seat, sent_at).lease
+        });
+        // It is on its way already, or not to be raised.
+        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
+        hold.ask(lease);
+        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
+            Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
+            // The renewer tries again.
+            Err(trouble) => {
+                let cause = format!("{:#}", trouble.into_error()).into();
+                self.renewed(hold, sent_at, lease, Err(&cause));
+            }
+        }
+        self.bury_extended(hold);
+        tenancy.remaining() >= slack
+    }
+
+    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         sent_at: u64,
+        lease: Duration,
         renewed: Result<bool, &Arc<str>>,
     ) {
         let now = clock::now();
@@ -380,7 +493,8 @@ impl Site {
             seat.renewing = false;
             match renewed {
                 Ok(true) => {
-                    hold.confirm(sent_at, self.core.config.watchdog_timeout);
+                    hold.confirm(sent_at, lease);
+                    hold.raised();
                     seat.retries = 0;
                 }
                 Ok(false) => {}
@@ -388,7 +502,11 @@ impl Site {
                     // Not at the next third: at once, then with back-off until the deadline.
                     hold.renewal_failed(cause);
                     let lease = clock::nanos(self.core.config.watchdog_timeout);
-                    let step = (lease / 200).max(1_000_000) << seat.retries.min(4);
+                    let step = if hold.is_provisional() {
+                        RAISE_AGAIN
+                    } else {
+                        (lease / 200).max(1_000_000) << seat.retries.min(4)
+                    };
                     seat.retries += 1;
                     seat.retry_at = now + step;
                 }
@@ -420,6 +538,18 @@ impl fmt::Debug for Site {
     }
 }
 
+/// What is next about a hold.
+struct Due {
+    at: u64,
+    /// The lease to ask for then. `None`: its end.
+    lease: Option<Duration>,
+}
+
+/// When a grant by message is raised to its lease, and when again after a failure: shorter holds cost
+/// no further command, and three attempts fit into what it has.
+const RAISE: u64 = 50_000_000;
+const RAISE_AGAIN: u64 = 400_000_000;
+
 /// Whether who leaves waits for the server's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
@@ -432,34 +562,80 @@ pub(crate) enum Leaving {
 /// The right to talk to Redis about a name. Handed on when dropped, on every path.
 #[derive(Debug)]
 pub(crate) struct Baton<'a> {
-    pub(crate) site: &'a Arc<Site>,
+    site: &'a Arc<Site>,
+    /// The process's place in the lock's queue, which goes with it.
+    pub(crate) place: Option<Box<Place>>,
+    is_laid_down: bool,
 }
 
-impl Baton<'_> {
-    /// The leader was granted a hold: the seat has it, nobody leads. `Err`: the hold is not ours
+impl<'a> Baton<'a> {
+    pub(crate) fn new(site: &'a Arc<Site>, place: Option<Box<Place>>) -> Self {
+        Self { site, place, is_laid_down: false }
+    }
+
+    /// The leader was granted a hold: the seat has it, nobody leads. `false`: the hold is not ours
     /// any more.
-    pub(crate) fn admit(
-        self,
-        tenancy: &Arc<Tenancy>,
-        terms: Terms,
-    ) -> Result<Result<(), Self>, Error> {
-        if self.site.admit(tenancy, terms)? {
-            self.lay_down();
-            return Ok(Ok(()));
+    pub(crate) fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<bool, Error> {
+        let admitted = self.site.admit(tenancy, terms)?;
+        if admitted {
+            self.place = None;
+            self.is_laid_down = true;
         }
-        Ok(Err(self))
+        Ok(admitted)
     }
 
     /// The seat is taken, and nobody leads any more.
-    fn lay_down(self) {
-        std::mem::forget(self);
+    fn lay_down(mut self) {
+        self.is_laid_down = true;
     }
 }
 
 impl Drop for Baton<'_> {
     fn drop(&mut self) {
-        self.site.gate.hand_on();
+        if self.is_laid_down {
+            return;
+        }
+        if let Some(place) = self.site.gate.hand_on(self.place.take()) {
+            self.site.give_up(&place);
+        }
     }
+}
+
+/// A place that is given up.
+struct GiveUp {
+    site: Arc<Site>,
+    command: Command,
+}
+
+impl Receiver for GiveUp {
+    fn receive(&self, outcome: Outcome) {
+        if script::lock::released(outcome).is_err() {
+            let lease = self.site.core.config.watchdog_timeout;
+            self.site.repeat(self.command.clone(), lease);
+        }
+    }
+}
+
+/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
+/// thread had left.
+pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+    let Some(share) = super::place::share(grant.details) else { return };
+    if grant.database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let name: Arc<str> = grant.lock.into();
+    let owner = format!("{}:{owner}", core.id.as_str());
+    let (keys, alone) = (LockKeys::new(&name), AtomicBool::new(false));
+    let lane = core.lane(&name);
+    let scripts = LockScripts {
+        lane: &lane,
+        name: &name,
+        keys: &keys,
+        database: grant.database,
+        alone: &alone,
+    };
+    let command = scripts.give_up_command(owner.as_bytes(), share.chain);
+    core.watchdog.run_errand(Errand::brief(&name, command));
 }
 
 /// A release on its way.
@@ -474,8 +650,9 @@ impl Release {
         // Not before the release is answered: it would find nothing to release.
         self.site.undo_late_requests(&self.hold);
         match outcome {
-            Ok(script::lock::Released::Free(heard)) => {
-                self.site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+            Ok(script::lock::Released::Done) => Ok(()),
+            Ok(script::lock::Released::LeftToOthers) => {
+                self.site.gate.left_to_others();
                 Ok(())
             }
             Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),

@@ -320,7 +320,7 @@ impl Held {
                     // It ended between the two looks.
                     return self.check(slack);
                 }
-                if remaining >= slack {
+                if remaining >= slack || self.handle.site.raise(&self.tenancy, slack) {
                     return Ok(());
                 }
                 let message = format!(

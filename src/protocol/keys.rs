@@ -1,5 +1,7 @@
 //! Keys and channels, as Redisson makes them from a synchronizer's name.
 
+use std::sync::Arc;
+
 /// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
 ///
 /// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
@@ -9,9 +11,31 @@ fn prefixed(prefix: &str, name: &str) -> String {
 
 /// What belongs to one lock besides the key that bears its name.
 #[derive(Debug)]
-pub(crate) struct LockKeys;
+pub(crate) struct LockKeys {
+    /// The processes that wait, in their order. Ours alone, as the window.
+    pub(crate) queue: String,
+    /// It exists while the lock is left to Redisson's clients.
+    pub(crate) window: String,
+    /// Where a release is published that is everybody's.
+    pub(crate) channel: Arc<str>,
+    /// Ours that listen there with a place in the queue listen here, too: so the others, who know
+    /// that channel only, can be counted.
+    pub(crate) companion: Arc<str>,
+}
 
 impl LockKeys {
+    pub(crate) fn new(name: &str) -> Self {
+        let channel = Self::channel(name);
+        // `x` and `{x}` must not share a queue: a release of one would grant the other's waiter.
+        let tagged = if name.contains('{') { "_tagged" } else { "" };
+        Self {
+            queue: prefixed(&format!("redlatch_queue{tagged}"), name),
+            window: prefixed(&format!("redlatch_window{tagged}"), name),
+            companion: format!("{channel}:redlatch").into(),
+            channel: channel.into(),
+        }
+    }
+
     /// Where a release is published.
     pub(crate) fn channel(name: &str) -> String {
         prefixed("redisson_lock__channel", name)
@@ -86,6 +110,17 @@ pub(crate) fn requests(name: &str, client: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_has_a_queue_of_its_own() {
+        let [plain, tagged] = ["x", "{x}"].map(LockKeys::new);
+        assert_eq!(plain.queue, "redlatch_queue:{x}");
+        assert_eq!(plain.window, "redlatch_window:{x}");
+        assert_eq!(tagged.queue, "redlatch_queue_tagged:{x}");
+        assert_eq!(tagged.window, "redlatch_window_tagged:{x}");
+        assert_eq!(plain.channel, tagged.channel, "as with Redisson");
+        assert_eq!(&*plain.companion, "redisson_lock__channel:{x}:redlatch");
+    }
 
     #[test]
     fn a_fair_lock_has_redissons_keys() {

@@ -5,6 +5,3 @@ mod owner;
 
 pub(crate) use keys::{FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
 pub(crate) use owner::{ClientId, Owner};
-
-/// What a release publishes on a lock's channel.
-pub(crate) const UNLOCKED: &[u8] = b"0";

@@ -20,7 +20,7 @@ use redis::{PushKind, RedisError, Value};
 use attention::Attention;
 use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
-pub(crate) use own::Addressee;
+pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK, Said};
 
 use crate::client::Core;
@@ -39,6 +39,8 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
 const SILENCE: Duration = Duration::from_secs(10);
 /// A read that took longer had to wait for the message.
 const READ_AT_ONCE: Duration = Duration::from_micros(10);
+/// A message that was sent is heard after so long, or not at all.
+const TELLS_WITHIN: Duration = Duration::from_millis(50);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -56,6 +58,10 @@ pub(crate) struct PubSub {
     fences: AtomicU64,
     /// Ends the thread's connection, and with it its read.
     closer: Mutex<Option<Closer>>,
+    /// Counts what the server has said.
+    heard: AtomicU64,
+    /// What was heard when somebody missed a message, and when that was.
+    suspected: Mutex<Option<(u64, Instant)>>,
     shut_down: AtomicBool,
 }
 
@@ -99,7 +105,7 @@ impl PubSub {
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         client: &str,
-        stray: impl Fn(u64, &str) + Send + Sync + 'static,
+        stray: impl Fn(u64, &News<'_>) + Send + Sync + 'static,
     ) -> Self {
         let state =
             State { entries: HashMap::new(), wanted: Vec::new(), reading: false, first_version: 0 };
@@ -113,6 +119,8 @@ impl PubSub {
             attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
             closer: Mutex::new(None),
+            heard: AtomicU64::new(0),
+            suspected: Mutex::new(None),
             shut_down: AtomicBool::new(false),
         }
     }
@@ -169,6 +177,33 @@ impl PubSub {
         // Who listens sleeps elsewhere: it counts for as long as it does.
         self.attention.begin();
         self.subscription(Arc::clone(&self.own))
+    }
+
+    /// Moves when messages on the client's own channel may have been missed.
+    pub(crate) fn own_version(&self) -> u64 {
+        self.own.version()
+    }
+
+    /// Somebody found out by asking what a message should have told. That may be on its way. But if
+    /// nothing at all is heard until the next one finds out, the connection is dead, and nobody is
+    /// told so: it ends here, and the next one begins.
+    pub(crate) fn suspect(&self) {
+        let heard = self.heard.load(Ordering::Relaxed);
+        let now = Instant::now();
+        let mut suspected = self.suspected.lock();
+        let dead = suspected.is_some_and(|(before, since)| {
+            before == heard && now.saturating_duration_since(since) >= TELLS_WITHIN
+        });
+        if suspected.is_none_or(|(before, _)| before != heard) {
+            *suspected = Some((heard, now));
+        }
+        if dead {
+            *suspected = None;
+            drop(suspected);
+            if let Some(closer) = &*self.closer.lock() {
+                closer.close();
+            }
+        }
     }
 
     /// From here on messages to this owner reach `who`.
@@ -286,6 +321,7 @@ impl PubSub {
         loop {
             let begun = Instant::now();
             let event = Event::of(connection.recv_response()?);
+            self.heard.fetch_add(1, Ordering::Relaxed);
             // Else there may be more to read at once.
             let slept = begun.elapsed() > READ_AT_ONCE;
             if self.is_shut_down() {
@@ -313,7 +349,7 @@ impl PubSub {
                                 entry.pass(number);
                             }
                         }
-                        Some(Said::Ask { owner, lock }) => self.addressees.ask(owner, lock),
+                        Some(Said::To { owner, news }) => self.addressees.tell(owner, &news),
                         None => {}
                     }
                 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::sync::Mutex;
 
@@ -13,8 +14,31 @@ pub(super) enum Said<'a> {
     Look,
     /// The server has passed this fence of a channel.
     Fence { number: u64, channel: &'a str },
-    /// Who waits for this lock under this owner number should ask.
-    Ask { owner: u64, lock: &'a str },
+    /// Something for who waits under this owner number.
+    To { owner: u64, news: News<'a> },
+}
+
+/// What a script tells one waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News<'a> {
+    /// It should ask for this lock.
+    Ask { lock: &'a str },
+    /// The lock is its owner's.
+    Grant(Grant<'a>),
+    /// The lock is left to others for so long. It is the first in line, and should ask then.
+    Open { left: Duration, database: i64, lock: &'a str },
+}
+
+/// A script has made an owner the holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant<'a> {
+    /// When, by the server's clock in ms.
+    pub(crate) now: u64,
+    pub(crate) lease: Duration,
+    /// One word that each kind of lock has for itself.
+    pub(crate) details: &'a str,
+    pub(crate) database: i64,
+    pub(crate) lock: &'a str,
 }
 
 impl<'a> Said<'a> {
@@ -24,15 +48,34 @@ impl<'a> Said<'a> {
         if message == LOOK {
             return Some(Self::Look);
         }
-        let (verb, words) = message.split_once(' ')?;
-        let (number, name) = words.split_once(' ')?;
-        let number = number.parse().ok()?;
-        match verb {
-            "fence" => Some(Self::Fence { number, channel: name }),
-            "ask" => Some(Self::Ask { owner: number, lock: name }),
-            _ => None,
-        }
+        let (verb, rest) = message.split_once(' ')?;
+        let (number, rest) = word(rest)?;
+        let news = match verb {
+            "fence" => return Some(Self::Fence { number, channel: rest }),
+            "ask" => News::Ask { lock: rest },
+            "grant" => {
+                let (now, rest) = word(rest)?;
+                let (lease, rest) = word(rest)?;
+                let (details, rest) = rest.split_once(' ')?;
+                let (database, lock) = word(rest)?;
+                let lease = Duration::from_millis(lease);
+                News::Grant(Grant { now, lease, details, database, lock })
+            }
+            "open" => {
+                let (left, rest) = word(rest)?;
+                let (database, lock) = word(rest)?;
+                News::Open { left: Duration::from_millis(left), database, lock }
+            }
+            _ => return None,
+        };
+        Some(Self::To { owner: number, news })
     }
+}
+
+/// The number before the first space, and what is behind that.
+fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
+    let (word, rest) = text.split_once(' ')?;
+    Some((word.parse().ok()?, rest))
 }
 
 /// What [`Said::Look`] is on the wire.
@@ -46,16 +89,17 @@ pub(super) fn fence(number: u64, channel: &str) -> String {
 /// Who is told on the client's own channel.
 pub(crate) trait Addressee: Send + Sync {
     /// Called on the subscriber's thread with no mutex held; must not block.
-    fn ask(&self);
+    fn told(&self, news: &News<'_>);
 }
 
-type Stray = Box<dyn Fn(u64, &str) + Send + Sync>;
+type Stray = Box<dyn Fn(u64, &News<'_>) + Send + Sync>;
 
 /// Who of this client waits to be told, by the number of its owner. From before its first request
-/// on, and no longer than it waits: a message for anybody else finds a place that nobody has.
+/// on, and no longer than it has a place or the lock: a message for anybody else finds what nobody
+/// has.
 pub(super) struct Addressees {
     waiting: Mutex<HashMap<u64, Arc<dyn Addressee>>>,
-    /// Hears of messages for owners who do not wait, with the lock's name.
+    /// Hears of messages for owners who do not wait.
     stray: Stray,
 }
 
@@ -73,11 +117,11 @@ impl Addressees {
         drop(who);
     }
 
-    pub(super) fn ask(&self, owner: u64, lock: &str) {
+    pub(super) fn tell(&self, owner: u64, news: &News<'_>) {
         let who = self.waiting.lock().get(&owner).cloned();
         match who {
-            Some(who) => who.ask(),
-            None => (self.stray)(owner, lock),
+            Some(who) => who.told(news),
+            None => (self.stray)(owner, news),
         }
     }
 }
@@ -98,13 +142,26 @@ mod tests {
         let fence = fence(7, "a channel");
         let said = Said::Fence { number: 7, channel: "a channel" };
         assert_eq!(Said::parse(fence.as_bytes()), Some(said));
-        let said = Said::Ask { owner: u64::MAX, lock: " a lock " };
+        let said = Said::To { owner: u64::MAX, news: News::Ask { lock: " a lock " } };
         assert_eq!(Said::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
+        let grant = Grant {
+            now: 1_700_000_000_123,
+            lease: Duration::from_secs(2),
+            details: "lock,3,0,1",
+            database: 15,
+            lock: "a lock ",
+        };
+        let said = Said::To { owner: 9, news: News::Grant(grant) };
+        let message = b"grant 9 1700000000123 2000 lock,3,0,1 15 a lock ";
+        assert_eq!(Said::parse(message), Some(said));
+        let news = News::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
+        assert_eq!(Said::parse(b"open 9 4 0 l"), Some(Said::To { owner: 9, news }));
     }
 
     #[test]
     fn what_is_not_known_is_nothing() {
-        for message in ["", "1", "ask", "ask 1", "ask one lock", "grant 1 lock", "ask -1 lock"] {
+        for message in ["", "1", "ask", "ask 1", "ask one lock", "ask -1 lock", "grant 1 2 3 lock"]
+        {
             assert_eq!(Said::parse(message.as_bytes()), None, "{message:?}");
         }
         assert_eq!(Said::parse(b"ask 1 \xff"), None);

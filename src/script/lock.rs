@@ -1,64 +1,219 @@
-//! The scripts of a lock that keeps no queue of its own in Redis.
+//! The scripts of a lock that one process hands to the next.
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::Value;
 
 use super::{
-    Replied, Rights, Trouble, accepted, ask, call, call_again, error_reply, flag, millis, refused,
-    unexpected,
+    Replied, Rights, Trouble, accepted, ask, call, error_reply, flag, millis, refused, unexpected,
 };
-use crate::connection::{Command, Lane, Outcome, Script};
-use crate::protocol::{Owner, UNLOCKED};
+use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::protocol::{LockKeys, Owner};
 
-static ACQUIRE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/lock/acquire.lua")));
-static RELEASE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/lock/release.lua")));
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/lock/queue.lua"),
+                include_str!(concat!("../../lua/lock/", $file))
+            ))
+        })
+    };
+}
+
+static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
+static TRY: LazyLock<Script> = script!("try.lua");
+static RELEASE: LazyLock<Script> = script!("release.lua");
+static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
 static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../lua/lock/renew.lua")));
-static FORCE_UNLOCK: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/lock/force_unlock.lua")));
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &RELEASE, &RENEW, &FORCE_UNLOCK] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW] {
         LazyLock::force(script);
     }
 }
 
-/// What became of an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acquired {
-    Granted,
-    /// Another owner has it, for so long if nobody renews it.
-    Busy(Duration),
+/// Since when processes of ours have had the lock without leaving it to Redisson's, by the server's
+/// clock in ms, and how many of them, the holder included. All zero: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) start: u64,
+    pub(crate) count: u64,
 }
 
-pub(crate) fn acquire(
-    lane: &Lane,
-    key: &str,
-    owner: &Owner,
-    lease: Duration,
-) -> Result<Replied<Acquired>, Trouble> {
-    let mut digits = [0; 20];
-    let arguments = [millis(lease, &mut digits), owner.as_bytes()];
-    let command = Command::script(&ACQUIRE, &[key.as_bytes()], &arguments);
-    let (reply, twice) = call_again(lane, &command, Rights::Locks, || command.clone())?;
+/// What became of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Granted {
+        /// It was this owner's before: a message of that is on its way, or was lost.
+        already: bool,
+        /// So many processes wait behind it.
+        places: u32,
+        /// The server's clock, in ms.
+        now: u64,
+    },
+    Refused(Refused),
+}
+
+/// The server's word on a lock that is not to be had now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The server's clock, in ms.
+    pub(crate) now: u64,
+    /// Until it is worth another question, unless a message comes.
+    pub(crate) left: Duration,
+    /// In the queue, 0 is first in line. `None`: the server refused one.
+    pub(crate) place: Option<u32>,
+    /// One of Redisson's holds it: its release is told in public.
+    pub(crate) by_redisson: bool,
+    /// The place is new.
+    pub(crate) is_new: bool,
+    /// Why there is no place.
+    pub(crate) refusal: Option<String>,
+}
+
+/// One lock as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockScripts<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) name: &'a str,
+    pub(crate) keys: &'a LockKeys,
+    pub(crate) database: i64,
+    /// Set where the access rights allow the lock's key and not the queue's: then scripts get that
+    /// key alone, and the process waits in public.
+    pub(crate) alone: &'a AtomicBool,
+}
+
+impl LockScripts<'_> {
+    /// Takes the lock or a place in its queue; asks how it stands if it has one already.
+    pub(crate) fn acquire(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let mut digits = [0; 20];
+        self.ask(&ACQUIRE, &[millis(lease, &mut digits), owner.as_bytes()])
+    }
+
+    /// Takes the lock if it is free, past the queue. `None`: it is not.
+    pub(crate) fn try_acquire(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let mut digits = [0; 20];
+        self.ask(&TRY, &[millis(lease, &mut digits), owner.as_bytes()])
+    }
+
+    fn ask(
+        self,
+        script: &'static LazyLock<Script>,
+        arguments: &[&[u8]],
+    ) -> Result<Replied<Acquired>, Trouble> {
+        let command = self.command(script, arguments);
+        let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
+        if !self.alone.load(Ordering::Relaxed) && outcome.as_ref().is_ok_and(is_about_keys) {
+            self.alone.store(true, Ordering::Relaxed);
+            let command = self.command(script, arguments);
+            let (again, resent) = self.lane.call_twice(&command, || command.clone());
+            (outcome, twice) = (again, twice || resent);
+        }
+        let reply = super::answered(outcome, twice, Rights::Locks)?;
+        Ok(Replied { reply: acquired(reply)?, twice })
+    }
+
+    /// Gives the lock back, to the next process if one waits.
+    pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
+        self.ending(&RELEASE, owner.as_bytes(), chain)
+    }
+
+    /// Leaves the queue, and the lock.
+    pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
+        self.ending(&GIVE_UP, owner, chain)
+    }
+
+    pub(crate) fn force_unlock_command(self) -> Command {
+        self.command(&FORCE_UNLOCK, &[])
+    }
+
+    fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
+        let mut digits = [[0; 20]; 2];
+        let [start, count] = &mut digits;
+        let chain = [decimal(chain.start, start), decimal(chain.count, count)];
+        self.command(script, &[owner, chain[0], chain[1]])
+    }
+
+    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+        let keys = [self.name, &self.keys.queue, &self.keys.window].map(str::as_bytes);
+        let keys = if self.alone.load(Ordering::Relaxed) { &keys[..1] } else { &keys[..] };
+        let database = self.database.to_string();
+        let common = [self.keys.channel.as_bytes(), database.as_bytes()];
+        Command::script(script, keys, &[&common, arguments].concat())
+    }
+}
+
+/// Whether the server refuses a key of a script, and not the script or a command.
+fn is_about_keys(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else { return false };
+    error.code() == "NOPERM" && error.details().is_some_and(|details| details.contains("key"))
+}
+
+fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let unexpected = |reply| Err(unexpected(&Value::Array(reply)));
     let reply = match reply {
-        Value::Nil => Acquired::Granted,
-        Value::Int(left) => Acquired::Busy(time_left(left)),
-        other => return Err(unexpected(&other)),
+        Value::Array(reply) => reply,
+        other => return Err(super::unexpected(&other)),
     };
-    Ok(Replied { reply, twice })
+    let numbers: Vec<i64> = reply
+        .iter()
+        .map_while(|part| match part {
+            Value::Int(number) => Some(*number),
+            _ => None,
+        })
+        .collect();
+    let number = |number: i64| u64::try_from(number).unwrap_or(0);
+    match numbers.as_slice() {
+        [taken @ (1 | 2), places, now] => Ok(Acquired::Granted {
+            already: *taken == 2,
+            places: u32::try_from(*places).unwrap_or(0),
+            now: number(*now),
+        }),
+        // Of `try`, which has no place.
+        [0] => Ok(Acquired::Refused(Refused {
+            now: 0,
+            left: Duration::ZERO,
+            place: None,
+            by_redisson: false,
+            is_new: false,
+            refusal: None,
+        })),
+        [0, now, left, place, whose, fresh] => Ok(Acquired::Refused(Refused {
+            now: number(*now),
+            left: Duration::from_millis(number(*left)),
+            place: u32::try_from(*place).ok(),
+            by_redisson: *whose == 1,
+            is_new: *fresh == 1,
+            refusal: match reply.last() {
+                Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
+                _ => None,
+            },
+        })),
+        _ => unexpected(reply),
+    }
 }
 
 /// What became of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// Free now; so many subscribers heard of it.
-    Free(i64),
+    /// Another's, or free.
+    Done,
+    /// Free, and left to Redisson's clients for a moment.
+    LeftToOthers,
     NotHeld,
     /// Not held when it was asked for once more: released by the first copy, whose reply was lost,
     /// or lost before.
@@ -81,14 +236,11 @@ pub(crate) fn release(
     }
 }
 
-pub(crate) fn release_command(key: &str, owner: &Owner, channel: &str) -> Command {
-    Command::script(&RELEASE, &[key.as_bytes()], &[owner.as_bytes(), channel.as_bytes(), UNLOCKED])
-}
-
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
     match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
-        Value::Int(heard) => Ok(Released::Free(heard)),
+        Value::Int(2) => Ok(Released::LeftToOthers),
+        Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
     }
 }
@@ -156,11 +308,6 @@ pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key)?;
     flag(accepted(lane.call_once(command), Rights::Locks)?)
-}
-
-pub(crate) fn force_unlock_command(key: &str, channel: &str) -> Command {
-    let arguments: [&[u8]; 2] = [channel.as_bytes(), UNLOCKED];
-    Command::script(&FORCE_UNLOCK, &[key.as_bytes()], &arguments)
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::connection::{Command, Failure, Lane, decimal};
+use crate::connection::{Command, Lane, Outcome, decimal};
 
 pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
 use trouble::{error_reply, unexpected};
@@ -55,7 +55,12 @@ fn call_again(
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
     let (outcome, twice) = lane.call_twice(command, copy);
-    accepted(outcome, rights).map(|reply| (reply, twice)).map_err(|trouble| match trouble {
+    answered(outcome, twice, rights).map(|reply| (reply, twice))
+}
+
+/// The reply to what was perhaps sent twice.
+fn answered(outcome: Outcome, twice: bool, rights: Rights) -> Result<Value, Trouble> {
+    accepted(outcome, rights).map_err(|trouble| match trouble {
         // Whatever kept the second one from running, the first one may have run.
         trouble if twice => Trouble::Unknown(trouble.into_error().after(BROKE)),
         trouble => trouble,
@@ -73,7 +78,7 @@ pub(crate) struct Replied<T> {
 }
 
 /// The server's reply, unless it is an error.
-fn accepted(outcome: Result<Value, Failure>, rights: Rights) -> Result<Value, Trouble> {
+fn accepted(outcome: Outcome, rights: Rights) -> Result<Value, Trouble> {
     match outcome? {
         Value::ServerError(error) => Err(Trouble::Refused(refused(error.into(), rights))),
         value => Ok(value),

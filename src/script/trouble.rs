@@ -127,8 +127,9 @@ impl Rights {
         match self {
             Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
             Self::Locks => {
-                "a lock needs EVALSHA, EVAL, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
-                 PTTL, PUBLISH and SUBSCRIBE on its key and its channel"
+                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
+                 PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, SET, PUBSUB, PUBLISH and \
+                 SUBSCRIBE on its key, on redlatch_queue:* and redlatch_window:* and on its channel"
             }
             Self::FairLocks => {
                 "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINDEX, LINSERT, LPOS, \

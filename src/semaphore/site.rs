@@ -63,7 +63,7 @@ impl SemaphoreSite {
                 channel: SemaphoreKeys::channel(&name).into(),
                 requests: core
                     .requests
-                    .get(&requests_key, |key| Requests::new(&key, &core.server_clock)),
+                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
                 debt: Mutex::default(),
                 gate: PermitGate::new(core.round_trip),
                 core: Arc::clone(core),

@@ -36,8 +36,8 @@ const LATEST: Duration = Duration::from_secs(600);
 pub(crate) struct Renewal {
     pub(crate) site: Arc<Site>,
     pub(crate) hold: Arc<Hold>,
-    /// Whether its lease is to be raised. Else the server is only asked whether it knows the hold.
-    pub(crate) raises: bool,
+    /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
+    pub(crate) lease: Option<Duration>,
 }
 
 /// A command that is sent in the background, again and again with back-off, and as soon as a
@@ -282,16 +282,14 @@ impl Renewer {
 
     fn work(&mut self, job: Job) {
         match job {
-            Job::Renew(renewals) => self.renew_each(&renewals),
+            Job::Renew(renewals) => self.renew_each(renewals),
             Job::RenewAll => {
                 self.ask_again = None;
                 // The old one may lead to a server that is none any more, and answers.
                 self.link = None;
                 let sites = self.core.sites.all();
                 let renewals = sites.iter().filter_map(Site::renew_now);
-                let (raising, asking): (Vec<_>, Vec<_>) = renewals.partition(|due| due.raises);
-                self.renew_each(&raising);
-                self.renew_each(&asking);
+                self.renew_each(renewals.collect());
             }
             Job::Run(errand) => self.waiting.push(errand),
             Job::Connected => self.waiting.iter_mut().for_each(Errand::hurry),
@@ -301,18 +299,22 @@ impl Renewer {
         }
     }
 
-    /// Renews what is due, or asks for it: all of these or none is to be raised.
-    fn renew_each(&mut self, renewals: &[Renewal]) {
-        for packet in renewals.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
-            self.renew(packet);
+    /// Renews what is due, and asks for what is not: a packet for each lease, the longest first.
+    fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
+        renewals.sort_by_key(|due| std::cmp::Reverse(due.lease));
+        for same in renewals.chunk_by(|one, other| one.lease == other.lease) {
+            for packet in same.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
+                self.renew(packet);
+            }
         }
     }
 
     fn renew(&mut self, packet: &[Renewal]) {
         let sent_at = clock::now();
-        let raises = packet.iter().all(|due| due.raises);
-        // None changes nothing.
-        let lease = if raises { self.core.config.watchdog_timeout } else { Duration::ZERO };
+        let lease = packet.first().and_then(|due| due.lease);
+        let raises = lease.is_some();
+        // Zero changes nothing.
+        let lease = lease.unwrap_or_default();
         let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
         let commands: Vec<_> = calls
             .iter()
@@ -325,7 +327,7 @@ impl Renewer {
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if raises || renewed == Ok(false) {
-                due.site.renewed(&due.hold, sent_at, renewed);
+                due.site.renewed(&due.hold, sent_at, lease, renewed);
             }
             unanswered |= renewed.is_err();
         };
@@ -482,8 +484,11 @@ impl crate::connection::Receiver for Reply {
 impl Core {
     /// Shows the subscriber that its connection is alive.
     fn heartbeat(&self) {
-        if self.pubsub.wants_heartbeat() && self.heartbeat_due() {
-            self.tell_subscriber();
+        if self.heartbeat_due() {
+            self.sweep();
+            if self.pubsub.wants_heartbeat() {
+                self.tell_subscriber();
+            }
         }
     }
 }

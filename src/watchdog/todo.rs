@@ -22,9 +22,7 @@ impl Todo {
             // What fell due while the last ones were on their way goes together: a round trip for
             // each tick is too slow for a short lease at a distance.
             Job::Renew(more) => match self.renewals.back_mut() {
-                Some(Job::Renew(last)) if last.iter().chain(&more).all(|due| due.raises) => {
-                    last.extend(more);
-                }
+                Some(Job::Renew(last)) => last.extend(more),
                 _ => self.renewals.push_back(Job::Renew(more)),
             },
             Job::RenewAll if matches!(self.renewals.back(), Some(Job::RenewAll)) => {}

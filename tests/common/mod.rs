@@ -244,6 +244,20 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
+/// Waits until so many processes stand in a lock's queue.
+pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
+    let key = if name.contains('{') {
+        format!("redlatch_queue_tagged:{name}")
+    } else {
+        format!("redlatch_queue:{{{name}}}")
+    };
+    let mut connection = server.connection();
+    wait_until(&format!("{places} stand in line for {name:?}"), SOON, || {
+        let length: u64 = redis::cmd("LLEN").arg(&key).query(&mut connection).unwrap();
+        length >= places
+    });
+}
+
 /// The channel of a name without braces.
 pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")

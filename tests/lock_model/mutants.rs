@@ -150,8 +150,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a lock is taken without an end",
         Script::Queue,
-        "redis.pcall('pexpire', lock, lease)",
-        "nil",
+        "redis.call('pexpire', lock, lease)",
+        "",
         0,
     ),
     script(

@@ -63,14 +63,14 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
-            (Script::Queue, include_str!("scripts/queue.lua")),
-            (Script::Acquire, include_str!("scripts/acquire.lua")),
-            (Script::Try, include_str!("scripts/try.lua")),
-            (Script::Release, include_str!("scripts/release.lua")),
-            (Script::GiveUp, include_str!("scripts/give_up.lua")),
+            (Script::Queue, include_str!("../../lua/lock/queue.lua")),
+            (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),
+            (Script::Try, include_str!("../../lua/lock/try.lua")),
+            (Script::Release, include_str!("../../lua/lock/release.lua")),
+            (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
             (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::Look, include_str!("scripts/look.lua")),
-            (Script::ForceUnlock, include_str!("scripts/force_unlock.lua")),
+            (Script::Look, include_str!("../../lua/lock/look.lua")),
+            (Script::ForceUnlock, include_str!("../../lua/lock/force_unlock.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
             (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
             (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),

@@ -181,9 +181,11 @@ impl Message {
             "grant" => {
                 let (now, rest) = integer(rest)?;
                 let (lease, rest) = integer(rest)?;
-                let (places, rest) = integer(rest)?;
-                let (start, rest) = integer(rest)?;
-                let (count, rest) = integer(rest)?;
+                let (details, rest) = rest.split_once(' ')?;
+                let (places, chain) = details.strip_prefix("lock,")?.split_once(',')?;
+                let (start, count) = chain.split_once(',')?;
+                let (places, start, count) =
+                    (places.parse().ok()?, start.parse().ok()?, count.parse().ok()?);
                 (What::Grant { now, lease, places, chain: Chain { start, count } }, rest)
             }
             "open" => {

@@ -2,13 +2,13 @@
 //! pass, release and lose.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Before, Entered, Gate, GateSignal, GateWaiter, Left, Signal, Turn};
+use super::{Admitted, Entered, Gate, GateSignal, GateWaiter, Left, Signal};
 use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 use crate::client::Core;
@@ -37,8 +37,6 @@ struct Odds {
     expires: f64,
     /// How often somebody looks for a hold to lose.
     losses: usize,
-    /// The turn's grants that are left, if they are few.
-    grants_left: Option<u32>,
 }
 
 /// What happened over all schedules: a test that never came to the point proves nothing.
@@ -51,7 +49,6 @@ struct Seen {
     failed: AtomicUsize,
     vacated: AtomicUsize,
     undone: AtomicUsize,
-    yielded: AtomicUsize,
 }
 
 /// One name, in a process of its own.
@@ -67,9 +64,6 @@ struct Name {
     /// The last that came in, until it leaves.
     inside: Mutex<Option<Arc<Tenancy>>>,
     leaders: AtomicUsize,
-    /// How often the present hold was passed on, and whether there was one before it.
-    passed: AtomicU32,
-    released: AtomicBool,
     /// The tickets of those who got the lock, in that order.
     served: Mutex<Vec<u64>>,
     /// The last ticket that a leader's error may have reached.
@@ -129,8 +123,8 @@ impl Drop for Patience {
 
 impl Name {
     fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
-        let name = Self {
-            gate: Gate::new(Duration::ZERO),
+        Self {
+            gate: Gate::new(),
             odds,
             seen: Arc::clone(seen),
             core: Core::model(),
@@ -138,26 +132,9 @@ impl Name {
             server: Mutex::new(None),
             inside: Mutex::new(None),
             leaders: AtomicUsize::new(0),
-            passed: AtomicU32::new(0),
-            released: AtomicBool::new(false),
             served: Mutex::new(Vec::new()),
             failed_up_to: AtomicU64::new(0),
-        };
-        if let Some(left) = odds.grants_left {
-            name.use_up_turn(left);
         }
-        name
-    }
-
-    /// Counts so many grants that only `left` are left of the turn.
-    fn use_up_turn(&self, left: u32) {
-        let now = clock::now();
-        let (mut turn, mut grants) = (Turn::new(Duration::ZERO), 0);
-        while grants == 0 || turn.may_pass(now) {
-            turn.granted(now);
-            grants += 1;
-        }
-        self.gate.with_turn(|turn| (left..grants).for_each(|_| turn.granted(now)));
     }
 
     /// A thread that wants the lock so many times.
@@ -249,10 +226,6 @@ impl Name {
         terms: Terms,
         wait: Wait<'_>,
     ) -> Option<Arc<Tenancy>> {
-        if let Before::Yield(_) = self.gate.before_asking() {
-            self.seen.yielded.fetch_add(1, Ordering::SeqCst);
-            self.gate.with_turn(|turn| turn.end(0));
-        }
         let arrivals = self.gate.arrivals();
         let failed = chance(self.odds.error);
         if failed {
@@ -263,7 +236,7 @@ impl Name {
         }
         if failed || wait.check(&self.core, &NAME.into()).is_err() {
             drop(lead);
-            self.gate.hand_on();
+            self.gate.hand_on(None);
             return None;
         }
         let owner = self.core.id.next_owner();
@@ -315,7 +288,7 @@ impl Name {
                 }
                 Entered::Leads => {
                     assert!(!tenancy.is_held());
-                    self.gate.hand_on();
+                    self.gate.hand_on(None);
                 }
                 Entered::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
@@ -338,7 +311,7 @@ impl Name {
             Some(Signal::Granted(tenancy)) => {
                 self.leave(&tenancy, *waiter.need());
             }
-            Some(Signal::Baton) => self.gate.hand_on(),
+            Some(Signal::Baton) => drop(self.gate.hand_on(None)),
             Some(Signal::Failed(_)) | None => {}
         }
     }
@@ -354,7 +327,6 @@ impl Name {
         match self.gate.leave(tenancy, Some(terms)) {
             Left::Passed { seat, next: wake, .. } => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
-                self.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
                 // Who is called to be ready, or wakes for no reason, looks at the seat just now.
@@ -367,17 +339,11 @@ impl Name {
             Left::Release { seat, .. } => {
                 let lead = Lead::new(self);
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
-                let passed = self.passed.swap(0, Ordering::SeqCst);
-                if let Some(left) = self.odds.grants_left
-                    && !self.released.swap(true, Ordering::SeqCst)
-                {
-                    assert!(passed < left, "the turn has too many grants");
-                }
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 tenancy.release();
                 self.forget(tenancy);
                 drop(lead);
-                self.gate.hand_on();
+                self.gate.hand_on(None);
                 false
             }
             Left::NotThere => {
@@ -498,10 +464,9 @@ fn each_gets_in_first_come_first_served() {
 
 #[test]
 fn a_turn_that_is_over_ends_in_a_release_and_the_baton_goes_round() {
-    let by_grants = Odds { grants_left: Some(2), ..Odds::default() };
     let by_time = Odds { slow: 0.3, ..Odds::default() };
     let by_terms = Odds { other_terms: 0.3, ..Odds::default() };
-    for odds in [by_grants, by_time, by_terms] {
+    for odds in [by_time, by_terms] {
         let seen = model(odds, first_come_first_served);
         assert!(happened(&seen.passed) && happened(&seen.released));
     }
@@ -580,7 +545,6 @@ fn whatever_happens_together_every_thread_ends_and_the_gate_is_free() {
         error: 0.2,
         expires: 0.1,
         losses: 4,
-        grants_left: Some(3),
     };
     let seen = model(odds, |_| {});
     assert!(happened(&seen.vacated) && happened(&seen.failed) && happened(&seen.given_up));

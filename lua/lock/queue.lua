@@ -40,30 +40,38 @@ local function now()
 end
 
 -- Who has the lock, and for how long; nil if nobody has. The third: what is there is no lock. A
--- lock has one field and a time to live, always.
+-- lock has one field, an owner, and a time to live, always: waiting for another hash would not end.
+-- (HLEN first: it may have a million fields.)
 local function holder()
     local fields = redis.call('hlen', lock)
     if fields == 0 then
         return nil
     end
     local left = redis.call('pttl', lock)
-    if fields ~= 1 or left == -1 then
-        return nil, left,
-            redis.error_reply('WRONGTYPE the hash has several fields or no time to live: no lock')
+    local owner = fields == 1 and redis.call('hkeys', lock)[1]
+    if not owner or left == -1 or string.match(owner, '^[%x-]+:()%d+$') ~= 38 then
+        return nil, left, redis.error_reply(
+            'WRONGTYPE the hash is no lock: no owner alone, or no time to live')
     end
-    return redis.call('hkeys', lock)[1], left
+    return owner, left
 end
 
 -- Makes `owner` the holder of a free lock; nil, or the server's refusal and nothing done. A lock
 -- never stays without an end. (HSET is the first that writes where nobody waits: without memory it
 -- is refused. After another one, as the DEL of a release, it is not.)
+-- Whether PEXPIRE is allowed is asked first: refused behind the HSET, the lock would stay for ever.
+-- Servers before 7.0 cannot be asked; there a PEXPIRE that finds no key is refused first. (Not on the
+-- others: with it the script has written, and memory is no reason to refuse any more.)
 local function hold(owner, lease)
-    local trouble = refused(redis.pcall('hset', lock, owner, 1))
-    if not trouble then
+    local trouble
+    if not redis.acl_check_cmd then
         trouble = refused(redis.pcall('pexpire', lock, lease))
-        if trouble then
-            redis.call('del', lock)
-        end
+    elseif not redis.acl_check_cmd('pexpire', lock, lease) then
+        trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+    end
+    trouble = trouble or refused(redis.pcall('hset', lock, owner, 1))
+    if not trouble then
+        redis.call('pexpire', lock, lease)
     end
     return trouble
 end
@@ -120,7 +128,7 @@ local function grant_head(start, count, asker, lease)
         end
         local trouble = hold(head, PROVISIONAL)
         local heard = trouble or tell(head, 'grant',
-            string.format('%.0f %d %d %.0f %.0f', now(), PROVISIONAL, length(), start, count))
+            string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(), start, count))
         if type(heard) == 'number' and heard > 0 then
             return head
         end
@@ -190,7 +198,11 @@ end
 -- to the others for a window. 0: free, and told so in public. -1: free, and that was refused.
 -- DEL comes first and is allowed without memory; whatever is refused after it, the lock is free.
 local function release(owner, start, count)
-    if redis.call('hexists', lock, owner) == 0 then
+    local held = redis.pcall('hexists', lock, owner)
+    -- Something else that was written over the lock is not this owner's either.
+    if refused(held) and not string.find(held.err, 'WRONGTYPE') then
+        return held
+    elseif held ~= 1 then
         look()
         return false
     end

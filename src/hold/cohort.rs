@@ -1,0 +1,106 @@
+//! How long the threads of one process keep a lock among themselves: *lock cohorting*.
+//!
+//! A pass inside a process costs no round trip, but without a bound the others would starve. So a
+//! process has the lock for a *turn*, and then hands it to the next one. The more wait, the shorter
+//! is a turn, so that the last of sixteen processes need not wait for a second.
+
+use super::clock;
+use crate::script::lock::Chain;
+
+/// What one round of turns should take.
+const ROUND: u64 = 20_000_000;
+const SHORTEST_TURN: u64 = 1_000_000;
+/// How long a turn lasts at most, and how fresh the server's word must be for a pass.
+const LONGEST_TURN: u64 = 10_000_000;
+/// A process that takes the lock again within this time has not left it to others.
+const SAME_CHAIN: u64 = 10_000_000;
+
+/// What a grant says of others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Share {
+    /// So many processes wait behind.
+    pub(crate) places: u32,
+    pub(crate) chain: Chain,
+}
+
+/// One process's turn at one name. Times are on the hold's clock, in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Cohort {
+    /// When the server granted the turn's hold, and how long the turn may be.
+    turn: Option<(u64, u64)>,
+    /// When the last one was given back, and its chain.
+    last: Option<(u64, Chain)>,
+}
+
+impl Cohort {
+    /// The server granted a hold at `at`.
+    pub(crate) fn granted(&mut self, at: u64, places: u32) {
+        let length = ROUND / (u64::from(places) + 1);
+        self.turn = Some((at, length.clamp(SHORTEST_TURN, LONGEST_TURN)));
+    }
+
+    /// Fresh pass: a hold is passed only within a turn, so within that time of the server's word.
+    pub(crate) fn may_pass(&self, now: u64) -> bool {
+        self.turn.is_some_and(|(began, length)| now.saturating_sub(began) <= length)
+    }
+
+    /// The hold is given back.
+    pub(crate) fn released(&mut self, now: u64, chain: Chain) {
+        self.turn = None;
+        self.last = Some((now, chain));
+    }
+
+    /// It was left to Redisson's clients.
+    pub(crate) fn left_to_others(&mut self) {
+        self.last = None;
+    }
+
+    /// The chain of a hold that was granted by a reply, at `server`'s time. It goes on where the lock
+    /// was free for a moment only: nobody else of ours wanted it, and Redisson's had no turn.
+    pub(crate) fn chain(&self, server: u64) -> Chain {
+        match self.last {
+            Some((end, chain))
+                if chain.start > 0 && clock::now().saturating_sub(end) < SAME_CHAIN =>
+            {
+                Chain { count: chain.count.saturating_add(1), ..chain }
+            }
+            _ => Chain { start: server, count: 1 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_ten_milliseconds_at_most() {
+        let mut cohort = Cohort::default();
+        assert!(!cohort.may_pass(0), "nobody was granted anything");
+        cohort.granted(5, 0);
+        assert!(cohort.may_pass(5 + LONGEST_TURN));
+        assert!(!cohort.may_pass(5 + LONGEST_TURN + 1));
+        cohort.released(6, Chain::default());
+        assert!(!cohort.may_pass(6));
+    }
+
+    #[test]
+    fn the_more_wait_the_shorter_is_a_turn() {
+        let mut cohort = Cohort::default();
+        for (places, length) in [(3, ROUND / 4), (15, ROUND / 16), (1_000, SHORTEST_TURN)] {
+            cohort.granted(0, places);
+            assert!(cohort.may_pass(length));
+            assert!(!cohort.may_pass(length + 1));
+        }
+    }
+
+    #[test]
+    fn a_chain_goes_on_while_nobody_else_was_let_in() {
+        let mut cohort = Cohort::default();
+        assert_eq!(cohort.chain(7), Chain { start: 7, count: 1 });
+        cohort.released(clock::now(), Chain { start: 7, count: 1 });
+        assert_eq!(cohort.chain(9), Chain { start: 7, count: 2 });
+        cohort.left_to_others();
+        assert_eq!(cohort.chain(9), Chain { start: 9, count: 1 });
+    }
+}
