@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
+use super::reply::is_refusal;
 use super::server::{Runs, Server};
 use super::url::{FORMS, explain_url};
 use super::{Connection, Health};
@@ -69,9 +70,15 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
         let opened = Connection::open(address, settings, self.response_timeout, deadline);
-        let (connection, server) = opened.inspect_err(|error| self.health.failed(now, error))?;
+        let (connection, server) = opened.inspect_err(|error| {
+            if is_refusal(error) {
+                self.health.refused(error);
+            } else {
+                self.health.failed(now, error);
+            }
+        })?;
         self.runs.met(server, self.asks);
-        self.health.works(now);
+        self.health.opened(now);
         Ok(connection)
     }
 
