@@ -372,7 +372,9 @@ impl Renewer {
         for commands in commands.chunks(NAMES_A_CALL) {
             let (outcomes, resent) = self.exchange_again(commands);
             let now = clock::now();
-            for (mut errand, outcome) in errands.by_ref().zip(outcomes) {
+            // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
+            // finds that there are no more of these.
+            for (outcome, mut errand) in outcomes.into_iter().zip(errands.by_ref()) {
                 if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
                     continue;
                 }
