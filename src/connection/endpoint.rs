@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
-use super::reply::is_refusal;
 use super::server::{Runs, Server};
 use super::url::{FORMS, explain_url};
 use super::{Connection, Health};
@@ -71,7 +70,7 @@ impl Endpoint {
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
         let opened = Connection::open(address, settings, self.response_timeout, deadline);
         let (connection, server) = opened.inspect_err(|error| {
-            if is_refusal(error) {
+            if super::reply::is_refusal(error) {
                 self.health.refused(error);
             } else {
                 self.health.failed(now, error);
