@@ -79,7 +79,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// As [`ClientBuilder::connect`]: up to 14 s, if the server stops answering in the middle of it.
+    /// As [`ClientBuilder::connect`]: up to 17 s, if the server stops answering in the middle of it.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }

@@ -96,8 +96,8 @@
 //! | level | what |
 //! |---|---|
 //! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
-//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; lines were left out |
-//! | `info` | the outage is over, after how long |
+//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; lines were left out |
+//! | `info` | the outage is over, or connections are let in again, after how long |
 //! | `debug` | what failed and is tried again |
 //!
 //! An outage is one `warn` and one `info`, however many threads and connections meet it: it begins

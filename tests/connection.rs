@@ -516,6 +516,18 @@ fn a_sentinel_is_said_to_be_one() {
 }
 
 #[test]
+fn a_server_that_lets_in_and_then_stops_answering_is_not_out_of_reach() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    proxy.on_request("EVAL", Action::Silence);
+    let url = proxy.url();
+    let error = impatient(&url).connect().map(drop).unwrap_err();
+    assert!(error.to_string().contains("response_timeout"), "{error}");
+    assert!(error.is_transient() && !error.outcome_unknown(), "{error}");
+}
+
+#[test]
 fn a_server_that_is_full_says_so() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };

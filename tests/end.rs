@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, ErrorKind, HoldState, LostReason};
+use redlatch::{Client, ErrorKind, HoldState, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Worker};
 
 /// Threads are counted, so these tests run one after the other.
@@ -513,5 +513,61 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
     assert!(endings.iter().all(|ending| !ending.is_finished()));
     server.resume();
     endings.into_iter().for_each(Running::join);
+    wait_no_threads();
+}
+
+/// More than may be unanswered on one connection.
+fn hold_many(client: &Client) -> Vec<OwnedLockGuard> {
+    (0..6_000).map(|at| client.reentrant_lock(&at.to_string()).lock_owned().unwrap()).collect()
+}
+
+#[test]
+fn dropping_many_guards_waits_for_no_server() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connections(1).connect().unwrap();
+    let guards = hold_many(&client);
+    server.pause();
+    let begun = Instant::now();
+    drop(guards);
+    let took = begun.elapsed();
+    server.resume();
+    assert!(took < IMPATIENT, "{took:?}");
+    // Nothing of it is lost.
+    let mut redis = server.connection();
+    wait_until("all are free", SOON, || redis::cmd("DBSIZE").query(&mut redis).unwrap_or(1) == 0);
+}
+
+#[test]
+fn many_releases_are_carried_out_before_what_comes_behind_them() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connections(1).connect().unwrap();
+    for _ in 0..3 {
+        drop(hold_many(&client));
+        for at in [5_999, 3_000, 0] {
+            let lock = client.reentrant_lock(&at.to_string());
+            assert!(lock.try_lock().unwrap().is_some(), "{at}");
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_client_that_holds_much_on_a_frozen_server_takes_a_bounded_time() {
+    let _alone = alone();
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connections(4).connect().unwrap();
+    let guards = hold_many(&client);
+    server.pause();
+    let begun = Instant::now();
+    client.shutdown();
+    let took = begun.elapsed();
+    drop(guards);
+    drop(client);
+    server.resume();
+    assert!(took < IMPATIENT * 3, "{took:?}");
     wait_no_threads();
 }

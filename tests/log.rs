@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use redis::Commands as _;
 use redlatch::{Client, ErrorKind};
 use redlatch_testkit::Server;
 
@@ -180,6 +181,44 @@ fn a_connection_that_breaks_alone_is_no_outage() {
     }
     client.shutdown();
     assert_eq!(outages(), []);
+}
+
+/// Its other connections work.
+#[test]
+fn a_server_that_lets_nobody_else_in_is_no_outage() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let _turn = LOGGER.turn();
+    let mut redis = server.connection();
+    let client = busy_client(&server, &server.url());
+    let lock = client.reentrant_lock("name");
+    lock.lock().unwrap().unlock().unwrap();
+    let foreign = client.reentrant_lock("foreign");
+    let waiting = spawn(move || foreign.try_lock_for(LONG).map(|guard| guard.is_some()));
+    waiting.wait_asleep();
+    let set = |redis: &mut redis::Connection, most: &str| {
+        let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).query(redis).unwrap();
+    };
+    set(&mut redis, "1");
+    // The subscriber tries again and again.
+    let _: i64 = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
+    wait_until("it is said", SOON, || !LOGGER.lines("lets no further connection in").is_empty());
+    let since = Instant::now();
+    while since.elapsed() < UNIT * 30 {
+        lock.lock().unwrap().unlock().unwrap();
+        thread::sleep(UNIT / 10);
+    }
+    set(&mut redis, "1000");
+    let _: i64 = redis.del("foreign").unwrap();
+    assert!(waiting.join().unwrap());
+    wait_until("its end is said", SOON, || !LOGGER.lines("connections in again").is_empty());
+    assert_eq!(outages(), []);
+    let refusals = LOGGER.lines("lets no further connection in");
+    assert!(
+        matches!(&refusals[..], [(Level::Warn, line)] if line.contains("max number of clients"))
+    );
+    assert_eq!(LOGGER.lines("connections in again").len(), 1);
+    client.shutdown();
 }
 
 #[test]

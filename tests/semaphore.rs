@@ -1609,3 +1609,30 @@ fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
     assert!(took < UNIT * 15, "{took:?}");
     stays(&server, "outage", 3);
 }
+
+/// Each is an errand of its own, and all are sent again at the same moment.
+#[test]
+fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
+    const PERMITS: u32 = 400;
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let semaphore = client.semaphore("many");
+    assert!(semaphore.try_set_permits(PERMITS).unwrap());
+    for _ in 0..5 {
+        let mut all = semaphore.acquire_many(PERMITS).unwrap();
+        let permits: Vec<_> = (0..PERMITS).map(|_| all.split(1).unwrap()).collect();
+        proxy.freeze();
+        drop(permits);
+        // They did not arrive, which nobody here knows.
+        proxy.refuse();
+        proxy.cut_all();
+        proxy.thaw();
+        thread::sleep(UNIT * 5);
+        proxy.accept();
+        wait_until("all are back", SOON, || {
+            semaphore.available_permits().is_ok_and(|free| free == i64::from(PERMITS))
+        });
+    }
+}

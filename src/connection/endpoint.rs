@@ -69,9 +69,15 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
         let opened = Connection::open(address, settings, self.response_timeout, deadline);
-        let (connection, server) = opened.inspect_err(|error| self.health.failed(now, error))?;
+        let (connection, server) = opened.inspect_err(|error| {
+            if super::reply::is_refusal(error) {
+                self.health.refused(error);
+            } else {
+                self.health.failed(now, error);
+            }
+        })?;
         self.runs.met(server, self.asks);
-        self.health.works(now);
+        self.health.opened(now);
         Ok(connection)
     }
 

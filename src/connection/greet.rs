@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::server::{OLDEST, Server};
-use super::{Command, Endpoint, Lane};
+use super::{Command, Endpoint, Failure, Lane};
 use crate::error::{Error, ErrorKind};
-use crate::script::{self, Rights};
+use crate::script::{self, Rights, Trouble};
 
 /// The same for every client, so that nothing on the server grows with their number.
 const SCRIPT: &str = "return ARGV[1]";
@@ -27,7 +27,7 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
         let begun = Instant::now();
         let reply = lane.call_once(command);
         shortest = shortest.min(begun.elapsed());
-        let reply = reply.map_err(|failure| script::unreachable(failure.cause()))?;
+        let reply = reply.map_err(unanswered)?;
         understand(reply).map_err(place)?;
     }
     if is_replica(lane) {
@@ -35,6 +35,14 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
         return Err(place(Error::new(ErrorKind::Redis, message.to_owned()).transient(true)));
     }
     Ok(shortest)
+}
+
+/// There was a connection, and no answer to a question.
+fn unanswered(failure: Failure) -> Error {
+    match failure {
+        Failure::TimedOut(_) => Trouble::from(failure).into_error().unknown(false),
+        Failure::Unsent(cause) | Failure::Reset(cause) => script::unreachable(&cause),
+    }
 }
 
 /// One that does not say is taken for a master: the first change tells.

@@ -11,12 +11,16 @@ use crate::sync::Mutex;
 ///
 /// An outage begins when a connection cannot be opened, or a reply does not come in time; however
 /// many threads and connections meet it, it is one. It is over at the first reply to something that
-/// was sent since. A connection that broke is no outage: whoever opens the next one finds out.
+/// was sent since. A connection that broke is no outage: whoever opens the next one finds out. Nor is
+/// a server that answers and lets no further connection in (it is full, say, or the password was
+/// changed): the others work. It is told by itself, and is over when the next one is opened.
 pub(crate) struct Health {
     address: Arc<str>,
     /// A copy of whether the state is `Out`, to be read for nothing.
     out: AtomicBool,
     state: Mutex<State>,
+    /// Since when it refuses connections, if it does.
+    refuses: Mutex<Option<Instant>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
 }
 
@@ -33,6 +37,8 @@ enum State {
 pub(crate) enum News {
     Out { address: Arc<str>, cause: String },
     Back { address: Arc<str>, after: Duration },
+    Refuses { address: Arc<str>, cause: String },
+    LetsIn { address: Arc<str>, after: Duration },
 }
 
 impl Health {
@@ -40,7 +46,7 @@ impl Health {
     pub(crate) fn new(address: &str) -> Self {
         let address = address.into();
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
-        Self { address, out, state, told: OnceLock::new() }
+        Self { address, out, state, refuses: Mutex::new(None), told: OnceLock::new() }
     }
 
     /// Where the server is, for people.
@@ -84,6 +90,25 @@ impl Health {
         }
     }
 
+    /// The server refused to let another connection in, by its own word.
+    pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
+        let mut refuses = self.refuses.lock();
+        if refuses.is_none() {
+            *refuses = Some(Instant::now());
+            self.tell(|address| News::Refuses { address, cause: cause.to_string() });
+        }
+    }
+
+    /// A connection was opened, from `begun` on.
+    pub(crate) fn opened(&self, begun: Instant) {
+        let mut refuses = self.refuses.lock();
+        if let Some(since) = refuses.take() {
+            self.tell(|address| News::LetsIn { address, after: since.elapsed() });
+        }
+        drop(refuses);
+        self.works(begun);
+    }
+
     /// Whether there is an outage, as far as anybody has noticed.
     pub(crate) fn is_out(&self) -> bool {
         self.out.load(Ordering::Acquire)
@@ -99,8 +124,8 @@ impl Health {
 impl News {
     pub(crate) fn level(&self) -> log::Level {
         match self {
-            Self::Out { .. } => log::Level::Warn,
-            Self::Back { .. } => log::Level::Info,
+            Self::Out { .. } | Self::Refuses { .. } => log::Level::Warn,
+            Self::Back { .. } | Self::LetsIn { .. } => log::Level::Info,
         }
     }
 }
@@ -114,6 +139,13 @@ impl fmt::Display for News {
             Self::Back { address, after } => {
                 let after = after.as_secs_f64();
                 write!(f, "the server at {address} answers again, after {after:.1} s")
+            }
+            Self::Refuses { address, cause } => {
+                write!(f, "the server at {address} lets no further connection in: {cause}")
+            }
+            Self::LetsIn { address, after } => {
+                let after = after.as_secs_f64();
+                write!(f, "the server at {address} lets connections in again, after {after:.1} s")
             }
         }
     }

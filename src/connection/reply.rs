@@ -1,5 +1,7 @@
 //! What an error reply says of the server that sends it.
 
+#[cfg(not(all(test, shuttle)))]
+use redis::ErrorKind;
 use redis::{RedisError, Value};
 
 /// The code of an error reply: its first word, or, where a script failed on a server before Redis
@@ -22,6 +24,12 @@ fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
 pub(super) fn is_wrong_server(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
     matches!(code(error.code(), error.details()), "READONLY" | "LOADING" | "MASTERDOWN")
+}
+
+/// Whether a server has answered whoever wants to connect: it is there, and does not let it in.
+#[cfg(not(all(test, shuttle)))]
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || error.code().is_some()
 }
 
 /// What a server says of itself to whoever it does not let in, before any question.

@@ -12,7 +12,7 @@ use redis::Value;
 use super::todo::Todo;
 use super::{Chore, Job, Watchdog};
 use crate::client::Core;
-use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome};
+use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
 use crate::hold::{Hold, Site, clock};
 use crate::pubsub::HEARTBEAT;
 use crate::script::{self, Requests, Ticket, WINDOW, lock::Renewed};
@@ -374,7 +374,9 @@ impl Renewer {
         for commands in commands.chunks(NAMES_A_CALL) {
             let (outcomes, resent) = self.exchange_again(commands);
             let now = clock::now();
-            for (mut errand, outcome) in errands.by_ref().zip(outcomes) {
+            // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
+            // finds that there are no more of these.
+            for (outcome, mut errand) in outcomes.into_iter().zip(errands.by_ref()) {
                 if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
                     continue;
                 }
@@ -416,8 +418,8 @@ impl Renewer {
         } else {
             patience.saturating_mul(10).min(self.endpoint.connect_timeout())
         };
-        // A leader is at work: it reads, but perhaps not what is posted behind it.
-        if !lane.look(patience, to_open) {
+        // A leader is at work, which reads, but perhaps not what is posted behind it; or there is more.
+        if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
             self.core.watchdog.look_after(lane);
         }
     }
