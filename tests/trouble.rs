@@ -526,6 +526,8 @@ fn what_is_no_redis_is_said_so() {
     let error = Client::connect(&impostor.url()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
     assert!(error.to_string().contains("no Redis"), "{error}");
+    let all = format!("{error:#} {error:?}");
+    assert!(!all.contains('\n') && !all.contains("Unexpected"), "{all}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! One connection: commands out, replies in, each within its time.
 
 #[cfg(feature = "tls")]
-use std::io;
-use std::io::Write;
+use std::error::Error as StdError;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use redis::{
@@ -45,8 +45,8 @@ impl Connection {
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
-            let server = connection.greet(settings, deadline)?;
-            Ok((connection, server))
+            let greeted = connection.greet(settings, deadline);
+            Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
             // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was sent
@@ -103,11 +103,16 @@ impl Connection {
     /// Reads a reply until `deadline`. After an error the connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
-        match &mut self.stream {
+        let reply = match &mut self.stream {
             Stream::Plain(socket) => self.parser.parse_value(socket),
             #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.parser.parse_value(stream),
-        }
+        };
+        reply.map_err(|error| match error.kind() {
+            // The parser's own words are several lines about bytes.
+            Cause::Parse => (Cause::Parse, "what was answered is not Redis's protocol").into(),
+            _ => error,
+        })
     }
 
     /// What ends it from another thread.
@@ -167,9 +172,33 @@ impl Stream {
     }
 }
 
+/// Why the handshake failed: the connection, or what the two said to each other.
 #[cfg(feature = "tls")]
 fn tls_error(error: &native_tls::Error) -> RedisError {
-    (Cause::Io, "the TLS handshake failed", error.to_string()).into()
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(this) = cause {
+        if let Some(broke) = this.downcast_ref::<io::Error>() {
+            let why = match broke.kind() {
+                io::ErrorKind::TimedOut => {
+                    "the TLS handshake was not answered, as by a port without TLS (redis://)"
+                        .to_owned()
+                }
+                _ => format!("{broke}, in the TLS handshake"),
+            };
+            return io::Error::new(broke.kind(), why).into();
+        }
+        cause = this.source();
+    }
+    (Cause::Client, "the TLS handshake failed", error.to_string()).into()
+}
+
+/// A server that ends a connection before its first word, and what that may mean.
+fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
+    if !error.is_connection_dropped() || !matches!(address, ConnectionAddr::Tcp(..)) {
+        return error;
+    }
+    let why = format!("{error}, as from a port that wants TLS (rediss://)");
+    io::Error::new(io::ErrorKind::ConnectionReset, why).into()
 }
 
 /// What a client says before its first question.

@@ -90,25 +90,34 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             format!("{server} has no database of the number that the URL names"),
         ),
         (Kind::Parse, _) => {
-            (ErrorKind::Protocol, format!("what answers at {address} is no Redis server"))
+            let message = format!("what answers at {address} is no Redis server");
+            return Error::new(ErrorKind::Protocol, message);
         }
+        (Kind::Client, _) => (
+            ErrorKind::Redis,
+            format!(
+                "the TLS handshake with {server} failed: is its certificate for that host, and trusted \
+                 on this machine (#insecure at the URL's end trusts any), and does that port speak TLS?"
+            ),
+        ),
         (Kind::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit".to_owned()),
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
             return Error::new(ErrorKind::Redis, message).transient(passes(source));
         }
-        _ if source.is_timeout() => (
-            ErrorKind::Redis,
-            format!("no connection to {server} within connect_timeout; is the address right?"),
-        ),
+        _ if source.is_timeout() => {
+            let message = format!(
+                "no connection to {server} within connect_timeout ({source}); is the address right?"
+            );
+            return Error::new(ErrorKind::Redis, message).transient(true);
+        }
         _ => {
             let message =
                 format!("no connection to {server} ({source}); does it run, is the address right?");
             return Error::new(ErrorKind::Redis, message).transient(true);
         }
     };
-    let error = Error::new(kind, what).caused_by_shared(source.clone());
-    error.transient(source.is_timeout())
+    Error::new(kind, what).caused_by_shared(source.clone())
 }
 
 /// What the user of the URL must be allowed to do, by what it does.
