@@ -66,7 +66,9 @@ impl Connection {
             // A server that is full or protected says so and hangs up: the write may fail, and the
             // word is there to be read nevertheless.
             match (self.receive_until(deadline), &sent) {
-                (Ok(Value::ServerError(error)), _) => return Err(step.refused(error.into())),
+                (Ok(Value::ServerError(error)), _) => {
+                    return Err(step.refused(error.into(), settings.password()));
+                }
                 (Ok(_), _) => {}
                 (Err(_), Err(unsent)) => return Err(unsent.clone()),
                 (Err(error), Ok(())) => return Err(error),
@@ -235,16 +237,32 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Step, Command)> {
 
 impl Step {
     /// What it means that the server refuses it.
-    fn refused(self, error: RedisError) -> RedisError {
+    fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
         // It says this to the first that comes, whatever that is.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }
-        let detail = error.detail().unwrap_or_default().to_owned();
+        let detail = error.detail().unwrap_or_default();
+        let is_unknown = detail.to_ascii_lowercase().contains("unknown command");
+        let repeats =
+            password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            Self::Password => (Cause::AuthenticationFailed, "AUTH was refused", detail).into(),
+            // Who does not know a command repeats what came with it, or the beginning of that: the
+            // password.
+            Self::Password if is_unknown => {
+                (Cause::AuthenticationFailed, "the server knows no command AUTH").into()
+            }
+            Self::Hello if is_unknown => {
+                (Cause::InvalidClientConfig, "it knows no HELLO, which protocol=resp3 needs").into()
+            }
+            Self::Password | Self::Hello if repeats => {
+                (Cause::AuthenticationFailed, "its words repeat the password").into()
+            }
+            Self::Password => {
+                (Cause::AuthenticationFailed, "AUTH was refused", detail.to_owned()).into()
+            }
             Self::Hello if error.code() == Some("WRONGPASS") => {
-                (Cause::AuthenticationFailed, "HELLO was refused", detail).into()
+                (Cause::AuthenticationFailed, "HELLO was refused", detail.to_owned()).into()
             }
             Self::Hello | Self::Database => error,
         }

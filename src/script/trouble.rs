@@ -100,7 +100,9 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
                  on this machine (#insecure at the URL's end trusts any), and does that port speak TLS?"
             ),
         ),
-        (Kind::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit".to_owned()),
+        (Kind::InvalidClientConfig, _) => {
+            (ErrorKind::Config, format!("the URL does not fit {server}"))
+        }
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
             return Error::new(ErrorKind::Redis, message).transient(passes(source));
