@@ -182,6 +182,10 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "MISCONF" => "the server refuses writes since it cannot save its data",
         "LOADING" => "the server is still loading its data: try again in a moment",
         "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
+        "MOVED" | "ASK" | "CLUSTERDOWN" => {
+            "the server is part of a Cluster and has not this key: redlatch talks to one server, not \
+             yet to a Cluster"
+        }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => {
             let message = format!("the server refuses it: {error}");
@@ -253,6 +257,21 @@ mod tests {
             let all = format!("{error:#}");
             let said = text.split_once(' ').unwrap().1;
             assert_eq!(all.matches(said).count(), 1, "said once: {all}");
+        }
+    }
+
+    #[test]
+    fn a_clusters_refusals_say_that_it_is_one() {
+        for text in [
+            "MOVED 866 127.0.0.1:7001",
+            "ASK 866 127.0.0.1:7001",
+            "CLUSTERDOWN Hash slot not served",
+        ] {
+            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = reply else { panic!("{reply:?}") };
+            let error = refused(error.into(), Rights::Locks);
+            assert!(error.to_string().contains("not yet to a Cluster"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Redis);
         }
     }
 
