@@ -144,7 +144,7 @@ impl ClientBuilder {
     /// # Blocking
     ///
     /// For the connection's set-up and a few round trips, which tell how far away the server is: for
-    /// at most `connect_timeout`, and `response_timeout` for each of three questions.
+    /// at most `connect_timeout`, and `response_timeout` for each of four questions.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Client::open(&self.url, self.config)
