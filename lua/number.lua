@@ -10,6 +10,13 @@ local function stored(key)
     return text and tonumber(text)
 end
 
+-- Tells who waits for permits that some are free, and how many, if there are any. Redisson takes
+-- the lower 32 bits of the number for an int: of 2^32 it would wake nobody.
+local function tell_free(channel, free)
+    free = tonumber(free)
+    return free > 0 and redis.pcall('publish', channel, math.min(free, 2 ^ 31 - 1)) or 0
+end
+
 -- Tells who waits. Without the right to publish the change stands all the same.
 local function tell(channel, message)
     redis.pcall('publish', channel, message)

@@ -31,6 +31,12 @@ local function remember(text)
     return redis.call('set', KEYS[2], text, 'px', ARGV[3])
 end
 
+-- What a request did, as a reply: as text where a number of Lua's does not have all its digits.
+local function answer(outcome)
+    local count = tonumber(outcome)
+    return math.abs(count) < 2 ^ 53 and count or outcome
+end
+
 -- Makes the one change of a script. Its result is remembered first: if that is refused, nothing is
 -- changed, and if the change is, that is taken back.
 local function change(outcome, ...)
@@ -48,7 +54,7 @@ end
 -- after it. `told` is called with the command's reply; a result of its own is for the first only.
 local function once(wanted, told)
     if last == number then
-        return tonumber(result)
+        return answer(result)
     elseif is_late() then
         return {now}
     end
@@ -63,5 +69,5 @@ local function once(wanted, told)
     if refused then
         return reply
     end
-    return told and told(reply) or tonumber(parts[1])
+    return told and told(reply) or answer(parts[1])
 end

@@ -87,7 +87,13 @@ impl ClientBuilder {
     }
 
     /// How long opening a connection may take: TCP, TLS, user and password, and the question who is
-    /// there. The look-up of a host name is the system's and counts for itself.
+    /// there.
+    ///
+    /// The look-up of a host's name counts, but cannot be ended: it is the system's, and takes as
+    /// long as that allows (with glibc 5 s for each try of each name server, unless `resolv.conf`
+    /// says otherwise). Each new connection looks the name up, so while no name server answers a
+    /// call may take that much longer than is said here and at
+    /// [`response_timeout`](Self::response_timeout). An address instead of a name has no such wait.
     ///
     /// From 1 ms to a year. Defaults to 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {

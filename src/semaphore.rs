@@ -80,8 +80,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble; the message says whether it may
-    /// have been applied. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
+    /// have been applied; or if the key holds something else, which is left as it is.
+    /// [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
     /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
     /// [`available_permits`](Self::available_permits).
     ///
@@ -101,8 +102,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); [`Redis`](ErrorKind::Redis), too, if the key
-    /// holds something else, which is left as it is.
+    /// As [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///

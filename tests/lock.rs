@@ -521,6 +521,16 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
+/// Says how much time is certain, without nanoseconds, and what to do.
+#[track_caller]
+fn is_short(error: &Error, advice: &str) {
+    let said = error.to_string();
+    assert!(said.ends_with(advice), "{said}");
+    let certain = said.split_once("certain for ").unwrap().1.split_once(" more").unwrap().0;
+    let fraction = certain.split_once('.').map_or("", |(_, fraction)| fraction);
+    assert!(fraction.len() <= "999s".len(), "{said}");
+}
+
 #[test]
 fn a_check_says_lost_only_of_what_is_lost() {
     let _bounded = bounded();
@@ -532,10 +542,12 @@ fn a_check_says_lost_only_of_what_is_lost() {
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
     let error = guard.check(LONG - Duration::from_millis(1)).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, true), "{error}");
+    is_short(&error, "raise watchdog_timeout");
     assert!(guard.is_held());
     let fixed = lock.with_lease(SOON).lock().unwrap();
     let error = fixed.check(LONG - UNIT / 2).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
+    is_short(&error, "take a longer lease");
     drop(fixed);
     assert!(lock.force_unlock().unwrap());
     assert_eq!(guard.check(UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);

@@ -222,6 +222,33 @@ fn a_server_that_lets_nobody_else_in_is_no_outage() {
 }
 
 #[test]
+fn a_right_that_every_wait_needs_is_missed_aloud_once() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "mute");
+    let client = user.client();
+    let mut names = (0..).map(|at| format!("foreign:{at}"));
+    // Each new channel needs a message to the subscriber.
+    let mut wait = |times| {
+        for name in names.by_ref().take(times) {
+            hold_as_redisson(&mut server.connection(), &name, LONG);
+            let _late = client.reentrant_lock(&name).try_lock_for(UNIT / 4);
+        }
+    };
+    let refusals = || LOGGER.lines("control message was refused").len();
+    for round in 1..=2 {
+        user.set(&["-publish"]);
+        wait(5);
+        wait_until("it is said", SOON, || refusals() >= round);
+        wait(5);
+        assert_eq!(refusals(), round, "{:?}", LOGGER.lines("refused"));
+        user.set(&["+publish"]);
+        wait(2);
+    }
+}
+
+#[test]
 fn a_lease_that_ran_out_says_why() {
     let _bounded = bounded();
     let _turn = LOGGER.turn();

@@ -99,6 +99,52 @@ fn permits_are_set_once_added_taken_away_and_drained() {
 }
 
 #[test]
+fn numbers_are_exact_up_to_the_largest() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let semaphore = behind(&proxy).semaphore("large");
+    for permits in [(1 << 53) - 1, (1 << 53) + 1, i64::MAX - 1, i64::MAX, -(1 << 53) - 1] {
+        for lost in [0, 1] {
+            semaphore.add_permits(permits).unwrap();
+            assert_eq!(semaphore.available_permits().unwrap(), permits);
+            // A copy is answered what was remembered.
+            on_acquire(&proxy, "large", lost, Action::LoseReply);
+            assert_eq!(semaphore.drain_permits().unwrap(), permits, "{lost} replies lost");
+            assert_eq!(semaphore.available_permits().unwrap(), 0);
+        }
+    }
+    semaphore.add_permits(i64::MAX).unwrap();
+    let error = semaphore.release().unwrap_err();
+    is_clear(&error, "large", "no permit was given back");
+    assert_eq!(semaphore.available_permits().unwrap(), i64::MAX);
+}
+
+#[test]
+fn a_java_service_can_read_how_many_are_free() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    // It takes the lower 32 bits for a number with a sign, and wakes nobody, or fails, if that is
+    // not above zero.
+    let heard = messages(&server, "redisson_sc:*", || {
+        let semaphore = client.semaphore("many");
+        assert!(semaphore.try_set_permits(u32::MAX).unwrap());
+        semaphore.set_permits(1 << 31).unwrap();
+        semaphore.add_permits(1 << 31).unwrap();
+        semaphore.add_permits(1 << 60).unwrap();
+        semaphore.release().unwrap();
+        drop(semaphore.acquire().unwrap());
+        semaphore.set_permits(i32::MAX.unsigned_abs() - 1).unwrap();
+    });
+    let heard: Vec<_> = heard.into_iter().map(|(_, free)| free.parse::<i32>()).collect();
+    let most = Ok(i32::MAX);
+    let expected = [most.clone(), most.clone(), most.clone(), most.clone(), most.clone(), most];
+    assert_eq!(heard[..6], expected);
+    assert_eq!(heard[6..], [Ok(i32::MAX - 1)]);
+}
+
+#[test]
 fn what_was_taken_comes_back_by_release_and_by_drop() {
     let _bounded = bounded();
     let server = server();
@@ -1132,10 +1178,13 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     let mut redis = server.connection();
     let () = redis.hset("hash", "field", "precious").unwrap();
     let () = redis.set("text", "precious").unwrap();
-    for name in ["hash", "text"] {
+    let () = redis.set("zeroes", "007").unwrap();
+    let () = redis.set("sign", "+7").unwrap();
+    for name in ["hash", "text", "zeroes", "sign"] {
         let semaphore = client.semaphore(name);
-        let mut errors = vec![
+        let errors = [
             semaphore.delete().map(drop).unwrap_err(),
+            semaphore.try_set_permits(1).map(drop).unwrap_err(),
             semaphore.set_permits(1).unwrap_err(),
             semaphore.acquire().map(drop).unwrap_err(),
             semaphore.try_acquire().map(drop).unwrap_err(),
@@ -1146,9 +1195,6 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
             semaphore.release_if_exists(1).map(drop).unwrap_err(),
             semaphore.available_permits().map(drop).unwrap_err(),
         ];
-        if let Err(error) = semaphore.try_set_permits(1) {
-            errors.push(error);
-        }
         for error in errors {
             is_clear(&error, name, "use another name");
             assert!(!error.to_string().contains("precious"), "{error}");

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use redlatch::{Client, ErrorKind};
 use redlatch_testkit::Server;
@@ -50,4 +51,25 @@ fn an_unknown_certificate_is_refused() {
     let strict = url.split('#').next().unwrap();
     let error = Client::connect(strict).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(!error.is_transient(), "{error}");
+}
+
+/// Each end takes the other's words for its own protocol's, and one of them only waits.
+#[test]
+fn tls_on_one_side_only_is_said_so() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let server = Server::builder().tls().start().unwrap();
+    let connect = |url: &str| {
+        let builder = Client::builder(url).connect_timeout(Duration::from_millis(300));
+        builder.connect().map(drop).unwrap_err().to_string()
+    };
+    let plain = server.tls_url().replace("rediss://", "redis://").replace("#insecure", "");
+    let said = connect(&plain);
+    assert!(said.contains("rediss://"), "{said}");
+    let said = connect(&format!("rediss://127.0.0.1:{}", server.port()));
+    assert!(said.contains("without TLS (redis://)"), "{said}");
 }

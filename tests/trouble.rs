@@ -419,6 +419,40 @@ fn nothing_shows_the_password() {
 }
 
 #[test]
+fn a_server_that_repeats_the_password_is_not_quoted() {
+    let _bounded = bounded();
+    // It says so of any command that it does not know, with its arguments.
+    let args = ["--rename-command", "AUTH", "hidden", "--rename-command", "HELLO", "hidden2"];
+    let Ok(server) = Server::with_args(&args) else {
+        eprintln!("left out: this server cannot rename commands");
+        return;
+    };
+    let address = format!("127.0.0.1:{}", server.port());
+    // One that is longer than what the server repeats of it.
+    for password in [SECRET.to_owned(), SECRET.repeat(20)] {
+        for (url, kind) in [
+            (format!("redis://:{password}@{address}"), ErrorKind::Redis),
+            (format!("redis://user:{password}@{address}"), ErrorKind::Redis),
+            (format!("redis://user:{password}@{address}?protocol=resp3"), ErrorKind::Config),
+        ] {
+            let error = Client::connect(&url).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            shows_no_secret(&error);
+        }
+    }
+    for answer in [
+        &b"-ERR correcthorsebattery is no password of mine\r\n"[..],
+        b"-WRONGPASS correcthorsebattery is no password of mine\r\n",
+    ] {
+        let impostor = Impostor::answering(Some(answer));
+        for protocol in ["resp2", "resp3"] {
+            let url = format!("redis://:{SECRET}@127.0.0.1:{}?protocol={protocol}", impostor.port);
+            shows_no_secret(&Client::connect(&url).unwrap_err());
+        }
+    }
+}
+
+#[test]
 fn a_database_that_is_not_there_is_an_error() {
     let _bounded = bounded();
     let server = server();
@@ -525,6 +559,8 @@ fn what_is_no_redis_is_said_so() {
     let error = Client::connect(&impostor.url()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
     assert!(error.to_string().contains("no Redis"), "{error}");
+    let all = format!("{error:#} {error:?}");
+    assert!(!all.contains('\n') && !all.contains("Unexpected"), "{all}");
 }
 
 #[test]

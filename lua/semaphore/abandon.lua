@@ -16,7 +16,6 @@ end
 local free, refused = change('0', 'incrby', KEYS[1], result)
 if refused then
     return free
-elseif free > 0 then
-    tell(ARGV[5], free)
 end
+tell_free(ARGV[5], free)
 return 1

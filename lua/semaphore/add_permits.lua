@@ -6,8 +6,6 @@
 return once(function()
     return {'1', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
-    if free > 0 then
-        tell(ARGV[6], free)
-    end
+    tell_free(ARGV[6], free)
     return 1
 end)

@@ -5,16 +5,14 @@
 -- reply: 1 + how many subscribers heard of it, -1 = given back, but nobody can say, 0 = there is no
 --        such semaphore
 --
--- The message is the new value. Redisson's clients fail on a negative one, and none is woken by 0.
+-- The message is the new value, or what an int holds of it. Redisson's clients fail on a negative
+-- one, and none is woken by 0.
 return once(function()
     if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
         return nil
     end
     return {'-1', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
-    local heard = 0
-    if free > 0 then
-        heard = redis.pcall('publish', ARGV[6], free)
-    end
+    local heard = tell_free(ARGV[6], free)
     return type(heard) == 'number' and 1 + heard or -1
 end)

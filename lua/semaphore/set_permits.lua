@@ -8,8 +8,6 @@ return once(function()
     stored(KEYS[1])
     return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
 end, function()
-    if tonumber(ARGV[5]) > 0 then
-        tell(ARGV[6], ARGV[5])
-    end
+    tell_free(ARGV[6], ARGV[5])
     return 1
 end)

@@ -4,13 +4,12 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1 = made, 0 = there is one
 return once(function()
-    if redis.call('exists', KEYS[1]) == 1 then
+    -- Something else under the key is the server's error: there is no semaphore.
+    if stored(KEYS[1]) then
         return nil
     end
     return {'1', 'set', KEYS[1], ARGV[5]}
 end, function()
-    if tonumber(ARGV[5]) > 0 then
-        tell(ARGV[6], ARGV[5])
-    end
+    tell_free(ARGV[6], ARGV[5])
     return 1
 end)

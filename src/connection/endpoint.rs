@@ -45,7 +45,7 @@ impl Endpoint {
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
-    /// timeout, the look-up of a host's name excepted. The name is looked up each time.
+    /// timeout, unless the look-up of a host's name alone takes longer. It is looked up each time.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
         self.open_within(self.connect_timeout).inspect(|_| self.answers())
     }

@@ -1,8 +1,8 @@
 //! One connection: commands out, replies in, each within its time.
 
 #[cfg(feature = "tls")]
-use std::io;
-use std::io::Write;
+use std::error::Error as StdError;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use redis::{
@@ -45,8 +45,8 @@ impl Connection {
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
-            let server = connection.greet(settings, deadline)?;
-            Ok((connection, server))
+            let greeted = connection.greet(settings, deadline);
+            Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
             // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was sent
@@ -66,7 +66,9 @@ impl Connection {
             // A server that is full or protected says so and hangs up: the write may fail, and the
             // word is there to be read nevertheless.
             match (self.receive_until(deadline), &sent) {
-                (Ok(Value::ServerError(error)), _) => return Err(step.refused(error.into())),
+                (Ok(Value::ServerError(error)), _) => {
+                    return Err(step.refused(error.into(), settings.password()));
+                }
                 (Ok(_), _) => {}
                 (Err(_), Err(unsent)) => return Err(unsent.clone()),
                 (Err(error), Ok(())) => return Err(error),
@@ -103,11 +105,16 @@ impl Connection {
     /// Reads a reply until `deadline`. After an error the connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
-        match &mut self.stream {
+        let reply = match &mut self.stream {
             Stream::Plain(socket) => self.parser.parse_value(socket),
             #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.parser.parse_value(stream),
-        }
+        };
+        reply.map_err(|error| match error.kind() {
+            // The parser's own words are several lines about bytes.
+            Cause::Parse => (Cause::Parse, "what was answered is not Redis's protocol").into(),
+            _ => error,
+        })
     }
 
     /// What ends it from another thread.
@@ -167,9 +174,33 @@ impl Stream {
     }
 }
 
+/// Why the handshake failed: the connection, or what the two said to each other.
 #[cfg(feature = "tls")]
 fn tls_error(error: &native_tls::Error) -> RedisError {
-    (Cause::Io, "the TLS handshake failed", error.to_string()).into()
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(this) = cause {
+        if let Some(broke) = this.downcast_ref::<io::Error>() {
+            let why = match broke.kind() {
+                io::ErrorKind::TimedOut => {
+                    "the TLS handshake was not answered, as by a port without TLS (redis://)"
+                        .to_owned()
+                }
+                _ => format!("{broke}, in the TLS handshake"),
+            };
+            return io::Error::new(broke.kind(), why).into();
+        }
+        cause = this.source();
+    }
+    (Cause::Client, "the TLS handshake failed", error.to_string()).into()
+}
+
+/// A server that ends a connection before its first word, and what that may mean.
+fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
+    if !error.is_connection_dropped() || !matches!(address, ConnectionAddr::Tcp(..)) {
+        return error;
+    }
+    let why = format!("{error}, as from a port that wants TLS (rediss://)");
+    io::Error::new(io::ErrorKind::ConnectionReset, why).into()
 }
 
 /// What a client says before its first question.
@@ -206,16 +237,32 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Step, Command)> {
 
 impl Step {
     /// What it means that the server refuses it.
-    fn refused(self, error: RedisError) -> RedisError {
+    fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
         // It says this to the first that comes, whatever that is.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }
-        let detail = error.detail().unwrap_or_default().to_owned();
+        let detail = error.detail().unwrap_or_default();
+        let is_unknown = detail.to_ascii_lowercase().contains("unknown command");
+        let repeats =
+            password.is_some_and(|password| !password.is_empty() && detail.contains(password));
         match self {
-            Self::Password => (Cause::AuthenticationFailed, "AUTH was refused", detail).into(),
+            // Who does not know a command repeats what came with it, or the beginning of that: the
+            // password.
+            Self::Password if is_unknown => {
+                (Cause::AuthenticationFailed, "the server knows no command AUTH").into()
+            }
+            Self::Hello if is_unknown => {
+                (Cause::InvalidClientConfig, "it knows no HELLO, which protocol=resp3 needs").into()
+            }
+            Self::Password | Self::Hello if repeats => {
+                (Cause::AuthenticationFailed, "its words repeat the password").into()
+            }
+            Self::Password => {
+                (Cause::AuthenticationFailed, "AUTH was refused", detail.to_owned()).into()
+            }
             Self::Hello if error.code() == Some("WRONGPASS") => {
-                (Cause::AuthenticationFailed, "HELLO was refused", detail).into()
+                (Cause::AuthenticationFailed, "HELLO was refused", detail.to_owned()).into()
             }
             Self::Hello | Self::Database => error,
         }

@@ -20,6 +20,9 @@ fn explain(url: &str) -> Option<String> {
     let unix = match scheme.to_ascii_lowercase().as_str() {
         "redis" | "rediss" | "valkey" | "valkeys" => false,
         "unix" | "redis+unix" | "valkey+unix" => true,
+        scheme if ["sentinel", "cluster"].iter().any(|kind| scheme.contains(kind)) => {
+            return say("redlatch talks to one server, not yet to a Sentinel or a Cluster");
+        }
         _ => {
             return say(
                 "the URL's scheme is not one of redis, rediss, valkey, valkeys, redis+unix",
@@ -80,6 +83,15 @@ fn parted(text: &str, mark: char) -> (&str, Option<&str>) {
 
 fn explain_host(host: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
+    if host.contains([',', ';']) {
+        return say(
+            "the URL names several hosts: redlatch talks to one server, not yet to a Sentinel or a \
+             Cluster",
+        );
+    }
+    if host.contains(|c: char| c.is_control() || " <>^|\\{}$\"`".contains(c)) {
+        return say("the URL's host has a character that no host's name has");
+    }
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let Some((name, port)) = rest.split_once(']') else {
             return say("the URL's host begins with a bracket that is not closed, as in [::1]");
@@ -170,6 +182,8 @@ mod tests {
             "redis://user:secret@localhost",
             "redis://user:p%40ss%2Fw%23rd%25@localhost",
             "redis://user:p@ss:word@localhost",
+            "redis://user:p,ss;$word@localhost",
+            "redis://a_host-1.example.",
             "redis://user:gr%C3%BCn@localhost",
             "redis://127.0.0.1:6379?protocol=resp3",
             "valkey://localhost/?protocol=2",
@@ -201,10 +215,21 @@ mod tests {
             ("redis:/localhost", "begin with redis://"),
             ("http://localhost:6379", "scheme"),
             ("secret://localhost", "scheme"),
+            ("tcp://localhost", "scheme"),
             ("redis://", "no host"),
             ("redis://:6379", "no host"),
             ("redis://:secret@", "no host"),
             ("redis://:secret@:6379", "no host"),
+            ("redis://one:6379,two:6379", "several hosts"),
+            ("redis://one,two", "several hosts"),
+            ("redis://u:secret@one:7000,two:7001,[::1]/0", "several hosts"),
+            ("redis://:secret@127.0.0.1;127.0.0.2", "several hosts"),
+            ("redis-sentinel://:secret@one:26379/master", "Sentinel"),
+            ("redis+cluster://one", "Cluster"),
+            ("redis://${SECRET}:6379", "character"),
+            ("redis://<host>", "character"),
+            ("redis://local host", "character"),
+            ("redis://local\0host", "character"),
             ("redis://localhost:port", "port"),
             ("redis://localhost:0", "port"),
             ("redis://localhost:65536", "port"),

@@ -323,9 +323,14 @@ impl Held {
                 if remaining >= slack || self.handle.site.raise(&self.tenancy, slack) {
                     return Ok(());
                 }
+                let longer = match self.terms {
+                    Terms::Watched => "raise watchdog_timeout",
+                    Terms::Fixed(_) => "take a longer lease",
+                };
+                let certain = shown(remaining);
                 let message = format!(
-                    "the hold is certain for {remaining:?} more and not for {slack:?}; it is still \
-                     held, stop in time or take a longer lease"
+                    "the hold is certain for {certain:?} more and not for {slack:?}; it is still held, \
+                     stop in time or {longer}"
                 );
                 // The next renewal helps, if there is one.
                 let lease = self.handle.site.core.lease(self.terms);
@@ -357,6 +362,14 @@ impl Held {
             .field("state", &self.state())
             .field("remaining", &self.remaining())
             .finish()
+    }
+}
+
+/// A time for people, who read no nanoseconds: never longer than it is.
+fn shown(time: Duration) -> Duration {
+    match time.as_millis() {
+        0 => Duration::from_micros(time.subsec_micros().into()),
+        _ => Duration::new(time.as_secs(), time.subsec_millis() * 1_000_000),
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct PubSub {
     attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
+    /// Whether the server refuses the control message, which has been said.
+    muted: AtomicBool,
     /// Ends the thread's connection, and with it its read.
     closer: Mutex<Option<Closer>>,
     /// Counts what the server has said.
@@ -118,6 +120,7 @@ impl PubSub {
             work: Condvar::new(),
             attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
+            muted: AtomicBool::new(false),
             closer: Mutex::new(None),
             heard: AtomicU64::new(0),
             suspected: Mutex::new(None),
@@ -577,12 +580,18 @@ impl Receiver for Heard {
         {
             core.tell_subscriber_again();
         }
-        if let Ok(Value::ServerError(error)) = outcome
-            && let Some(core) = self.0.upgrade()
-        {
-            let state = "waiting may fail: the client's control message was refused; allow PUBLISH on \
-                         the channels redisson_lock__channel:*";
-            core.watchdog.tell(script::refused(error.into(), Rights::Connect).now(state));
+        let Some(core) = self.0.upgrade() else { return };
+        match outcome {
+            Ok(Value::ServerError(error)) => {
+                // It is sent again every few seconds.
+                if !core.pubsub.muted.swap(true, Ordering::Relaxed) {
+                    let state = "waiting may fail: the client's control message was refused; allow \
+                                 PUBLISH on the channels redisson_lock__channel:*";
+                    core.watchdog.tell(script::refused(error.into(), Rights::Connect).now(state));
+                }
+            }
+            Ok(_) => core.pubsub.muted.store(false, Ordering::Relaxed),
+            Err(_) => {}
         }
     }
 }

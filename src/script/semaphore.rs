@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket, late};
-use super::{Rights, Trouble, accepted, ask, flag, number};
+use super::{Rights, Trouble, accepted, ask, flag, number, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::error::{Error, ErrorKind};
 
@@ -90,7 +90,13 @@ impl SemaphoreScripts<'_> {
     }
 
     pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<i64, Trouble> {
-        number(self.call(&DRAIN_PERMITS, ticket, &[])?)
+        match self.call(&DRAIN_PERMITS, ticket, &[])? {
+            // More than a number of Lua's can count.
+            Value::BulkString(text) => {
+                parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
+            }
+            reply => number(reply),
+        }
     }
 
     pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
@@ -161,12 +167,15 @@ pub(super) fn stored_number(lane: &Lane, key: &str, rights: Rights) -> Result<i6
     ask(lane, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(0),
         // Whatever else stands there is somebody's, and not for an error's text.
-        Value::BulkString(text) => {
-            let number = str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
-            number.ok_or_else(|| Trouble::Refused(foreign()))
-        }
+        Value::BulkString(text) => parsed(&text).ok_or_else(|| Trouble::Refused(foreign())),
         _ => Err(Trouble::Refused(foreign())),
     })
+}
+
+/// A number as Redis writes it: it does not count with `+7` or `007` either.
+fn parsed(text: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(text).ok()?;
+    text.parse::<i64>().ok().filter(|number| number.to_string() == text)
 }
 
 fn foreign() -> Error {

@@ -90,25 +90,36 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             format!("{server} has no database of the number that the URL names"),
         ),
         (Kind::Parse, _) => {
-            (ErrorKind::Protocol, format!("what answers at {address} is no Redis server"))
+            let message = format!("what answers at {address} is no Redis server");
+            return Error::new(ErrorKind::Protocol, message);
         }
-        (Kind::InvalidClientConfig, _) => (ErrorKind::Config, "the URL does not fit".to_owned()),
+        (Kind::Client, _) => (
+            ErrorKind::Redis,
+            format!(
+                "the TLS handshake with {server} failed: is its certificate for that host, and trusted \
+                 on this machine (#insecure at the URL's end trusts any), and does that port speak TLS?"
+            ),
+        ),
+        (Kind::InvalidClientConfig, _) => {
+            (ErrorKind::Config, format!("the URL does not fit {server}"))
+        }
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
             return Error::new(ErrorKind::Redis, message).transient(passes(source));
         }
-        _ if source.is_timeout() => (
-            ErrorKind::Redis,
-            format!("no connection to {server} within connect_timeout; is the address right?"),
-        ),
+        _ if source.is_timeout() => {
+            let message = format!(
+                "no connection to {server} within connect_timeout ({source}); is the address right?"
+            );
+            return Error::new(ErrorKind::Redis, message).transient(true);
+        }
         _ => {
             let message =
                 format!("no connection to {server} ({source}); does it run, is the address right?");
             return Error::new(ErrorKind::Redis, message).transient(true);
         }
     };
-    let error = Error::new(kind, what).caused_by_shared(source.clone());
-    error.transient(source.is_timeout())
+    Error::new(kind, what).caused_by_shared(source.clone())
 }
 
 /// What the user of the URL must be allowed to do, by what it does.
@@ -172,6 +183,10 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "MISCONF" => "the server refuses writes since it cannot save its data",
         "LOADING" => "the server is still loading its data: try again in a moment",
         "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
+        "MOVED" | "ASK" | "CLUSTERDOWN" => {
+            "the server is part of a Cluster and has not this key: redlatch talks to one server, not \
+             yet to a Cluster"
+        }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => {
             let message = format!("the server refuses it: {error}");
@@ -243,6 +258,21 @@ mod tests {
             let all = format!("{error:#}");
             let said = text.split_once(' ').unwrap().1;
             assert_eq!(all.matches(said).count(), 1, "said once: {all}");
+        }
+    }
+
+    #[test]
+    fn a_clusters_refusals_say_that_it_is_one() {
+        for text in [
+            "MOVED 866 127.0.0.1:7001",
+            "ASK 866 127.0.0.1:7001",
+            "CLUSTERDOWN Hash slot not served",
+        ] {
+            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = reply else { panic!("{reply:?}") };
+            let error = refused(error.into(), Rights::Locks);
+            assert!(error.to_string().contains("not yet to a Cluster"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Redis);
         }
     }
 
