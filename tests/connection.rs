@@ -256,6 +256,34 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
+#[test]
+fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
+    let _bounded = bounded();
+    let (Some(replica), Some(master)) = (real_server(), real_server()) else { return };
+    // It never takes over the data of a master that is gone.
+    master.kill();
+    replicate(&replica, Some(&master));
+    let error = refused(&replica.url(), SOON);
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    // It may become the master yet.
+    assert!(error.is_transient());
+    let message = error.to_string();
+    assert!(message.contains("read-only replica: connect to the master"), "{message}");
+    assert!(message.contains(&format!("127.0.0.1:{}", replica.port())), "{message}");
+    let mut redis = replica.connection();
+    let set = |redis: &mut redis::Connection, value| {
+        redis::cmd("CONFIG").arg("SET").arg("replica-read-only").arg(value).exec(redis).unwrap();
+    };
+    // Somebody's decision, and everything works.
+    set(&mut redis, "no");
+    client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
+    set(&mut redis, "yes");
+    let error = refused(&replica.url(), SOON);
+    assert!(error.to_string().contains("read-only replica"), "{error}");
+    replicate(&replica, None);
+    client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
+}
+
 /// It cannot be written there, and each new connection leads to the same server.
 #[test]
 fn a_release_that_a_replica_refuses_opens_few_connections() {
