@@ -530,6 +530,32 @@ impl Drop for Sentinel {
     }
 }
 
+/// As by CLIENT KILL, or a server that is just starting. Nothing but questions was sent.
+#[test]
+fn what_is_cut_off_while_it_is_opened_is_opened_once_more() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let greets = |bytes: &[u8]| bytes.windows(4).any(|window| window == b"INFO");
+    for action in [Action::LoseRequest, Action::LoseReply] {
+        let fired = proxy.fired();
+        proxy.on(Direction::Request, 1, action, greets);
+        let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+        assert_eq!(proxy.fired(), fired + 1);
+        // The one that callers share is opened anew, and cut off again.
+        assert_eq!(proxy.cut_matching("EVALSHA"), 1);
+        proxy.on(Direction::Request, 1, action, greets);
+        client.reentrant_lock("opened").lock().unwrap().unlock().unwrap();
+        assert_eq!(proxy.fired(), fired + 2);
+    }
+    // Once, and not again and again.
+    let fired = proxy.fired();
+    proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, greets);
+    refused(&proxy.url(), SOON);
+    assert_eq!(proxy.fired(), fired + 2);
+    proxy.clear_rules();
+}
+
 #[test]
 fn a_sentinel_is_said_to_be_one() {
     let _bounded = bounded();
