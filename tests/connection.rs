@@ -9,12 +9,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
-use redlatch::{Client, Error, ErrorKind};
+use redlatch::{Client, Error, ErrorKind, HoldState, LockGuard};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn info(server: &Server, section: &str, field: &str) -> u64 {
@@ -160,6 +160,39 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     let longest = drops.drop_all();
     server.resume();
     assert!(longest < UNIT * 15, "{longest:?}");
+}
+
+/// As long as nothing is held there are no renewals. The time is the subject.
+#[test]
+fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = UNIT * 30;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    let lock = client.reentrant_lock("idle");
+    let held_and_renewed = |guard: &LockGuard| {
+        wait_until("a third has gone", SOON, || guard.remaining() < lease * 3 / 4);
+        wait_until("it is renewed", SOON, || {
+            assert_eq!(guard.state(), HoldState::Held, "each renewal succeeds");
+            guard.remaining() > lease * 3 / 4
+        });
+    };
+    let guard = lock.lock().unwrap();
+    held_and_renewed(&guard);
+    guard.unlock().unwrap();
+    thread::sleep(Duration::from_secs(11));
+    let guard = lock.lock().unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&said);
+    proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
+        heard.lock().unwrap().extend_from_slice(bytes);
+        true
+    });
+    held_and_renewed(&guard);
+    assert_eq!(proxy.fired(), 1, "the connection was still alive");
+    assert_eq!(String::from_utf8_lossy(&said.lock().unwrap()), "*1\r\n$4\r\nPING\r\n");
+    guard.unlock().unwrap();
 }
 
 /// Threads with guards that share one lane, which is idle.
