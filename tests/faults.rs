@@ -1140,6 +1140,29 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     wait_free(&server, "closed", SOON);
 }
 
+/// More than go out in one packet.
+#[test]
+fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let guards: Vec<_> = (0..300)
+        .map(|at| client.reentrant_lock(&format!("dropped:{at}")).lock().unwrap())
+        .collect();
+    proxy.refuse();
+    proxy.cut_all();
+    drop(guards);
+    // Tried in vain meanwhile.
+    thread::sleep(UNIT * 5);
+    proxy.accept();
+    let mut redis = server.connection();
+    wait_until("all holds are released", SOON, || {
+        let left: Vec<String> = redis.keys("dropped:*").unwrap();
+        left.is_empty()
+    });
+}
+
 #[test]
 fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     let _bounded = bounded();

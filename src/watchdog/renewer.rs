@@ -372,7 +372,8 @@ impl Renewer {
         for commands in commands.chunks(NAMES_A_CALL) {
             let (outcomes, resent) = self.exchange_again(commands);
             let now = clock::now();
-            for (mut errand, outcome) in errands.by_ref().zip(outcomes) {
+            // The outcomes first: `zip` asks them whether there is one before it takes an errand.
+            for (outcome, mut errand) in outcomes.into_iter().zip(errands.by_ref()) {
                 if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
                     continue;
                 }
