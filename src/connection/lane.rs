@@ -45,6 +45,8 @@ struct State {
     /// Commands not yet written. Invariant: while there is a call among them, somebody leads or
     /// has been told to.
     queue: VecDeque<Pending>,
+    /// Whether the background thread has ended: whoever leads sees to what is posted, too.
+    closed: bool,
     /// How many threads the last packet served.
     served: usize,
     round_trip: Duration,
@@ -92,6 +94,7 @@ impl Lane {
             link: None,
             led: false,
             queue: VecDeque::new(),
+            closed: false,
             served: 0,
             round_trip: Duration::ZERO,
         };
@@ -184,6 +187,13 @@ impl Lane {
             // Whatever it is answered, an error too.
             let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
         }
+    }
+
+    /// From here on nobody looks after it. What is queued or owed is answered or fails, now or, if
+    /// somebody leads, when that thread is done: a release must not be forgotten here without a word.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.look(Duration::ZERO, Duration::ZERO);
     }
 
     /// Says that [`look`](Self::look) will be called though no post asked for it.
@@ -399,6 +409,17 @@ impl<'a> Lead<'a> {
         done
     }
 
+    /// What the background thread would do with what is owed, and with posts that have no link.
+    fn look_after(&mut self, queue: VecDeque<Pending>) {
+        if let Some(link) = &mut self.link
+            && link.read_all(self.lane.endpoint.response_timeout()).is_err()
+        {
+            self.link = None;
+        }
+        let failure = self.lane.out();
+        queue.into_iter().for_each(|pending| pending.fail(&failure));
+    }
+
     fn link(&mut self) -> Result<&mut Link, Failure> {
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
@@ -431,6 +452,13 @@ impl Drop for Lead<'_> {
             // Only posts: a leader never resigns with commands unwritten. Without a connection
             // they wait for the background thread, which has been asked to look.
             if state.queue.is_empty() || self.link.is_none() {
+                let owes = self.link.as_ref().is_some_and(|link| link.owed() > 0);
+                if state.closed && (owes || !state.queue.is_empty()) {
+                    let queue = std::mem::take(&mut state.queue);
+                    drop(state);
+                    self.look_after(queue);
+                    continue;
+                }
                 state.link = self.link.take();
                 state.led = false;
                 return;
