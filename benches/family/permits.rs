@@ -78,7 +78,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
                 }
             });
         }
-        (0..20).for_each(|_| drop(rate()));
+        let _warm: Vec<f64> = (0..20).map(|_| rate()).collect();
         let usual = Spread::of((0..40).map(|_| rate())).median;
         network.refuse();
         network.cut_all();
