@@ -19,8 +19,8 @@ impl<T> Registry<T> {
         Self { names: Mutex::new(HashMap::new()), process: process.clone() }
     }
 
-    /// The one of this name. All handles of a name get the same; in a forked child, where they are of
-    /// no use, each its own.
+    /// The one of this name. All handles of a name get the same; in a forked child, where they are
+    /// of no use, each its own.
     pub(crate) fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         if self.process.is_parent() {
             return Arc::new(make(name.into()));

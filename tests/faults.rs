@@ -1179,8 +1179,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
         let acquire =
             is_script(bytes) && contains(bytes, "refused") && !contains(bytes, "__channel");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second one: it passes, to a server that refuses it. (With nothing to raise it would
-            // be granted without a write.)
+            // The second one: it passes, to a server that refuses it. (With nothing to raise it
+            // would be granted without a write.)
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();

@@ -190,7 +190,8 @@ impl Lane {
     }
 
     /// From here on nobody looks after it. What is queued or owed is answered or fails, now or, if
-    /// somebody leads, when that thread is done: a release must not be forgotten here without a word.
+    /// somebody leads, when that thread is done: a release must not be forgotten here without a
+    /// word.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.look(Duration::ZERO, Duration::ZERO);
@@ -224,8 +225,9 @@ impl Lane {
         Failure::Unsent(Cause::new(out, self.endpoint.health()))
     }
 
-    /// Sends a command once and waits for its reply. It may wait for the packet of others that is on
-    /// its way, and goes with the next one: each connects, if it must, and waits for its replies.
+    /// Sends a command once and waits for its reply. It may wait for the packet of others that is
+    /// on its way, and goes with the next one: each connects, if it must, and waits for its
+    /// replies.
     pub(crate) fn call_once(&self, command: &Command) -> Outcome {
         self.call_until(command, None)
     }
@@ -244,8 +246,9 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until `deadline`
-    /// only. (Not by all calls: a sleep with an end costs a twentieth of the rate of many threads.)
+    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until
+    /// `deadline` only. (Not by all calls: a sleep with an end costs a twentieth of the rate of
+    /// many threads.)
     fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.led {
@@ -431,8 +434,8 @@ impl<'a> Lead<'a> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        // Who panics while it leads may have read a reply and not counted it: whoever came next would
-        // take another command's reply for its own, and `nil` is a grant.
+        // Who panics while it leads may have read a reply and not counted it: whoever came next
+        // would take another command's reply for its own, and `nil` is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -504,7 +507,8 @@ mod tests {
         }
     }
 
-    /// One reply too few was counted: whoever comes next must not take another command's for its own.
+    /// One reply too few was counted: whoever comes next must not take another command's for its
+    /// own.
     #[test]
     fn a_thread_that_panics_while_it_leads_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);

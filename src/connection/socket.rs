@@ -91,8 +91,8 @@ impl Socket {
         loop {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
             time_left(deadline)?;
-            // Not `connect_timeout`, which waits for a socket that is not being connected. This ends
-            // at once, one way or the other.
+            // Not `connect_timeout`, which waits for a socket that is not being connected. This
+            // ends at once, one way or the other.
             socket.set_nonblocking(true)?;
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;

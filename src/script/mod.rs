@@ -18,8 +18,8 @@ use trouble::{error_reply, unexpected};
 
 pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
-/// Makes every script known to this process now. A child that is forked while another thread is just
-/// making one would wait for that thread at its own first use of it, for ever.
+/// Makes every script known to this process now. A child that is forked while another thread is
+/// just making one would wait for that thread at its own first use of it, for ever.
 pub(crate) fn prepare() {
     lock::prepare();
     fair::prepare();
