@@ -219,7 +219,8 @@ impl Write for Socket {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(shuttle)))]
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(shuttle)))]
 mod tests {
     use std::net::TcpListener;
 
