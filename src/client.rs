@@ -249,10 +249,9 @@ impl Outer {
         for lane in &core.lanes {
             if begun.elapsed() < patience {
                 lane.settle(begun + patience);
-            } else {
-                // Nobody else will: what is queued or owed there becomes an errand, or is logged.
-                lane.look(Duration::ZERO, Duration::ZERO);
             }
+            // What is queued or owed there becomes an errand, or is logged.
+            lane.close();
         }
         core.watchdog.shut_down();
         self.await_threads(begun);

@@ -104,12 +104,12 @@ impl ClientBuilder {
     /// How long the server may take to answer. Past it the outcome of a command is unknown: the
     /// caller gets an error, and what may have been taken is released in the background.
     ///
-    /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a `try_lock_for`
-    /// of 10 ms on a server that has stopped answering ends with an error after this time; where a
-    /// connection has to be opened first, after [`connect_timeout`](Self::connect_timeout) and this;
-    /// where it waits behind another thread's request on the same connection, after at most twice the
-    /// sum of the two (16 s); and where that connection breaks and the request is sent once more,
-    /// after three times the sum.
+    /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a
+    /// `try_lock_for` of 10 ms on a server that has stopped answering ends with an error after this
+    /// time; where a connection has to be opened first, after
+    /// [`connect_timeout`](Self::connect_timeout) and this; where it waits behind another thread's
+    /// request on the same connection, after at most twice the sum of the two (16 s); and where
+    /// that connection breaks and the request is sent once more, after three times the sum.
     ///
     /// From 1 ms to a year. Defaults to 3 s, as Redisson's `timeout` does.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
@@ -132,11 +132,11 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel, or too old, or has no database of the number in the URL, or if the system gives no
-    ///   threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or lets
-    ///   the client not in: its password, its protected mode, its number of connections, the right to
-    ///   run scripts.
+    ///   Sentinel, or too old, or has no database of the number in the URL, or if the system gives
+    ///   no threads or no random numbers. Trying again does not help.
+    /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or
+    ///   lets the client not in: its password, its protected mode, its number of connections, the
+    ///   right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
     ///
     /// Nothing is left behind: no thread, no connection, and nothing on the server.

@@ -301,8 +301,8 @@ impl CountDownLatch {
                     }
                     return Ok(tried);
                 };
-                // The message says it all, and it came before the one that woke this thread. A latch
-                // that was set anew meanwhile was open nevertheless, for all who waited then.
+                // The message says it all, and it came before the one that woke this thread. A
+                // latch that was set anew meanwhile was open nevertheless, for all who waited then.
                 if let Some(asked) = asked.filter(|asked| exact.is_zero_since(asked.fence)) {
                     site.gate.tell_until(asked.arrivals, || Signal::Granted(()));
                     return Ok(Try::Granted(()));

@@ -51,8 +51,8 @@ pub enum ErrorKind {
 ///
 /// `{error}` is one line: which lock, what went wrong, what is true of the lock now, what to do.
 /// The cause below that (what the operating system or the server said) is its
-/// [`source`](StdError::source), and not repeated; `{error:#}` and `{error:?}` print the whole chain,
-/// as does whatever prints chains. It never contains a password or what is stored in Redis.
+/// [`source`](StdError::source), and not repeated; `{error:#}` and `{error:?}` print the whole
+/// chain, as does whatever prints chains. It never contains a password or what is stored in Redis.
 ///
 /// ```no_run
 /// use std::thread;
@@ -77,7 +77,9 @@ pub enum ErrorKind {
 /// // Releasing: was the lock ours to the end?
 /// match guard.unlock() {
 ///     Ok(()) => {}
-///     Err(error) if error.kind() == ErrorKind::LeaseLost => eprintln!("look at what was done: {error}"),
+///     Err(error) if error.kind() == ErrorKind::LeaseLost => {
+///         eprintln!("look at what was done: {error}");
+///     }
 ///     Err(error) => eprintln!("it is released in the background: {error}"),
 /// }
 /// # }

@@ -51,15 +51,15 @@
 //!
 //! # What is not promised
 //!
-//! - **That a thread is awake.** No lease can stop a thread that has been asleep for longer than it,
-//!   between the look and the deed. Look again with [`check`](LockGuard::check) before each write,
-//!   and where it matters make the write itself conditional (a version, a fencing token). So it is
-//!   with a virtual machine that its host pauses or migrates: its clocks stand still meanwhile.
+//! - **That a thread is awake.** No lease can stop a thread that has been asleep for longer than
+//!   it, between the look and the deed. Look again with [`check`](LockGuard::check) before each
+//!   write, and where it matters make the write itself conditional (a version, a fencing token). So
+//!   it is with a virtual machine that its host pauses or migrates: its clocks stand still meanwhile.
 //! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
 //!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
 //!   at its next renewal at the latest; one with a fixed lease has none.
-//! - **That the dead give back.** A semaphore's permits have no lease: a process that dies takes its
-//!   own along.
+//! - **That the dead give back.** A semaphore's permits have no lease: a process that dies takes
+//!   its own along.
 //!
 //! The whole list, and the promises in full, are in README.md.
 //!
@@ -76,9 +76,9 @@
 //! # Fork
 //!
 //! A client is its process's. In a forked child each of its calls fails with kind
-//! [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do nothing: what the parent
-//! holds is the parent's. The child connects a client of its own, and makes [`CancelToken`]s of its
-//! own.
+//! [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do nothing: what the
+//! parent holds is the parent's. The child connects a client of its own, and makes
+//! [`CancelToken`]s of its own.
 //!
 //! # Panics
 //!

@@ -493,8 +493,8 @@ impl Semaphore {
     }
 
     /// Asks Redis, and waits for other processes, or for what this one's threads give back.
-    /// `asked`: the server has just refused the thread. `rest`: how long it stays away first, if that
-    /// is known already.
+    /// `asked`: the server has just refused the thread. `rest`: how long it stays away first, if
+    /// that is known already.
     fn lead(
         &self,
         thread: &Arc<Thread>,

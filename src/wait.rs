@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::sync::Thread;
 
 /// How long a call may wait, and what may end it sooner: what the verbs that end in `_within` take,
-/// where a time limit and a [`CancelToken`] are wanted together, or are not known before the program
-/// runs. The other verbs are short forms of these.
+/// where a time limit and a [`CancelToken`] are wanted together, or are not known before the
+/// program runs. The other verbs are short forms of these.
 ///
 /// Made from a [`Duration`], an [`Instant`] or a [`CancelToken`] as well.
 ///

@@ -9,12 +9,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
-use redlatch::{Client, Error, ErrorKind};
+use redlatch::{Client, Error, ErrorKind, HoldState, LockGuard};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn info(server: &Server, section: &str, field: &str) -> u64 {
@@ -162,6 +162,39 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     assert!(longest < UNIT * 15, "{longest:?}");
 }
 
+/// As long as nothing is held there are no renewals. The time is the subject.
+#[test]
+fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = UNIT * 30;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    let lock = client.reentrant_lock("idle");
+    let held_and_renewed = |guard: &LockGuard| {
+        wait_until("a third has gone", SOON, || guard.remaining() < lease * 3 / 4);
+        wait_until("it is renewed", SOON, || {
+            assert_eq!(guard.state(), HoldState::Held, "each renewal succeeds");
+            guard.remaining() > lease * 3 / 4
+        });
+    };
+    let guard = lock.lock().unwrap();
+    held_and_renewed(&guard);
+    guard.unlock().unwrap();
+    thread::sleep(Duration::from_secs(11));
+    let guard = lock.lock().unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&said);
+    proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
+        heard.lock().unwrap().extend_from_slice(bytes);
+        true
+    });
+    held_and_renewed(&guard);
+    assert_eq!(proxy.fired(), 1, "the connection was still alive");
+    assert_eq!(String::from_utf8_lossy(&said.lock().unwrap()), "*1\r\n$4\r\nPING\r\n");
+    guard.unlock().unwrap();
+}
+
 /// Threads with guards that share one lane, which is idle.
 struct IdleDrops {
     /// Passed when all are there, and when they may drop them.
@@ -254,6 +287,34 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     let error = lock.lock().map(drop).unwrap_err();
     assert!(error.to_string().contains("read-only replica"), "{error}");
     lock.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
+    let _bounded = bounded();
+    let (Some(replica), Some(master)) = (real_server(), real_server()) else { return };
+    // It never takes over the data of a master that is gone.
+    master.kill();
+    replicate(&replica, Some(&master));
+    let error = refused(&replica.url(), SOON);
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    // It may become the master yet.
+    assert!(error.is_transient());
+    let message = error.to_string();
+    assert!(message.contains("read-only replica: connect to the master"), "{message}");
+    assert!(message.contains(&format!("127.0.0.1:{}", replica.port())), "{message}");
+    let mut redis = replica.connection();
+    let set = |redis: &mut redis::Connection, value| {
+        redis::cmd("CONFIG").arg("SET").arg("replica-read-only").arg(value).exec(redis).unwrap();
+    };
+    // Somebody's decision, and everything works.
+    set(&mut redis, "no");
+    client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
+    set(&mut redis, "yes");
+    let error = refused(&replica.url(), SOON);
+    assert!(error.to_string().contains("read-only replica"), "{error}");
+    replicate(&replica, None);
+    client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
 }
 
 /// It cannot be written there, and each new connection leads to the same server.
@@ -500,6 +561,32 @@ impl Drop for Sentinel {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// As by CLIENT KILL, or a server that is just starting. Nothing but questions was sent.
+#[test]
+fn what_is_cut_off_while_it_is_opened_is_opened_once_more() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let greets = |bytes: &[u8]| bytes.windows(4).any(|window| window == b"INFO");
+    for action in [Action::LoseRequest, Action::LoseReply] {
+        let fired = proxy.fired();
+        proxy.on(Direction::Request, 1, action, greets);
+        let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+        assert_eq!(proxy.fired(), fired + 1);
+        // The one that callers share is opened anew, and cut off again.
+        assert_eq!(proxy.cut_matching("EVALSHA"), 1);
+        proxy.on(Direction::Request, 1, action, greets);
+        client.reentrant_lock("opened").lock().unwrap().unlock().unwrap();
+        assert_eq!(proxy.fired(), fired + 2);
+    }
+    // Once, and not again and again.
+    let fired = proxy.fired();
+    proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, greets);
+    refused(&proxy.url(), SOON);
+    assert_eq!(proxy.fired(), fired + 2);
+    proxy.clear_rules();
 }
 
 #[test]

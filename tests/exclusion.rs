@@ -5,8 +5,8 @@
 //!
 //! - *server*: grants of the name are in order; none comes while the one before is neither released
 //!   nor expired.
-//! - *client*: the intervals from "acquire has returned" to "release is called, or the deadline that
-//!   the guard knows has come" never overlap.
+//! - *client*: the intervals from "acquire has returned" to "release is called, or the deadline
+//!   that the guard knows has come" never overlap.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

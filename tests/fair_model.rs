@@ -1,7 +1,7 @@
 //! The fair lock's scripts against a model, on a real server with a simulated clock.
 //!
-//! Clients of both kinds, ours by our scripts and Redisson's by what Redisson 4.7 has the server do,
-//! arrive, give up, die, stop, lose messages and replies, take one lock, give it back or let it
+//! Clients of both kinds, ours by our scripts and Redisson's by what Redisson 4.7 has the server
+//! do, arrive, give up, die, stop, lose messages and replies, take one lock, give it back or let it
 //! lapse, at random and for simulated hours. After every script the keys are held against the rules
 //! (`fair_model/rules.rs`): at most one holder, first come first served, no live waiter of ours
 //! dropped, no Redisson waiter dropped before its time, a dead one of ours costs ten seconds, and

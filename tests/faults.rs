@@ -1164,6 +1164,29 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     wait_free(&server, "closed", SOON);
 }
 
+/// More than go out in one packet.
+#[test]
+fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let guards: Vec<_> = (0..300)
+        .map(|at| client.reentrant_lock(&format!("dropped:{at}")).lock().unwrap())
+        .collect();
+    proxy.refuse();
+    proxy.cut_all();
+    drop(guards);
+    // Tried in vain meanwhile.
+    thread::sleep(UNIT * 5);
+    proxy.accept();
+    let mut redis = server.connection();
+    wait_until("all holds are released", SOON, || {
+        let left: Vec<String> = redis.keys("dropped:*").unwrap();
+        left.is_empty()
+    });
+}
+
 #[test]
 fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     let _bounded = bounded();
@@ -1179,8 +1202,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "refused");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second one: it passes, to a server that refuses it. (With nothing to raise it would
-            // be granted without a write.)
+            // The second one: it passes, to a server that refuses it. (With nothing to raise it
+            // would be granted without a write.)
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();

@@ -907,12 +907,7 @@ fn the_rights_that_the_message_names_are_enough() {
     let client = user.client();
     user.set(&["-@all"]);
     let error = client.count_down_latch("rights").count_down().unwrap_err().to_string();
-    let named = error.split("a latch needs ").nth(1).unwrap().split(" on its key").next();
-    user.set(&["resetkeys", "~rights", "~redlatch_request:{rights}:*"]);
-    let words = named.unwrap().replace(" and", ",").replace(",,", ",");
-    for right in words.split(", ") {
-        user.set(&[&format!("+{}", right.to_lowercase())]);
-    }
+    user.set_as_said(&error, "a latch", "rights");
     let latch = latch(&user.client(), "rights", 2);
     let waiting = user.client().count_down_latch("rights");
     let waiter = spawn(move || waiting.wait().unwrap());

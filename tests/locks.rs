@@ -75,6 +75,7 @@ over_all_kinds! {
     names_and_leases_that_cannot_be_are_errors
     every_other_name_works
     a_key_that_is_no_lock_is_an_error_and_left_as_it_is
+    of_a_hash_that_is_no_lock_little_is_read_however_large_it_is
     a_frozen_server_is_an_error_in_time_and_leaves_nothing
     a_lock_that_the_server_has_lost_is_told
     a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first
@@ -477,6 +478,47 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     assert_eq!(redis.get::<_, String>("over").unwrap(), "precious");
     let keys: Vec<String> = redis.keys("*").unwrap();
     assert_eq!(keys.len(), 2, "{keys:?}");
+}
+
+/// All of it would keep the server from its other clients for seconds.
+fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    // What scripts have read lies there until it is collected.
+    let mut read_by_scripts = || {
+        let info: String = redis::cmd("INFO").arg("memory").query(&mut redis).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory_lua:"));
+        line.and_then(|bytes| bytes.trim().parse::<u64>().ok())
+    };
+    let client = client(&server);
+    let use_all = |name: &str| {
+        let lock = kind.make(&client, name);
+        [
+            lock.try_lock().map(drop),
+            lock.lock().map(drop),
+            lock.try_lock_for(SOON).map(drop),
+            lock.force_unlock().map(drop),
+        ]
+    };
+    // The scripts themselves.
+    use_all("small").into_iter().for_each(Result::unwrap);
+    let Some(before) = read_by_scripts() else {
+        eprintln!("left out: this server does not tell what its scripts' memory is");
+        return;
+    };
+    let mut fill = redis::pipe();
+    for part in 0..100 {
+        let fields: Vec<_> = (0..1_000).map(|at| (format!("field:{part}:{at}"), 1)).collect();
+        fill.hset_multiple("large", &fields).ignore();
+    }
+    let () = fill.query(&mut server.connection()).unwrap();
+    for outcome in use_all("large") {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Redis);
+        let more = read_by_scripts().unwrap().saturating_sub(before);
+        // Ten bytes a field.
+        assert!(more < 1_000_000, "{more} bytes");
+    }
 }
 
 fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {

@@ -12,7 +12,7 @@ use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind};
-use redlatch_testkit::Server;
+use redlatch_testkit::{Proxy, Server};
 
 /// The logger of this process, which may be told to block. Tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -280,6 +280,53 @@ fn a_lease_that_ran_out_says_why() {
     why("cut", "its renewals failed");
     let error = cut.check(Duration::ZERO).unwrap_err().to_string();
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
+}
+
+/// The end does not wait for as long as a connection may take to be opened.
+#[test]
+fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
+    const NAMES: usize = 20;
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let server = server();
+    for connections in [1, 8] {
+        let proxy = Proxy::before(&server);
+        let client = impatient(&proxy.url()).connect_timeout(UNIT * 20).connections(connections);
+        let client = client.connect().unwrap();
+        let name = |at| format!("{connections}:{at}.");
+        let held: Vec<_> = (0..NAMES)
+            .map(|at| {
+                let semaphore = client.semaphore(&format!("permits {}", name(at)));
+                assert!(semaphore.try_set_permits(1).unwrap());
+                let lock = client.reentrant_lock(&format!("lock {}", name(at)));
+                (lock.lock().unwrap(), semaphore.acquire().unwrap())
+            })
+            .collect();
+        // Whoever calls now opens a connection, which takes all the time that it may.
+        proxy.freeze();
+        proxy.cut_all();
+        let calls: Vec<_> = (0..connections * 2)
+            .map(|at| {
+                let lock = client.reentrant_lock(&format!("called {}", name(at)));
+                let call = spawn(move || assert!(lock.is_locked().is_err()));
+                call.wait_asleep();
+                call
+            })
+            .collect();
+        drop(held);
+        client.shutdown();
+        assert!(calls.iter().any(|call| !call.is_finished()), "the test shows nothing");
+        calls.into_iter().for_each(Running::join);
+        for at in 0..NAMES {
+            let said = |level, what: String| {
+                wait_until(&format!("{what} is said"), SOON, || {
+                    LOGGER.lines(&what).iter().any(|(of, _)| *of == level)
+                });
+            };
+            said(Level::Warn, format!("\"lock {}\": could not be released", name(at)));
+            said(Level::Error, format!("\"permits {}\": ", name(at)));
+        }
+    }
 }
 
 /// Takes locks and loses them. Each loss is a line, which waits for the logger when this returns.

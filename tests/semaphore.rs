@@ -1559,12 +1559,7 @@ fn the_rights_that_the_message_names_are_enough() {
     let client = user.client();
     user.set(&["-@all"]);
     let error = client.semaphore("rights").acquire().map(drop).unwrap_err().to_string();
-    let named = error.split("a semaphore needs ").nth(1).unwrap().split(" on its key").next();
-    user.set(&["resetkeys", "~rights", "~redlatch_request:{rights}:*"]);
-    let words = named.unwrap().replace(" and", ",").replace(",,", ",");
-    for right in words.split(", ") {
-        user.set(&[&format!("+{}", right.to_lowercase())]);
-    }
+    user.set_as_said(&error, "a semaphore", "rights");
     let client = user.client();
     let semaphore = semaphore(&client, "rights", 2);
     let all = semaphore.acquire_many(2).unwrap();

@@ -580,6 +580,26 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
     }
 }
 
+/// It may pass between two looks of one question: asked all the time, some are in the middle then.
+#[test]
+fn who_asks_while_the_deadline_passes_hears_held_or_lost_and_nothing_between() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
+    for _ in 0..100 {
+        let guard = lock.lock().unwrap();
+        // What is held is held for that long: no answer but "held" and "lost" can be true.
+        let error = loop {
+            if let Err(error) = guard.check(Duration::from_nanos(1)) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+        drop(guard);
+    }
+}
+
 #[test]
 fn an_unlock_right_after_the_deadline_is_late() {
     let _bounded = bounded();

@@ -4,7 +4,7 @@
 -- ARGV 3 owner, 4 start of the chain, 5 its count (0 and 0, if they are not known)
 -- reply: as of release.lua
 --
--- Whoever was granted a lock and does not want it sends this, too. If the head leaves while a window
--- is open, the next one is told of it (`look`): only the head was.
+-- Whoever was granted a lock and does not want it sends this, too. If the head leaves while a
+-- window is open, the next one is told of it (`look`): only the head was.
 redis.pcall('lrem', queue, 1, ARGV[3])
 return release(ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))

@@ -1,7 +1,8 @@
 -- Gives permits back and wakes who waits for them.
 --
 -- KEYS 1 the semaphore, 2 slot
--- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any case (0)
+-- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any
+--      case (0)
 -- reply: 1 + how many subscribers heard of it, -1 = given back, but nobody can say, 0 = there is no
 --        such semaphore
 --

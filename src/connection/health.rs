@@ -74,7 +74,8 @@ impl Health {
         }
     }
 
-    /// The server answered what was sent after `sent`. While all is well this costs a look at a flag.
+    /// The server answered what was sent after `sent`. While all is well this costs a look at a
+    /// flag.
     pub(crate) fn works(&self, sent: Instant) {
         if !self.is_out() {
             return;

@@ -46,6 +46,8 @@ struct State {
     /// Commands not yet written. Invariants: while there is a call among them, somebody leads or has
     /// been told to; while nobody leads and there are posts, there is no link or it owes too much.
     queue: VecDeque<Pending>,
+    /// Whether the background thread has ended: whoever leads sees to what is posted, too.
+    closed: bool,
     /// How many threads the last packet served.
     served: usize,
     round_trip: Duration,
@@ -99,6 +101,7 @@ impl Lane {
             link: None,
             led: false,
             queue: VecDeque::new(),
+            closed: false,
             served: 0,
             round_trip: Duration::ZERO,
         };
@@ -206,6 +209,14 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
+    /// From here on nobody looks after it. What is queued or owed is answered or fails, now or, if
+    /// somebody leads, when that thread is done: a release must not be forgotten here without a
+    /// word.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.look(Duration::ZERO, Duration::ZERO);
+    }
+
     /// Says that [`look`](Self::look) will be called though no post asked for it.
     pub(crate) fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
@@ -234,8 +245,9 @@ impl Lane {
         Failure::Unsent(Cause::new(out, self.endpoint.health()))
     }
 
-    /// Sends a command once and waits for its reply. It may wait for the packet of others that is on
-    /// its way, and goes with the next one: each connects, if it must, and waits for its replies.
+    /// Sends a command once and waits for its reply. It may wait for the packet of others that is
+    /// on its way, and goes with the next one: each connects, if it must, and waits for its
+    /// replies.
     pub(crate) fn call_once(&self, command: &Command) -> Outcome {
         self.call_until(command, None)
     }
@@ -254,8 +266,9 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until `deadline`
-    /// only. (Not by all calls: a sleep with an end costs a twentieth of the rate of many threads.)
+    /// As [`call_once`](Self::call_once), but other threads' packets are waited for until
+    /// `deadline` only. (Not by all calls: a sleep with an end costs a twentieth of the rate of
+    /// many threads.)
     fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.led {
@@ -431,6 +444,22 @@ impl<'a> Lead<'a> {
         }
     }
 
+    /// What the background thread would do with what is owed, and with posts that have no link.
+    fn look_after(&mut self, queue: VecDeque<Pending>) {
+        if let Some(link) = &mut self.link
+            && link.read_all(self.lane.endpoint.response_timeout()).is_err()
+        {
+            self.link = None;
+        }
+        if self.link.is_some() {
+            // Whatever goes wrong, each that it concerns has heard of.
+            let _heard = self.write_and_read(queue);
+        } else {
+            let failure = self.lane.out();
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+        }
+    }
+
     fn link(&mut self) -> Result<&mut Link, Failure> {
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
@@ -442,8 +471,8 @@ impl<'a> Lead<'a> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        // Who panics while it leads may have read a reply and not counted it: whoever came next would
-        // take another command's reply for its own, and `nil` is a grant.
+        // Who panics while it leads may have read a reply and not counted it: whoever came next
+        // would take another command's reply for its own, and `nil` is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -465,6 +494,13 @@ impl Drop for Lead<'_> {
             // asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, Link::owed);
             if state.queue.is_empty() || owed >= MOST_UNREAD {
+                let owes = self.link.is_some() && owed > 0;
+                if state.closed && (owes || !state.queue.is_empty()) {
+                    let queue = std::mem::take(&mut state.queue);
+                    drop(state);
+                    self.look_after(queue);
+                    continue;
+                }
                 state.link = self.link.take();
                 state.led = false;
                 return;
@@ -510,7 +546,8 @@ mod tests {
         }
     }
 
-    /// One reply too few was counted: whoever comes next must not take another command's for its own.
+    /// One reply too few was counted: whoever comes next must not take another command's for its
+    /// own.
     #[test]
     fn a_thread_that_panics_while_it_leads_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);

@@ -11,10 +11,15 @@ pub(crate) fn reply_code(error: &RedisError) -> &str {
 }
 
 fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
+    // Behind the script's place, with its dash or without.
     let within = |text: &'a str| {
-        let word = text.split_once(": -")?.1.split(' ').next()?;
-        let is_code = word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-        is_code.then_some(word)
+        let words = text.strip_prefix("Error running script")?.split(": ").skip(1);
+        words.map(|part| part.strip_prefix('-').unwrap_or(part)).find_map(|part| {
+            // Redis 6.2 says "@user_script:27: WRONGTYPE …" and "@user_script: 226: -OOM …".
+            let word = part.split(' ').next()?;
+            let is_code = word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+            is_code.then_some(word)
+        })
     };
     detail.filter(|_| code == "ERR").and_then(within).unwrap_or(code)
 }
@@ -41,6 +46,30 @@ pub(super) fn turns_away(error: &RedisError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As Redis 6.2.14 and 7.0.15 say it.
+    #[test]
+    fn what_a_scripts_command_was_answered_is_known_whatever_the_servers_version() {
+        for (text, code) in [
+            ("-WRONGTYPE Operation against a key script: f_1, on @user_script:27.", "WRONGTYPE"),
+            (
+                "-ERR Error running script (call to f_7abe): @user_script:27: WRONGTYPE Operation \
+                 against a key holding the wrong kind of value",
+                "WRONGTYPE",
+            ),
+            (
+                "-ERR Error running script (call to f_6e92): @user_script:226: @user_script: 226: \
+                 -OOM command not allowed when used memory > 'maxmemory'.",
+                "OOM",
+            ),
+            ("-ERR Error running script (call to f_6e92): @user_script:1: ERR wrong", "ERR"),
+            ("-ERR a name: WRONGTYPE in it", "ERR"),
+        ] {
+            let error = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = error else { panic!("{text}") };
+            assert_eq!(reply_code(&error.into()), code, "{text}");
+        }
+    }
 
     #[test]
     fn a_wrong_server_is_known_by_its_words() {

@@ -90,8 +90,8 @@ impl Runs {
             last.as_ref().is_some_and(|last| last.run_id.is_some() && last.run_id == server.run_id);
         *last = Some(server);
         if !is_same {
-            // Before anything is sent over the connection: who reads the number later than an answer
-            // of this run finds it raised.
+            // Before anything is sent over the connection: who reads the number later than an
+            // answer of this run finds it raised.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         drop(last);

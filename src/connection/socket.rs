@@ -6,7 +6,7 @@
 //! the socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
@@ -52,8 +52,12 @@ impl Socket {
     /// Connects to the first of the host's addresses that answers. The look-up of its name is the
     /// system's and has no deadline.
     pub(super) fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Self> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+        Self::to_one_of(&addresses, deadline)
+    }
+
+    fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
             // One that is silent must leave time for those behind it.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
@@ -87,8 +91,8 @@ impl Socket {
         loop {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
             time_left(deadline)?;
-            // Not `connect_timeout`, which waits for a socket that is not being connected. This ends
-            // at once, one way or the other.
+            // Not `connect_timeout`, which waits for a socket that is not being connected. This
+            // ends at once, one way or the other.
             socket.set_nonblocking(true)?;
             let connected = socket.connect(&address);
             socket.set_nonblocking(false)?;
@@ -212,5 +216,54 @@ impl Write for Socket {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(shuttle)))]
+mod tests {
+    use std::net::TcpListener;
+
+    use socket2::{Domain, Type};
+
+    use super::*;
+
+    /// An address at which nobody answers: as many wait to be let in as may. And who waits.
+    fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
+        let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut all = vec![listener];
+        loop {
+            let waiting = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            if waiting.connect_timeout(&address, Duration::from_millis(200)).is_err() {
+                return (address.as_socket().unwrap(), all);
+            }
+            all.push(waiting);
+        }
+    }
+
+    /// Who of `addresses` is connected to within a second.
+    fn connect(addresses: &[SocketAddr]) -> io::Result<SocketAddr> {
+        let socket = Socket::to_one_of(addresses, Instant::now() + Duration::from_secs(1))?;
+        match &*socket.stream {
+            Stream::Tcp(stream) => stream.peer_addr(),
+            Stream::Unix(_) => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn addresses_that_are_silent_leave_time_for_the_one_that_answers() {
+        let (silent, _waiting) = silent();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let answers = listener.local_addr().unwrap();
+        for addresses in [&[answers][..], &[silent, answers], &[silent, silent, answers, silent]] {
+            assert_eq!(connect(addresses).unwrap(), answers, "of {addresses:?}");
+        }
+        for addresses in [&[silent][..], &[silent, silent]] {
+            assert_eq!(connect(addresses).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+        assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

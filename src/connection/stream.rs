@@ -49,8 +49,8 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was sent
-            // but questions.
+            // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was
+            // sent but questions.
             Err(error) if error.is_connection_dropped() => open(),
             opened => opened,
         }

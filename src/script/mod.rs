@@ -18,8 +18,8 @@ use trouble::{error_reply, unexpected};
 
 pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
-/// Makes every script known to this process now. A child that is forked while another thread is just
-/// making one would wait for that thread at its own first use of it, for ever.
+/// Makes every script known to this process now. A child that is forked while another thread is
+/// just making one would wait for that thread at its own first use of it, for ever.
 pub(crate) fn prepare() {
     lock::prepare();
     fair::prepare();
@@ -99,4 +99,39 @@ fn number(value: Value) -> Result<i64, Trouble> {
 /// Durations become milliseconds here, and only here.
 fn millis(duration: Duration, digits: &mut [u8; 20]) -> &[u8] {
     decimal(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), digits)
+}
+
+#[cfg(test)]
+mod tests {
+    /// Read from the sources, since which scripts this process has made says nothing: other tests
+    /// make some, too.
+    #[test]
+    fn every_script_is_made_before_the_first_fork() {
+        let body = |source: &str| {
+            let (_, rest) = source.split_once("fn prepare() {").unwrap();
+            rest.split_once("\n}").unwrap().0.to_owned()
+        };
+        let all = body(include_str!("mod.rs"));
+        for (module, source) in [
+            ("lock", include_str!("lock.rs")),
+            ("fair", include_str!("fair.rs")),
+            ("semaphore", include_str!("semaphore.rs")),
+            ("latch", include_str!("latch.rs")),
+        ] {
+            assert!(all.contains(&format!("{module}::prepare();")), "{module}");
+            let prepared = body(source);
+            let mut names: Vec<_> =
+                prepared.split(|it: char| !it.is_ascii_uppercase() && it != '_').collect();
+            names.retain(|name| name.len() > 1);
+            let scripts: Vec<_> = source
+                .lines()
+                .filter_map(|line| line.strip_prefix("static ")?.split_once(": LazyLock<Script>"))
+                .map(|(name, _)| name)
+                .collect();
+            assert!(scripts.len() > 2, "{module}: {scripts:?}");
+            for script in scripts {
+                assert!(names.contains(&script), "{module}: {script} is not prepared: {names:?}");
+            }
+        }
+    }
 }

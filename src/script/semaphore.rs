@@ -65,7 +65,8 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it (-1: not known).
+    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it (-1: not
+    /// known).
     pub(crate) fn release(
         self,
         ticket: Ticket,

@@ -160,8 +160,8 @@ impl Rights {
     }
 }
 
-/// What an error reply means to a user, who needs these rights. Our words say the cause; where there
-/// are none, the server's do, and then they are not the source, too.
+/// What an error reply means to a user, who needs these rights. Our words say the cause; where
+/// there are none, the server's do, and then they are not the source, too.
 pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
     let (code, detail) = (reply_code(&error), error.detail().unwrap_or_default());
     // What a script may not do has no code of its own up to Redis 7.0.

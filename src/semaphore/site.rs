@@ -48,8 +48,8 @@ pub(super) enum Giving {
     AwaitedForGood,
 }
 
-/// Past so many unanswered releases, what else is dropped is owed, and goes out together: nobody who
-/// drops a permit waits for the server, and what is kept of each, here and there, is bounded.
+/// Past so many unanswered releases, what else is dropped is owed, and goes out together: nobody
+/// who drops a permit waits for the server, and what is kept of each, here and there, is bounded.
 const MOST_POSTED: usize = 500;
 
 impl SemaphoreSite {

@@ -1,9 +1,9 @@
 //! The standard library's mutex and condition variable, without its poison: nothing of ours is left
 //! half changed by a panic.
 //!
-//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table, whose locks a
-//! child that is forked in the wrong moment finds locked, or the table in pieces: then a new client,
-//! too, hangs or crashes there.
+//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table, whose locks
+//! a child that is forked in the wrong moment finds locked, or the table in pieces: then a new
+//! client, too, hangs or crashes there.
 
 use std::fmt;
 use std::sync::{self, PoisonError};

@@ -14,8 +14,8 @@ impl Process {
         Guard::try_new().map(Self)
     }
 
-    /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler of
-    /// `fork` raises: `getpid` is a call of the system, and as long as a re-entry.
+    /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler
+    /// of `fork` raises: `getpid` is a call of the system, and as long as a re-entry.
     pub(crate) fn is_parent(&self) -> bool {
         self.0.clone().detected_fork()
     }

@@ -315,6 +315,16 @@ impl User {
         set.unwrap();
     }
 
+    /// Gives it, on a name's keys, the rights that an error says `who` needs, as in "a latch".
+    pub(crate) fn set_as_said(&mut self, error: &str, who: &str, name: &str) {
+        let named = error.split(&format!("{who} needs ")).nth(1).unwrap();
+        let named = named.split(" on its key").next().unwrap();
+        self.set(&["resetkeys", &format!("~{name}"), &format!("~redlatch_request:{{{name}}}:*")]);
+        for right in named.replace(" and", ",").replace(",,", ",").split(", ") {
+            self.set(&[&format!("+{}", right.to_lowercase())]);
+        }
+    }
+
     pub(crate) fn client(&self) -> Client {
         impatient(&self.url).connect().unwrap()
     }

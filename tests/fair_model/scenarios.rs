@@ -420,8 +420,8 @@ fn situation(direct: &mut Direct, number: usize) {
 
 const SITUATIONS: usize = 9;
 
-/// Whatever the server refuses, and in whatever command: a lock has an end, who stands in the list has
-/// a score, and who asked has what it was told, or what it had.
+/// Whatever the server refuses, and in whatever command: a lock has an end, who stands in the list
+/// has a score, and who asked has what it was told, or what it had.
 #[test]
 fn what_is_refused_leaves_nothing_half_done() {
     let Some(server) = real_server() else { return };

@@ -106,7 +106,8 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = Pool::new(WINDOW, MEMORY);
     let mut random = rand::rng();
-    // What is on its way, of requests that are open or over, with their number and what they answer.
+    // What is on its way, of requests that are open or over, with their number and what they
+    // answer.
     let mut under_way: Vec<(Ticket, Command)> = Vec::new();
     let mut open: Vec<Ticket> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
