@@ -1,12 +1,12 @@
 //! Who of this process waits for permits of one semaphore.
 //!
 //! While permits are free every thread asks Redis by itself. A refusal closes the gate: from then
-//! on threads queue, and the first of them leads: it asks for itself and for those behind it, in one
-//! request. A permit given back in this process may go to the first in line with no round trip.
+//! on threads queue, and the first of them leads: it asks for itself and for those behind it, in
+//! one request. A permit given back in this process may go to the first in line with no round trip.
 //!
-//! Whole needs: what the server gives, and what is passed on, goes to the first in line if it covers
-//! its whole need, and nobody passes it. The rest goes back at once: never is a part kept, or two
-//! processes that each keep a part of what they need wait for each other for ever.
+//! Whole needs: what the server gives, and what is passed on, goes to the first in line if it
+//! covers its whole need, and nobody passes it. The rest goes back at once: never is a part kept,
+//! or two processes that each keep a part of what they need wait for each other for ever.
 
 use std::iter;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ impl PermitGate {
         PermitEntered::Queued(state.queue.push(thread, need))
     }
 
-    /// What the leader asks the server for: its own need, and those of the first behind it, in order.
-    /// No more than they wait for now: what is granted they use at once.
+    /// What the leader asks the server for: its own need, and those of the first behind it, in
+    /// order. No more than they wait for now: what is granted they use at once.
     pub(crate) fn needs(&self, own: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own;
@@ -175,8 +175,8 @@ impl PermitGate {
         left
     }
 
-    /// The server granted a thread what it needs, and `others` for whole needs of those first in the
-    /// queue when it was asked. Who is first now gets them: some may have left or been passed
+    /// The server granted a thread what it needs, and `others` for whole needs of those first in
+    /// the queue when it was asked. Who is first now gets them: some may have left or been passed
     /// permits meanwhile. Returns what nobody here waits for any more, which must be given back to
     /// the server.
     pub(crate) fn granted(&self, others: u32) -> u32 {
