@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Attempt, Contender, PermitEntered, PermitWaiter, Signal, Try, Wait};
+use crate::acquire::{
+    Attempt, Contender, PermitEntered, PermitWaiter, Signal, Try, Wait, first_unmet,
+};
 use crate::cancel::CancelToken;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -51,7 +53,9 @@ use self::site::{Baton, Giving};
 ///
 /// Threads of one process get permits in the order they came; one that needs many is not passed
 /// by one that needs few. Between processes there is no order; a process passes permits on among
-/// its own threads for a turn, as a lock is.
+/// its own threads for a turn, as a lock is. What its waiting threads take from the server together
+/// is no more than its share, where other processes wait as well: half of what is free where there
+/// is one.
 ///
 /// # Lost replies
 ///
@@ -460,7 +464,7 @@ impl Semaphore {
         }
         let asked = matches!(entered, PermitEntered::Open);
         if asked {
-            if site.ask(permits)? {
+            if site.ask(&[permits], 1)? > 0 {
                 return Ok(Some(self.permit(permits)));
             }
             if wait.is_over() {
@@ -527,12 +531,17 @@ impl Semaphore {
                 if version.is_none() && asked || site.gate.would_be_refused(version, permits) {
                     return Ok(Try::Busy(None));
                 }
-                if site.ask(permits)? {
+                let needs = site.gate.needs(permits);
+                let clients = site.clients();
+                let taken = site.ask(&needs, clients)?;
+                // What is left for other processes was not refused: they may not want it.
+                let unmet = first_unmet(&needs, taken).filter(|_| taken == 0 || clients == 1);
+                if let Some((version, need)) = version.zip(unmet) {
+                    site.gate.refused_at(version, need);
+                }
+                if taken > 0 {
                     site.gate.with_backoff(|backoff| backoff.won());
                     return Ok(Try::Granted(()));
-                }
-                if let Some(version) = version {
-                    site.gate.refused_at(version, permits);
                 }
                 if tries > 1 {
                     site.gate.with_backoff(|backoff| backoff.lost());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, Error, ErrorKind, Semaphore};
+use redlatch::{CancelToken, Client, Error, ErrorKind, Permit, Semaphore};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The channel of a name without braces.
@@ -404,6 +404,118 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     semaphore.release_many(20).unwrap();
     waiters.into_iter().for_each(Running::join);
     stays(&server, "quiet", 0);
+}
+
+/// Gives permits back as a Java service does: nobody of this process knows who hears of it.
+fn release_as_java(server: &Server, name: &str, permits: i64) {
+    let () = redis::pipe()
+        .atomic()
+        .incr(name, permits)
+        .publish(channel(name), permits)
+        .query(&mut server.connection())
+        .unwrap();
+}
+
+/// So many threads that each wait for a permit and keep it, and what cancels each.
+fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error>>, CancelToken)> {
+    let waiters = (0..threads).map(|_| {
+        let (semaphore, token) = (semaphore.clone(), CancelToken::new());
+        let cancel = token.clone();
+        let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(Permit::forget));
+        waiter.wait_asleep();
+        (waiter, cancel)
+    });
+    waiters.collect()
+}
+
+#[test]
+fn the_first_in_line_asks_for_those_behind_it_too() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let waiters = queue(&client.semaphore("all"), 20);
+    wait_subscribed(&server, &channel("all"));
+    let before = Commands::so_far(&server).scripts();
+    release_as_java(&server, "all", 20);
+    for (waiter, _) in waiters {
+        waiter.join().unwrap();
+    }
+    // Half of what is free each time, since another process might wait as well.
+    let asked = Commands::so_far(&server).scripts() - before;
+    assert!(asked <= 10, "{asked} requests for 20 permits");
+    stays(&server, "all", 0);
+}
+
+#[test]
+fn what_was_asked_for_those_who_left_meanwhile_goes_back_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).unwrap();
+    let waiters = queue(&client.semaphore("left"), 4);
+    wait_subscribed(&server, &channel("left"));
+    on_acquire(&proxy, "left", 1, Action::HoldReply);
+    release_as_java(&server, "left", 8);
+    wait_permits(&server, "left", 4);
+    for (waiter, cancel) in &waiters[1..] {
+        cancel.cancel();
+        wait_until("it ends", SOON, || waiter.is_finished());
+    }
+    proxy.release();
+    let outcomes = waiters.into_iter().map(|(waiter, _)| waiter.join().is_ok());
+    assert_eq!(outcomes.collect::<Vec<_>>(), [true, false, false, false]);
+    wait_permits(&server, "left", 7);
+    stays(&server, "left", 7);
+}
+
+#[test]
+fn a_process_leaves_to_others_what_they_may_wait_for() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (one, other) = (Client::connect(&proxy.url()).unwrap(), client(&server));
+    let waiters = queue(&one.semaphore("shares"), 8);
+    wait_subscribed(&server, &channel("shares"));
+    on_acquire(&proxy, "shares", 1, Action::HoldReply);
+    release_as_java(&server, "shares", 8);
+    proxy.wait_fired(1, SOON);
+    let theirs = other.semaphore("shares").try_acquire_many(4).unwrap();
+    assert!(theirs.is_some(), "it took more than its half");
+    proxy.release();
+    theirs.unwrap().release().unwrap();
+    for (waiter, _) in waiters {
+        waiter.join().unwrap();
+    }
+    stays(&server, "shares", 0);
+}
+
+#[test]
+fn a_request_for_many_threads_takes_once_whatever_is_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = client.semaphore("together");
+    for (action, times) in
+        [(Action::LoseReply, 1), (Action::LoseRequest, 1), (Action::LoseReply, 2)]
+    {
+        let fired = proxy.fired();
+        let waiters = queue(&semaphore, 4);
+        wait_subscribed(&server, &channel("together"));
+        on_acquire(&proxy, "together", times, action);
+        release_as_java(&server, "together", 8);
+        let expected = times == 1;
+        for (waiter, _) in waiters {
+            match waiter.join() {
+                Ok(()) => assert!(expected),
+                Err(error) => is_clear(&error, "together", "given back in the background"),
+            }
+        }
+        assert_eq!(proxy.fired(), fired + times);
+        wait_permits(&server, "together", if expected { 4 } else { 8 });
+        stays(&server, "together", if expected { 4 } else { 8 });
+        let () = server.connection().set("together", 0).unwrap();
+    }
 }
 
 #[test]
@@ -1273,7 +1385,7 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
             first.release_many(3)
         });
         first.wait_asleep();
-        let second = spawn(move || second.acquire().map(redlatch::Permit::forget));
+        let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();
         all.release().unwrap();
         let released = first.join();

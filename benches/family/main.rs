@@ -51,6 +51,7 @@ mod round_trips;
 #[path = "../table/witness.rs"]
 mod witness;
 
+mod held;
 mod latches;
 mod opening;
 mod permits;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
             ("permits", permits::section),
+            ("held", held::section),
             ("opening", opening::section),
             ("waiters", waiters::section),
         ],
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
             (round_trips::ROLE, round_trips::work),
             (queue::ROLE, queue::work),
             (permits::ROLE, permits::work),
+            (held::ROLE, held::work),
             (opening::COUNTER_ROLE, opening::count),
             (opening::WAITER_ROLE, opening::wait),
             (waiters::COUNTER_ROLE, waiters::count),
@@ -94,5 +97,5 @@ cargo bench --bench family -- [options] [section…]
   --seconds S    so long each measurement (1)
   --help
 
-Sections: fair, queue, semaphore, permits, opening, waiters. None named: all.
+Sections: fair, queue, semaphore, permits, held, opening, waiters. None named: all.
 ";

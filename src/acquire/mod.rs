@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
-pub(crate) use permits::{PermitEntered, PermitGate, PermitWaiter};
+pub(crate) use permits::{PermitEntered, PermitGate, PermitWaiter, first_unmet};
 pub(crate) use queue::{Queue, Signal, Waiter, Wake};
 pub(crate) use turn::Before;
 

@@ -1,10 +1,14 @@
 //! Who of this process waits for permits of one semaphore.
 //!
 //! While permits are free every thread asks Redis by itself. A refusal closes the gate: from then
-//! on threads queue, and the first of them leads. A permit given back in this process may go to
-//! the first in line with no round trip, if it covers its whole need: never a part, or two
-//! processes that each keep a part of what they need wait for each other for ever.
+//! on threads queue, and the first of them leads: it asks for itself and for those behind it, in
+//! one request. A permit given back in this process may go to the first in line with no round trip.
+//!
+//! Whole needs: what the server gives, and what is passed on, goes to the first in line if it
+//! covers its whole need, and nobody passes it. The rest goes back at once: never is a part kept,
+//! or two processes that each keep a part of what they need wait for each other for ever.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +58,20 @@ struct Refusal {
 /// So long a refusal counts for the next leader: a message may be lost, and then only asking helps.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
+/// For so many the leader asks at most: what the server does in one go is bounded.
+const MOST_TOGETHER: usize = 128;
+
+/// The first of these needs that so many permits do not cover.
+pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
+    needs.iter().copied().find(|need| match permits.checked_sub(*need) {
+        Some(rest) => {
+            permits = rest;
+            false
+        }
+        None => true,
+    })
+}
+
 /// What a thread found at the gate.
 #[derive(Debug)]
 pub(crate) enum PermitEntered {
@@ -97,6 +115,18 @@ impl PermitGate {
             return PermitEntered::Leads;
         }
         PermitEntered::Queued(state.queue.push(thread, need))
+    }
+
+    /// What the leader asks the server for: its own need, and those of the first behind it, in
+    /// order. No more than they wait for now: what is granted they use at once.
+    pub(crate) fn needs(&self, own: u32) -> Vec<u32> {
+        let state = self.state.lock();
+        let mut sum = own;
+        let behind = state.queue.needs().map_while(|need| {
+            sum = sum.checked_add(*need)?;
+            Some(*need)
+        });
+        iter::once(own).chain(behind).take(MOST_TOGETHER).collect()
     }
 
     /// The server has refused the leader, which had read this version of the channel before.
@@ -145,12 +175,29 @@ impl PermitGate {
         left
     }
 
-    /// The server granted permits.
-    pub(crate) fn granted(&self) {
+    /// The server granted a thread what it needs, and `others` for whole needs of those first in
+    /// the queue when it was asked. Who is first now gets them: some may have left or been passed
+    /// permits meanwhile. Returns what nobody here waits for any more, which must be given back to
+    /// the server.
+    pub(crate) fn granted(&self, others: u32) -> u32 {
         let now = clock::now();
-        let turn = &mut self.state.lock().turn;
-        turn.before(now);
-        turn.granted(now);
+        let mut wakes = Vec::new();
+        let mut rest = others;
+        let mut state = self.state.lock();
+        state.turn.before(now);
+        state.turn.granted(now);
+        // Within the turn or not: it is the server that gives them.
+        while let Some((need, wake)) = state.grant_first(rest) {
+            rest -= need;
+            state.turn.granted(now);
+            wakes.push(wake);
+        }
+        if rest > 0 {
+            state.turn.released(now);
+        }
+        drop(state);
+        wakes.into_iter().for_each(Wake::now);
+        rest
     }
 
     /// How long a leader that was woken stays away from the race, having waited for `waited`, where
@@ -223,8 +270,55 @@ impl State {
             leader.given = true;
             return Some((leader.need, Wake::thread(&leader.thread)));
         }
+        self.grant_first(permits)
+    }
+
+    /// Grants the first in the queue, behind the leader, if that needs no more than `permits`.
+    fn grant_first(&mut self, permits: u32) -> Option<(u32, Wake)> {
         let need = self.queue.first().map(|first| *first.need()).filter(|need| *need <= permits)?;
         let wake = self.queue.grant_first(|_| ())?;
         Some((need, wake))
+    }
+}
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn queued(gate: &PermitGate, needs: &[u32]) {
+        let thread = Thread::current();
+        assert!(matches!(gate.refused(&thread, 1), PermitEntered::Leads));
+        for need in needs {
+            assert!(matches!(gate.refused(&thread, *need), PermitEntered::Queued(_)));
+        }
+    }
+
+    #[test]
+    fn a_leader_asks_for_no_more_than_can_be_counted_and_for_no_more_than_so_many() {
+        let gate = PermitGate::new(Duration::ZERO);
+        queued(&gate, &[2, u32::MAX - 3, 1]);
+        assert_eq!(gate.needs(1), [1, 2, u32::MAX - 3]);
+        let gate = PermitGate::new(Duration::ZERO);
+        queued(&gate, &[1; 2 * MOST_TOGETHER]);
+        assert_eq!(gate.needs(1).len(), MOST_TOGETHER);
+    }
+
+    #[test]
+    fn what_is_granted_goes_to_the_first_whose_whole_need_it_covers_and_the_rest_back() {
+        let gate = PermitGate::new(Duration::ZERO);
+        queued(&gate, &[1, 2, 3, 1]);
+        assert_eq!(gate.granted(4), 1, "the next needs three, and nobody passes it");
+        assert_eq!(gate.needs(1), [1, 3, 1]);
+    }
+
+    #[test]
+    fn the_first_need_that_is_not_covered_is_the_one_that_was_refused() {
+        assert_eq!(first_unmet(&[1, 2, 3], 0), Some(1));
+        assert_eq!(first_unmet(&[1, 2, 3], 3), Some(3));
+        assert_eq!(first_unmet(&[1, 2, 3], 6), None);
     }
 }

@@ -136,6 +136,11 @@ impl<N, G> Queue<N, G> {
         self.waiters.front().map(|first| &**first)
     }
 
+    /// What those in the queue need, in order.
+    pub(crate) fn needs(&self) -> impl Iterator<Item = &N> {
+        self.waiters.iter().map(|waiter| waiter.need())
+    }
+
     /// Grants the first in the queue what `make` makes for it.
     pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G>) -> G) -> Option<Wake> {
         let first = self.waiters.pop_front()?;

@@ -1,5 +1,6 @@
 //! The scripts of the semaphore.
 
+use std::iter;
 use std::sync::LazyLock;
 
 use redis::Value;
@@ -56,8 +57,19 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    pub(crate) fn try_acquire(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
-        flag(self.call(&TRY_ACQUIRE, ticket, &[permits.to_string().as_bytes()])?)
+    /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
+    /// one of so many `clients`. How many were taken: zero if there were not enough for the first.
+    pub(crate) fn try_acquire(
+        self,
+        ticket: Ticket,
+        clients: u64,
+        needs: &[u32],
+    ) -> Result<u32, Trouble> {
+        let needs = needs.iter().map(u32::to_string);
+        let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
+        let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
+        let taken = number(self.call(&TRY_ACQUIRE, ticket, &arguments)?)?;
+        u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
     }
 
     /// Undoes a request for permits whose outcome is not known.

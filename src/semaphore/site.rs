@@ -93,17 +93,23 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Asks the server for permits, once.
-    pub(super) fn ask(&self, permits: u32) -> Result<bool, Error> {
+    /// Asks the server once: for the thread's own need, which is the first, and those of the others
+    /// behind it. Returns how many permits it gave: what some of the first needs are together, or
+    /// zero. What it gave for others has gone to them, or back.
+    pub(super) fn ask(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<u32, Error> {
         let arrivals = self.gate.arrivals();
         let ticket = self.open();
-        let trouble = match self.scripts().try_acquire(ticket, permits) {
-            Ok(granted) => {
+        let trouble = match self.scripts().try_acquire(ticket, clients, needs) {
+            Ok(taken) => {
                 self.requests.close(ticket);
-                if granted {
-                    self.gate.granted();
+                if let Some(others) = needs.first().and_then(|own| taken.checked_sub(*own)) {
+                    let rest = self.gate.granted(others);
+                    if rest > 0 {
+                        // Errors are logged, and the release is sent again.
+                        let _ = self.give_to_server(rest, Giving::Posted);
+                    }
                 }
-                return Ok(granted);
+                return Ok(taken);
             }
             Err(trouble) => trouble,
         };
@@ -130,7 +136,7 @@ impl SemaphoreSite {
             }
             Trouble::Forgotten(_) => {
                 self.requests.close(ticket);
-                "no permit is taken; if one is missing for good, add it with add_permits"
+                "no permit is taken; if some are missing for good, add them with add_permits"
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
                 self.requests.close(ticket);
@@ -142,26 +148,32 @@ impl SemaphoreSite {
 
     /// Passes permits on within the process, and gives the rest back to the server.
     pub(super) fn give_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
-        let rest = self.gate.pass(permits);
-        if rest == 0 {
-            return Ok(());
+        match self.gate.pass(permits) {
+            0 => Ok(()),
+            // A part was passed on: the caller must not give all of it back again.
+            rest if rest < permits && giving == Giving::Awaited => {
+                self.give_to_server(rest, Giving::AwaitedForGood)
+            }
+            rest => self.give_to_server(rest, giving),
         }
+    }
+
+    fn give_to_server(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
         let posted = giving == Giving::Posted;
         if posted && self.lane.permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
-            self.owe(rest.into());
+            self.owe(permits.into());
             return Ok(());
         }
         let ticket = self.open();
-        let release = Release { site: Arc::clone(self), ticket, permits: rest };
+        let release = Release { site: Arc::clone(self), ticket, permits };
         if posted {
             self.lane.permits_posted.fetch_add(1, Ordering::Relaxed);
-            let command = self.scripts().release_command(ticket, rest.into(), false);
+            let command = self.scripts().release_command(ticket, permits.into(), false);
             self.core.post(&self.lane, command, Arc::new(release));
             return Ok(());
         }
-        let outcome = self.scripts().release(ticket, rest, false);
-        // A part was passed on: the caller must not give all of it back again.
-        release.settle(outcome, giving != Giving::Awaited || rest < permits)
+        let outcome = self.scripts().release(ticket, permits, false);
+        release.settle(outcome, giving != Giving::Awaited)
     }
 
     /// Gives permits back in the background, with whatever else is owed then.
@@ -188,6 +200,17 @@ impl SemaphoreSite {
     pub(super) fn is_turn_over(&self) -> bool {
         let now = clock::now();
         self.gate.with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
+    }
+
+    /// How many processes want permits, as far as the answers to releases tell. Where they tell
+    /// nothing, there may be one besides this.
+    pub(super) fn clients(&self) -> u64 {
+        let own = self.own_listeners();
+        self.gate.with_turn(|turn| match turn.others(own) {
+            Some(others) => others.saturating_add(1),
+            None if turn.is_alone(own) => 1,
+            None => 2,
+        })
     }
 
     /// After the process's turn, if others listen: for how long they go first.

@@ -162,14 +162,14 @@ fn what_was_abandoned_takes_nothing_whatever_comes_first() {
         let ticket = pool.open();
         let scripts = pool.scripts();
         if first_arrives == "before" {
-            assert!(scripts.try_acquire(ticket, 3).unwrap());
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap(), 3);
         }
         let abandon = scripts.abandon(ticket);
         let expected = i64::from(first_arrives == "before");
         assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
         assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
         if first_arrives == "after" {
-            assert!(!scripts.try_acquire(ticket, 3).unwrap());
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap(), 0);
         }
         pool.requests.close(ticket);
         assert_eq!(pool.given(), 0, "{first_arrives}");
@@ -178,6 +178,34 @@ fn what_was_abandoned_takes_nothing_whatever_comes_first() {
     assert_eq!(pool.scripts().drain_permits(ticket).unwrap(), 1_000);
     assert_eq!(pool.send(&pool.scripts().abandon(ticket)), Some(1));
     assert_eq!(pool.given(), 0);
+}
+
+#[test]
+fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share() {
+    for (free, clients, needs, expected) in [
+        (8, 1, &[1; 10][..], 8),
+        (8, 2, &[1; 10], 4),
+        (8, 3, &[1; 10], 2),
+        (8, 2, &[5, 1, 1], 5),
+        (8, 1, &[9, 1, 1], 0),
+        (8, 1, &[3, 4, 2, 1], 7),
+        (7, 2, &[1, 2, 1], 3),
+        (7, 2, &[2, 2], 2),
+        (1, 9, &[1, 1], 1),
+        (0, 1, &[1], 0),
+    ] {
+        let pool = Pool::new(WINDOW, MEMORY);
+        let ticket = pool.open();
+        pool.scripts().set_permits(ticket, free).unwrap();
+        pool.requests.close(ticket);
+        let ticket = pool.open();
+        for copy in ["first", "copy"] {
+            let taken = pool.scripts().try_acquire(ticket, clients, needs).unwrap();
+            assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
+            let left = pool.scripts().available_permits().unwrap();
+            assert_eq!(left, i64::from(free - expected), "taken once");
+        }
+    }
 }
 
 /// As of a process that was stopped, or a machine that slept.
@@ -210,13 +238,13 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let far = lane(&proxy.url());
     let scripts = SemaphoreScripts { lane: &far, ..pool.scripts() };
     // From here on the server knows the script.
-    assert!(scripts.try_acquire(pool.open(), 1).unwrap());
+    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap(), 1);
     let ticket = pool.open();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
         bytes.windows(4).any(|window| window == b"EVAL")
     });
     let outcome = thread::scope(|scope| {
-        let call = scope.spawn(|| scripts.try_acquire(ticket, 2));
+        let call = scope.spawn(|| scripts.try_acquire(ticket, 1, &[2]));
         proxy.wait_fired(1, LONG);
         thread::sleep(SHORT_MEMORY + A_LITTLE);
         proxy.cut_all();

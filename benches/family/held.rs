@@ -1,0 +1,135 @@
+//! A semaphore over a network whose permits are held for a while: what a process gets whose threads
+//! queue, and how two of them share.
+
+use std::sync::{Barrier, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use redlatch::Client;
+use redlatch_testkit::{Job, Proxy, Server, Worker};
+
+use crate::clock::{self, MILLISECOND};
+use crate::lab::Lab;
+use crate::report::{Goals, Spread, Table, count, range, time};
+
+pub(crate) const ROLE: &str = "held permits";
+
+const ROUND_TRIP: Duration = Duration::from_millis(10);
+const THREADS: u64 = 64;
+const PATIENCE: Duration = Duration::from_secs(120);
+/// By then the last process has heard of the start.
+const SOON: u64 = 50 * MILLISECOND;
+/// So long before it counts: until then all queue as they will.
+const WARM_UP: u64 = 500 * MILLISECOND;
+
+/// Processes, permits, and for how many milliseconds each is held.
+const SETTINGS: [(usize, u64, u64); 6] =
+    [(1, 64, 5), (1, 64, 20), (1, 16, 20), (2, 64, 5), (2, 64, 20), (2, 16, 20)];
+
+pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
+    println!("Acquire, hold and drop, {THREADS} threads a process, {ROUND_TRIP:?} away:\n");
+    let heads = ["permits", "held", "a second", "longest wait", "processes"];
+    let mut table = Table::new(&[&["where", "processes"], heads.as_slice()].concat());
+    let server = Server::start().unwrap();
+    let network = Proxy::before(&server);
+    network.set_delay(ROUND_TRIP / 2);
+    for (processes, permits, held) in SETTINGS {
+        let (mut rates, mut waits, mut shares) = (Vec::new(), Vec::new(), (f64::MAX, 0.0_f64));
+        lab.rounds(|| {
+            let name = format!("bench held {}", lab.next());
+            Client::connect(&server.url())
+                .unwrap()
+                .semaphore(&name)
+                .add_permits(permits as i64)
+                .unwrap();
+            let seen = measure(lab, &network.url(), &name, processes, held);
+            let all: f64 = seen.iter().map(|(acquired, _)| acquired).sum();
+            let mean = all / processes as f64;
+            for (acquired, _) in &seen {
+                shares = (shares.0.min(acquired / mean), shares.1.max(acquired / mean));
+            }
+            rates.push(all / lab.options.length.as_secs_f64());
+            waits.push(seen.iter().map(|(_, wait)| *wait).fold(0.0, f64::max));
+        });
+        let (rate, wait) = (Spread::of(rates).median, Spread::of(waits));
+        let rate = count(rate);
+        let held = format!("{held} ms");
+        table.row(&[
+            &"10 ms away",
+            &processes,
+            &permits,
+            &held,
+            &rate,
+            &time(wait.median),
+            &range(shares),
+        ]);
+        let work =
+            format!("semaphore of {permits} held {held}, {processes} x {THREADS}, 10 ms away");
+        goals.add(work, format!("{rate} a second, longest wait {}", time(wait.high)), "none set");
+    }
+    println!("{table}");
+}
+
+/// Of each process how many permits it had, and the longest wait.
+fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec<(f64, f64)> {
+    let args = [name.to_owned(), held.to_string(), lab.options.length.as_nanos().to_string()];
+    let args = [&[url.to_owned()], args.as_slice()].concat();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::spawn(ROLE, &args)).collect();
+    for worker in &mut workers {
+        worker.expect_line("ready", PATIENCE);
+    }
+    let start = (clock::now() + SOON).to_string();
+    workers.iter_mut().for_each(|worker| worker.send_line(&start));
+    let seen = workers.iter_mut().map(|worker| {
+        let line = worker.expect_line("acquired", PATIENCE);
+        let mut numbers = line.split(' ').map(|number| number.parse::<f64>().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    });
+    seen.collect()
+}
+
+/// A process with its threads.
+pub(crate) fn work(job: &Job) {
+    let client = Client::connect(job.arg(0)).unwrap();
+    let semaphore = client.semaphore(job.arg(1));
+    let number = |at| job.arg(at).parse::<u64>().unwrap();
+    let (held, length) = (number(2) * MILLISECOND, number(3));
+    let go = Barrier::new(THREADS as usize + 1);
+    let start: OnceLock<u64> = OnceLock::new();
+    let tallies: Vec<(u64, u64)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    go.wait();
+                    let from = *start.get().unwrap() + WARM_UP;
+                    clock::sleep_until(from - WARM_UP);
+                    let (mut acquired, mut longest) = (0, 0);
+                    loop {
+                        let asked = clock::now();
+                        if asked >= from + length {
+                            return (acquired, longest);
+                        }
+                        let permit = semaphore.acquire().unwrap();
+                        let granted = clock::now();
+                        if granted >= from {
+                            acquired += u64::from(granted < from + length);
+                            longest = longest.max(granted - asked);
+                        }
+                        clock::sleep_until(granted + held);
+                        drop(permit);
+                    }
+                })
+            })
+            .collect();
+        job.say("ready");
+        start.set(job.wait_line().parse().unwrap()).unwrap();
+        go.wait();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let acquired: u64 = tallies.iter().map(|(acquired, _)| acquired).sum();
+    let longest = tallies.iter().map(|(_, longest)| *longest).max().unwrap_or(0);
+    job.say(&format!("acquired {acquired} {longest}"));
+    drop((semaphore, client));
+    job.done()
+}
