@@ -13,16 +13,17 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::config::{ClientBuilder, Config};
 use crate::connection::{Command, Endpoint, Lane, Posted, Receiver as Replied, greet};
 use crate::count_down_latch::{CountDownLatch, LatchSite};
+use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::fair_lock::{self, FairLock, FairQueue};
-use crate::hold::{self, Leaving, LostReason, Site, Terms, clock};
+use crate::hold::{self, Leaving, Site, Terms};
 use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, Heard, News, PubSub, Subscription};
 use crate::reentrant_lock::ReentrantLock;
-use crate::registry::Registry;
 use crate::script::{self, Requests, ServerClock};
 use crate::semaphore::{Semaphore, SemaphoreSite};
-use crate::sync::{Mutex, Process};
+use crate::sync::clock;
+use crate::sync::{Mutex, Process, Registry};
 use crate::watchdog::{Errand, Job, Renewer, Watchdog};
 
 #[cfg(all(test, shuttle))]

@@ -421,7 +421,9 @@ impl LatchSite {
         // Who comes after this may wait for another count: a latch may be set anew.
         let arrivals = self.gate.arrivals();
         let scripts = self.scripts();
-        match fence.map_or_else(|| scripts.count(), |fence| scripts.wait(fence)) {
+        match fence
+            .map_or_else(|| scripts.count(), |fence| scripts.wait(fence.control, &fence.message))
+        {
             Ok(count) if count <= 0 => {
                 self.gate.tell_until(arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::acquire::{Entered, Wait};
+use crate::acquire::Wait;
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
-use crate::hold::{Asked, LostReason, Site, Tenancy, Terms, clock};
+use crate::error::LostReason;
+use crate::hold::{Asked, Entered, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
 use crate::script::fair::FairAcquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
+use crate::sync::clock;
 
 pub(crate) use self::queue::{FairQueue, take_out};
 

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::acquire::{Entered, GateWaiter, Signal, Wait};
+use crate::acquire::{Signal, Wait};
 use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
-use crate::hold::{Asked, Baton, Hold, LostReason, Place, Share, Site, Tenancy, clock};
+use crate::error::LostReason;
+use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
 use crate::lock::{Handle, lock_verbs};
 use crate::script::lock::Acquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
+use crate::sync::clock;
 
 /// A lock that its holder may take again, in one thread of one process at a time, on any machine:
 /// `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by

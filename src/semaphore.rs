@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{
-    Attempt, Contender, PermitEntered, PermitWaiter, Signal, Try, Wait, first_unmet,
-};
+use crate::acquire::{Attempt, Contender, Signal, Try, Wait};
 use crate::cancel::CancelToken;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -15,9 +13,12 @@ use crate::script::{Ticket, Trouble};
 use crate::sync::Thread;
 
 mod permit;
+mod permits;
 mod site;
+mod turn;
 
 pub use self::permit::Permit;
+use self::permits::{PermitEntered, PermitWaiter, first_unmet};
 pub(crate) use self::site::SemaphoreSite;
 use self::site::{Baton, Giving};
 

@@ -11,28 +11,21 @@
 //! each sleep is bounded by what the try said, the deadline, a cancel, a reconnect of the
 //! subscriber, the slow poll, or shutdown.
 
-mod gate;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
-mod permits;
 mod queue;
 pub(crate) mod spin;
-mod turn;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
-pub(crate) use permits::{PermitEntered, PermitGate, PermitWaiter, first_unmet};
 pub(crate) use queue::{Queue, Signal, Waiter, Wake};
-pub(crate) use turn::Before;
 
 use crate::client::Core;
 use crate::error::{Error, ErrorKind};
-use crate::hold::clock;
 use crate::pubsub::{Standing, Subscription, confirmation_deadline};
-use crate::sync::{Thread, jitter};
+use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;
 
 /// Whatever the server says of the time left (it may be an hour, or no end), a waiter asks again

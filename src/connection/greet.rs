@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::server::{OLDEST, Server};
+use super::trouble::{Rights, Trouble, refused, unreachable};
 use super::{Command, Endpoint, Failure, Lane};
 use crate::error::{Error, ErrorKind};
-use crate::script::{self, Rights, Trouble};
 
 /// The same for every client, so that nothing on the server grows with their number.
 const SCRIPT: &str = "return ARGV[1]";
@@ -16,7 +16,7 @@ const WORD: &[u8] = b"redlatch";
 
 /// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
 pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error> {
-    lane.connect().map_err(|failure| script::unreachable(failure.cause()))?;
+    lane.connect().map_err(|failure| unreachable(failure.cause()))?;
     let place = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
     look_at(&endpoint.server().unwrap_or_default()).map_err(place)?;
     let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
@@ -41,7 +41,7 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
 fn unanswered(failure: Failure) -> Error {
     match failure {
         Failure::TimedOut(_) => Trouble::from(failure).into_error().unknown(false),
-        Failure::Unsent(cause) | Failure::Reset(cause) => script::unreachable(&cause),
+        Failure::Unsent(cause) | Failure::Reset(cause) => unreachable(&cause),
     }
 }
 
@@ -95,7 +95,7 @@ fn understand(reply: Value) -> Result<(), Error> {
         }
         // It cannot run one now (it is loading, or busy with another), but it would.
         Value::ServerError(error) if error.code() != "ERR" => Ok(()),
-        Value::ServerError(error) => Err(script::refused(error.into(), Rights::Connect)),
+        Value::ServerError(error) => Err(refused(error.into(), Rights::Connect)),
         _ => {
             let message = "what answers there is no Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))

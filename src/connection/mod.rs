@@ -15,6 +15,7 @@ mod server;
 mod socket;
 #[cfg(not(all(test, shuttle)))]
 mod stream;
+mod trouble;
 mod url;
 
 pub(crate) use command::{Command, Script, decimal};
@@ -24,6 +25,7 @@ pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
 pub(crate) use reply::reply_code;
+pub(crate) use trouble::{Rights, Trouble, error_reply, refused, unexpected};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use super::queue::FairQueue;
 use crate::acquire::Wake;
 use crate::connection::Command;
-use crate::hold::{Hold, Line, Tenancy, Terms, clock};
+use crate::hold::{Hold, Line, Tenancy, Terms};
 use crate::protocol::Owner;
 use crate::sync::Mutex;
+use crate::sync::clock;
 
 /// How fresh the server's word must be for a pass.
 const FRESH: u64 = 10_000_000;

@@ -6,6 +6,7 @@
 //! nothing to the next.
 
 mod cohort;
+mod gate;
 mod place;
 mod site;
 
@@ -16,70 +17,16 @@ use std::time::Duration;
 
 use crate::acquire::Wake;
 use crate::connection::Command;
+use crate::error::LostReason;
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 
 pub(crate) use cohort::{Cohort, Share};
+pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
 use place::Expected;
 pub(crate) use place::Place;
 pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
-
-/// Why a hold was lost before it was released.
-///
-/// ```no_run
-/// use redlatch::{LockGuard, LostReason};
-///
-/// fn tell(guard: &LockGuard) {
-///     guard.on_lost(|why| match why {
-///         LostReason::ShutDown => {} // the program ends
-///         LostReason::LeaseExpired => eprintln!("stop: {why}; was the server away?"),
-///         _ => eprintln!("stop: {why}"),
-///     });
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LostReason {
-    /// The lease ran out: it was fixed and over, or could not be renewed in time, or the thread
-    /// that held it had ended, or the hold was older than `max_hold`.
-    LeaseExpired,
-    /// The server answered that the lock is not this owner's any more: it was deleted, taken by
-    /// force, or the server lost its data.
-    Revoked,
-    /// This client's own `force_unlock`.
-    ForceUnlocked,
-    /// The client was shut down.
-    ShutDown,
-    /// This process is a child that was forked from the one that took the lock. That one has it
-    /// still; it is not the child's.
-    Forked,
-}
-
-impl LostReason {
-    const ALL: [Self; 5] =
-        [Self::LeaseExpired, Self::Revoked, Self::ForceUnlocked, Self::ShutDown, Self::Forked];
-
-    fn number(self) -> u8 {
-        Self::ALL.iter().zip(1..).find(|(reason, _)| **reason == self).map_or(0, |(_, at)| at)
-    }
-
-    fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
-    }
-}
-
-impl fmt::Display for LostReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::LeaseExpired => "its lease ran out",
-            Self::Revoked => "the server says that it is not this owner's any more",
-            Self::ForceUnlocked => "it was unlocked by force",
-            Self::ShutDown => "the client was shut down",
-            Self::Forked => "this process was forked from its holder's",
-        })
-    }
-}
 
 /// What a guard knows of its hold.
 ///

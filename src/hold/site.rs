@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::{Hold, LostReason, Place, Tenancy, Terms, clock};
-use crate::acquire::{Admitted, Gate, Left, Seat};
+use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
 use crate::client::Core;
 use crate::connection::{Command, Lane, Outcome, Receiver};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::protocol::{LockKeys, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts};

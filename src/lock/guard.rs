@@ -9,8 +9,9 @@ use super::Handle;
 #[cfg(doc)]
 use super::Lock;
 use crate::client::Core;
+use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{HoldState, Leaving, LostReason, Tenancy, Terms};
+use crate::hold::{HoldState, Leaving, Tenancy, Terms};
 
 /// A held lock. Dropping it releases the lock.
 ///

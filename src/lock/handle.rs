@@ -7,9 +7,11 @@ use std::time::Duration;
 use crate::acquire::Wait;
 use crate::client::Client;
 use crate::connection::Command;
+use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Leaving, LostReason, Site, Tenancy, Terms, check_lease, clock};
+use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
 use crate::script::{self, Trouble};
+use crate::sync::clock;
 
 /// What the handles of all locks are: a client, a name, and the terms to take it on.
 #[derive(Clone)]

@@ -24,10 +24,9 @@ pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK, Said};
 
 use crate::client::Core;
-use crate::connection::{Closer, Command, Connection, Endpoint, Outcome, Receiver};
+use crate::connection::{self, Closer, Command, Connection, Endpoint, Outcome, Receiver, Rights};
 use crate::error::Error;
 use crate::protocol::LockKeys;
-use crate::script::{self, Rights};
 use crate::sync::{Condvar, Mutex, Thread};
 
 /// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
@@ -425,7 +424,7 @@ impl PubSub {
 }
 
 fn refused(error: &RedisError) -> Error {
-    script::refused(error.clone(), Rights::Subscriptions)
+    connection::refused(error.clone(), Rights::Subscriptions)
 }
 
 /// What is not answered yet.
@@ -587,7 +586,8 @@ impl Receiver for Heard {
                 if !core.pubsub.muted.swap(true, Ordering::Relaxed) {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
-                    core.watchdog.tell(script::refused(error.into(), Rights::Connect).now(state));
+                    core.watchdog
+                        .tell(connection::refused(error.into(), Rights::Connect).now(state));
                 }
             }
             Ok(_) => core.pubsub.muted.store(false, Ordering::Relaxed),

@@ -6,7 +6,6 @@ use super::once::{Once, Requests, Ticket};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, call, flag, number};
 use crate::connection::{Command, Lane, Script};
-use crate::pubsub::Fence;
 
 macro_rules! script {
     ($file:literal) => {
@@ -71,9 +70,10 @@ impl LatchScripts<'_> {
         stored_number(self.lane, self.key, Rights::Latches)
     }
 
-    /// The count, for who will wait if it is not zero.
-    pub(crate) fn wait(self, fence: &Fence<'_>) -> Result<i64, Trouble> {
-        let arguments = [fence.control.as_bytes(), fence.message.as_bytes()];
+    /// The count, for who will wait if it is not zero: then this fence goes out on the client's own
+    /// channel.
+    pub(crate) fn wait(self, control: &str, fence: &str) -> Result<i64, Trouble> {
+        let arguments = [control.as_bytes(), fence.as_bytes()];
         let command = Command::script(&WAIT, &[self.key.as_bytes()], &arguments);
         number(call(self.lane, &command, Rights::Latches)?)
     }

@@ -5,7 +5,6 @@ pub(crate) mod latch;
 pub(crate) mod lock;
 mod once;
 pub(crate) mod semaphore;
-mod trouble;
 
 use std::time::Duration;
 
@@ -13,8 +12,8 @@ use redis::Value;
 
 use crate::connection::{Command, Lane, Outcome, decimal};
 
-pub(crate) use trouble::{Rights, Trouble, refused, unreachable};
-use trouble::{error_reply, unexpected};
+pub(crate) use crate::connection::{Rights, Trouble};
+use crate::connection::{error_reply, refused, unexpected};
 
 pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 

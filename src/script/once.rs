@@ -9,9 +9,9 @@ use redis::Value;
 use super::{Rights, Trouble, call, call_again, millis, unexpected};
 use crate::connection::{Command, Lane, Script, decimal};
 use crate::error::{Error, ErrorKind};
-use crate::hold::clock;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicI64, Ordering};
+use crate::sync::clock;
 
 /// How long the server remembers the last request of a slot.
 const MEMORY: Duration = Duration::from_secs(300);

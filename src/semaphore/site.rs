@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::{Before, PermitGate};
+use super::permits::PermitGate;
+use super::turn::Before;
 use crate::client::Core;
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
-use crate::hold::clock;
 use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
-use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
+use crate::sync::{Mutex, clock};
 use crate::watchdog::{Debtor, Errand};
 
 /// One semaphore's place in a client.

@@ -6,6 +6,7 @@ mod jitter;
 mod mutex;
 mod parker;
 mod process;
+mod registry;
 mod thread;
 
 #[cfg(not(all(test, shuttle)))]
@@ -25,6 +26,7 @@ pub(crate) use jitter::jitter;
 pub(crate) use model::explore;
 pub(crate) use parker::Parker;
 pub(crate) use process::Process;
+pub(crate) use registry::Registry;
 pub(crate) use thread::Thread;
 
 /// The same two types over shuttle's scheduler, for the model tests.

@@ -23,7 +23,9 @@ pub(crate) use self::renewer::{Debtor, Errand, Renewal, Renewer};
 use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::Error;
-use crate::hold::{LostReason, Site, clock};
+use crate::error::LostReason;
+use crate::hold::Site;
+use crate::sync::clock;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// One millisecond.

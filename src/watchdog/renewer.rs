@@ -13,10 +13,11 @@ use super::todo::Todo;
 use super::{Chore, Job, Watchdog};
 use crate::client::Core;
 use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
-use crate::hold::{Hold, Site, clock};
+use crate::hold::{Hold, Site};
 use crate::pubsub::HEARTBEAT;
 use crate::script::{self, Requests, Ticket, WINDOW, lock::Renewed};
 use crate::sync::Mutex;
+use crate::sync::clock;
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;

@@ -12,11 +12,10 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::queue::{Queue, Signal, Waiter, Wake};
 use super::turn::{Backoff, Turn};
+use crate::acquire::{Queue, Signal, Waiter, Wake};
 use crate::error::Error;
-use crate::hold::clock;
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Thread, clock};
 
 pub(crate) type PermitWaiter = Waiter<u32, ()>;
 pub(crate) type PermitSignal = Signal<()>;

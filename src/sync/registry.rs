@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::sync::{Mutex, Process, clock};
+use super::{Mutex, Process, clock};
 
 /// What a client's handles of one name share, for as long as there is a handle, and a moment
 /// longer: what a process owes to others must not depend on whether it keeps its handle or makes

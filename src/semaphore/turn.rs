@@ -7,8 +7,7 @@
 
 use std::time::Duration;
 
-use crate::hold::clock;
-use crate::sync::jitter;
+use crate::sync::{clock, jitter};
 
 /// A turn's grants, before it was ever extended.
 const GRANTS: u32 = 512;

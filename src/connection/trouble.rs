@@ -2,7 +2,7 @@
 
 use redis::{RedisError, Value};
 
-use crate::connection::{Cause, Failure, reply_code};
+use super::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind};
 
 /// Why a script has no answer.
@@ -44,7 +44,7 @@ impl From<Failure> for Trouble {
 }
 
 /// A reply of the wrong kind. What it says is not told: it may be what a user keeps under that key.
-pub(super) fn unexpected(value: &Value) -> Trouble {
+pub(crate) fn unexpected(value: &Value) -> Trouble {
     let what = match value {
         Value::Nil => "nothing",
         Value::Int(_) => "another number",
@@ -215,7 +215,7 @@ fn passes(error: &RedisError) -> bool {
 }
 
 /// An error reply that came as text inside of another reply.
-pub(super) fn error_reply(text: &str) -> RedisError {
+pub(crate) fn error_reply(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     redis::make_extension_error(code.to_owned(), Some(detail.to_owned()))
 }

@@ -18,9 +18,9 @@
 
 use std::sync::Arc;
 
-use super::queue::{Queue, Signal, Waiter, Wake};
+use super::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
+use crate::acquire::{Queue, Signal, Waiter, Wake};
 use crate::error::Error;
-use crate::hold::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
 
