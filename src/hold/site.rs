@@ -372,7 +372,8 @@ impl Site {
     }
 
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease }
+        let urgent = hold.is_provisional();
+        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease, urgent }
     }
 
     /// When something is to be done about a seat, and which lease to ask for then.

@@ -23,8 +23,8 @@ const CALLS_A_PACKET: usize = 16;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a renewal may take, on top of some round trips: three tries must fit into the lease of a
-/// lock that was handed over.
+/// How long an urgent renewal may take, on top of some round trips: three tries must fit into the
+/// lease of a lock that was handed over.
 const SOON: Duration = Duration::from_millis(500);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
@@ -43,10 +43,7 @@ impl Renewer {
     pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
         // A renewal that takes longer than this is better tried again on a new connection.
         let patience = core.config.watchdog_timeout / 6;
-        let patience = patience
-            .max(Duration::from_millis(10))
-            .min(SOON.saturating_add(core.round_trip.saturating_mul(8)))
-            .min(endpoint.response_timeout());
+        let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
         Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
     }
@@ -141,7 +138,12 @@ impl Renewer {
                 script::lock::renew_command(holds, lease)
             })
             .collect();
-        let outcomes = self.exchange(&commands);
+        let patience = if packet.iter().any(|due| due.urgent) {
+            SOON.saturating_add(self.core.round_trip.saturating_mul(8))
+        } else {
+            Duration::MAX
+        };
+        let outcomes = self.exchange_again(&commands, patience).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if raises || renewed == Ok(false) {
@@ -190,7 +192,7 @@ impl Renewer {
         let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
         let mut errands = errands.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange_again(commands);
+            let (outcomes, resent) = self.exchange_again(commands, Duration::MAX);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
@@ -233,27 +235,28 @@ impl Renewer {
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
     /// was none on the old one: it may have been dead for a while.
     fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
-        self.exchange_again(commands).0
+        self.exchange_again(commands, Duration::MAX).0
     }
 
-    /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
-    /// may have run, whatever became of the second ones.
-    fn exchange_again(&mut self, commands: &[Command]) -> (Vec<Outcome>, bool) {
-        let outcomes = self.exchange_once(commands);
+    /// As [`exchange`](Self::exchange), where each reply may take so long. Says, too, whether they were
+    /// sent twice: then the first ones may have run, whatever became of the second ones.
+    fn exchange_again(&mut self, commands: &[Command], patience: Duration) -> (Vec<Outcome>, bool) {
+        let outcomes = self.exchange_once(commands, patience);
         match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands), true),
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, patience), true),
             _ => (outcomes, false),
         }
     }
 
-    fn exchange_once(&mut self, commands: &[Command]) -> Vec<Outcome> {
+    fn exchange_once(&mut self, commands: &[Command], patience: Duration) -> Vec<Outcome> {
+        let patience = patience.min(self.endpoint.response_timeout());
         let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
             (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
-                let done = link.send(batch).and_then(|()| link.read_awaited());
+                let done = link.send(batch).and_then(|()| link.read_all(patience));
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }

@@ -46,6 +46,8 @@ pub(crate) struct Renewal {
     pub(crate) hold: Arc<dyn Renewable>,
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
+    /// It has less time than others.
+    pub(crate) urgent: bool,
 }
 
 /// A hold as the server knows it.

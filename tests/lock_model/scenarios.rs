@@ -187,6 +187,18 @@ fn a_request_sent_again_changes_nothing() {
 
 /// A thousand places, and the first that lives is next within one script call.
 #[test]
+fn who_gives_up_leaves_the_queue() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    assert!(direct.takes(1));
+    assert_eq!([2, 3, 4].map(|client| direct.place(client)), [Some(0), Some(1), Some(2)]);
+    for leaves in [3, 2] {
+        direct.give_up(leaves);
+    }
+    assert_eq!(direct.place(4), Some(0));
+}
+
+#[test]
 fn the_dead_are_passed_in_one_call() {
     let Some(server) = real_server() else { return };
     let mut direct = Direct::new(&server);
