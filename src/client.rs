@@ -257,6 +257,7 @@ impl Outer {
         core.watchdog.shut_down();
         self.await_threads(begun);
         core.sites.close();
+        core.fair_queues.close();
         core.semaphores.close();
         true
     }
@@ -329,7 +330,10 @@ impl Core {
                     let Some(core) = core.upgrade() else { return };
                     match news {
                         News::Ask { lock } => fair_lock::take_out(&core, owner, lock),
-                        News::Grant(grant) => hold::give_back(&core, owner, grant),
+                        News::Grant(grant) => {
+                            hold::give_back(&core, owner, grant);
+                            fair_lock::give_back(&core, owner, grant);
+                        }
                         News::Open { .. } => {}
                     }
                 }
@@ -461,6 +465,7 @@ impl Core {
     /// Lets go of names that were not used for a while.
     pub(crate) fn sweep(&self) {
         self.sites.sweep();
+        self.fair_queues.sweep();
         self.semaphores.sweep();
     }
 
