@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
-use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, LostReason};
 use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
+use crate::node::Session;
 use crate::protocol::Owner;
 use crate::script::fair::{FairAcquired, Followers};
 use crate::script::{Replied, Trouble};
@@ -86,10 +86,10 @@ pub struct FairLock {
 lock_verbs!(FairLock);
 
 impl FairLock {
-    pub(crate) fn new(client: Client, name: &str) -> Self {
-        let site = Site::of(client.core(), name);
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = Site::of(session.core(), name);
         let queue = FairQueue::of(&site);
-        Self { handle: Handle::new(client, site), queue }
+        Self { handle: Handle::new(session.clone(), site), queue }
     }
 
     fn force_unlock_command(&self) -> Command {
@@ -127,7 +127,7 @@ impl FairLock {
     fn try_once(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error> {
         let Self { handle: Handle { site, .. }, queue, .. } = self;
         let owner = site.core.id.next_owner();
-        let lease = site.core.lease(terms);
+        let lease = terms.lease(&site.core);
         let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
         let asked = Asked::now(site);
         match queue.scripts().try_acquire(&site.lane, &owner, lease) {
@@ -175,7 +175,7 @@ impl FairLock {
                 let listening = place.listening();
                 place.waiter.told.store(false, Ordering::SeqCst);
                 let asked = place.asks();
-                let lease = core.lease(terms);
+                let lease = terms.lease(core);
                 let older = queued.then(|| place.older());
                 let older = older.as_deref();
                 let replied = queue.scripts().acquire(&site.lane, &owner, lease, older);
@@ -245,7 +245,7 @@ impl FairLock {
         let site = &self.handle.site;
         let state = if let Trouble::Unknown(_) = trouble {
             let give_up = self.queue.scripts().give_up_command(owner.as_bytes());
-            site.undo(give_up, site.core.lease(terms));
+            site.undo(give_up, terms.lease(&site.core));
             "nothing is held; if the server took the lock or a place in its queue nevertheless, \
              that is given up in the background"
         } else {

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::queue::{FairQueue, FairWaiter, Granted};
 use crate::acquire::{Confirmation, Contender, Wait, slow_poll};
-use crate::client::Core;
 use crate::connection::{Command, Outcome, Receiver};
 use crate::error::Error;
-use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy, clock};
+use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy};
+use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::Subscription;
 use crate::script::fair::{Followers, left};
+use crate::sync::clock;
 
 /// A place in the queue. Whoever drops it without the lock has left the queue, on every path.
 pub(super) struct Place {
@@ -148,7 +149,7 @@ impl Place {
             // It was passed the hold: that one's release does not undo a late request of this one.
             let Self { queue, site, waiter, .. } = &self;
             let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
-            site.undo(give_up, site.core.lease(waiter.terms));
+            site.undo(give_up, waiter.terms.lease(&site.core));
         }
         tenancy
     }
@@ -224,7 +225,7 @@ impl Drop for Place {
         let passed = self.stand_down();
         let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
         let site = &self.site;
-        let lease = site.core.lease(self.waiter.terms);
+        let lease = self.waiter.terms.lease(&site.core);
         if self.twice {
             site.undo(command.clone(), lease);
         }

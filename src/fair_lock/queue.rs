@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::line::FairLine;
 use super::place::Place;
-use crate::client::Core;
 use crate::connection::{Command, Outcome};
 use crate::error::Error;
-use crate::hold::{Expected, Hold, Site, Tenancy, Terms, clock};
+use crate::hold::{Expected, Hold, Site, Tenancy, Terms};
+use crate::node::{Core, Member};
 use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Addressee, Grant, News};
 use crate::script::fair::{FairScripts, Followers, KeptAlive, followers, kept_alive};
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::{Chore, Errand};
 
 /// Who of this process waits for one fair lock. The order is in Redis; this only knows whom to
@@ -106,7 +106,7 @@ impl FairWaiter {
 impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Site) -> Arc<Self> {
-        site.core.fair_queues.get(&site.name, |name| {
+        site.core.members.of::<Self>().get(&site.name, |name| {
             let keys = FairKeys::new(&name);
             let core = Arc::clone(&site.core);
             let look = Arc::new(Look::new(&core, Arc::clone(&name)));
@@ -211,9 +211,15 @@ impl FairQueue {
     }
 }
 
+impl Member for FairQueue {
+    fn end(self: Arc<Self>) {
+        self.nudge();
+    }
+}
+
 impl Drop for FairQueue {
     fn drop(&mut self) {
-        self.core.fair_queues.forget(&self.name);
+        self.core.members.of::<Self>().forget(&self.name);
     }
 }
 
