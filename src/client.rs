@@ -160,7 +160,10 @@ impl ClientBuilder {
 pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
     match news {
         News::Ask { lock } => fair_lock::take_out(core, owner, lock),
-        News::Grant(grant) => hold::give_back(core, owner, grant),
+        News::Grant(grant) => {
+            hold::give_back(core, owner, grant);
+            fair_lock::give_back(core, owner, grant);
+        }
         News::Open { .. } => {}
     }
 }

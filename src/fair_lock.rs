@@ -5,18 +5,16 @@ use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
 use crate::connection::Command;
-use crate::error::Error;
-use crate::error::LostReason;
-use crate::hold::{Asked, Entered, Site, Tenancy, Terms};
+use crate::error::{Error, LostReason};
+use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
 use crate::protocol::Owner;
-use crate::script::fair::FairAcquired;
+use crate::script::fair::{FairAcquired, Followers};
 use crate::script::{Replied, Trouble};
-use crate::sync::Thread;
-use crate::sync::clock;
+use crate::sync::{Thread, clock};
 
-pub(crate) use self::queue::{FairQueue, take_out};
+pub(crate) use self::queue::{FairQueue, give_back, take_out};
 
 mod line;
 mod place;
@@ -56,25 +54,28 @@ mod tests;
 ///
 /// # Waiters that die
 ///
+/// Who releases the lock hands it to the first in line whose process listens: a waiter whose process
+/// was killed is passed, and costs nothing. One whose process was stopped is granted the lock for two
+/// seconds, and costs the others that, once; when it goes on, it gets its place at the head back.
 /// A process says every third of
-/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) that its waiters live. One whose
-/// process died costs the others that time (10 s) when it is first in line; one that lives is
-/// never dropped, however long it waits. One that was stopped for longer and goes on gets its
-/// place at the head back.
+/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) that its waiters live. One that lives
+/// is never dropped, however long it waits. Who is granted a lock and dies at that moment keeps it for
+/// two seconds; from 50 ms in the lock on it has its lease.
 ///
 /// Redisson's clients may stand in the same queue. What Redisson itself does there remains: its
 /// dead waiter blocks the others for up to the lease and five minutes; one of its timed waits that
 /// ends at the moment of a release keeps the message to itself, and the lock is idle until the next
 /// sign of life of ours (a third of the fair wait). Limits with Redisson in the queue: its waiters
 /// must not wait longer than 300 s at a time, and the clocks of its machines must agree with the
-/// server's to about 7 s. A dead waiter of ours costs 10 s as long as a living one of ours stands in
-/// the queue, too; where only Redisson's are left, up to the rest of a lease (30 s), and five minutes
+/// server's to about 7 s. When Redisson's releases and a dead waiter of ours is first, that costs a third
+/// of the fair wait as long as a living one of ours stands in the queue, too; where only Redisson's are
+/// left, up to the rest of a lease (30 s), and five minutes
 /// more for each timed wait of theirs that was ahead of it and ended early.
 ///
 /// # What fairness costs
 ///
-/// Each grant to another process costs two round trips of the waiter, and the lock is idle
-/// meanwhile. Where the order does not matter,
+/// Every thread asks for itself, and each grant to another process is a message: the lock is idle until
+/// that process has read it. Where the order does not matter,
 /// [`reentrant_lock`](crate::Client::reentrant_lock) is several times as fast.
 #[derive(Clone, Debug)]
 pub struct FairLock {
@@ -83,9 +84,6 @@ pub struct FairLock {
 }
 
 lock_verbs!(FairLock);
-
-/// So many waiters of this process that stand directly behind may have the hold after its owner.
-const MOST_FOLLOWERS: u32 = 16;
 
 impl FairLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
@@ -140,7 +138,8 @@ impl FairLock {
                 Ok(None)
             }
             Ok(Replied { reply: true, twice }) => {
-                let hold = queue.hold(owner, terms, lease, asked, twice, Vec::new());
+                let line = queue.line(Followers::new());
+                let hold = Hold::new(Some(line), owner, terms, lease, asked, twice);
                 let admitted = queue.admit(site, hold, thread, terms).inspect_err(|_| undo())?;
                 match admitted.inspect_err(|_| undo()) {
                     Err(hold) if clock::now() >= hold.deadline() => {
@@ -175,16 +174,18 @@ impl FairLock {
                 // a request that was sent before the confirmation is sent again after it.
                 let listening = place.listening();
                 place.waiter.told.store(false, Ordering::SeqCst);
-                let asked = Asked::now(site);
+                let asked = place.asks();
                 let lease = terms.lease(core);
-                let replied =
-                    queue.scripts().acquire(&site.lane, &owner, lease, queued, MOST_FOLLOWERS);
+                let older = queued.then(|| place.older());
+                let older = older.as_deref();
+                let replied = queue.scripts().acquire(&site.lane, &owner, lease, older);
                 place.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
                 let ask_after = match replied.map(|replied| replied.reply) {
                     Ok(FairAcquired::Granted(followers)) => {
-                        break Some(queue.hold(owner, terms, lease, asked, place.twice, followers));
+                        break Some(place.hold(lease, asked, followers));
                     }
-                    Ok(FairAcquired::Queued { ask_after, by_redisson }) => {
+                    Ok(FairAcquired::Queued { now, ask_after, by_redisson }) => {
+                        place.refused(asked, now);
                         if by_redisson {
                             place.listen_to_redisson();
                         }
@@ -203,8 +204,10 @@ impl FairLock {
                 } else {
                     place.await_messages(core, wait)?
                 };
-                if !goes_on {
-                    break None;
+                // One that came before the end of the wait wins.
+                let hold = place.take_grant();
+                if hold.is_some() || !goes_on {
+                    break hold;
                 }
                 if let Some(tenancy) = place.waiter.take_passed() {
                     if tenancy.is_held() {

@@ -1,12 +1,13 @@
 //! The fair lock's scripts against a model, on a real server with a simulated clock.
 //!
-//! Clients of both kinds, ours by our scripts and Redisson's by what Redisson 4.7 has the server
-//! do, arrive, give up, die, stop, lose messages and replies, take one lock, give it back or let it
-//! lapse, at random and for simulated hours. After every script the keys are held against the rules
-//! (`fair_model/rules.rs`): at most one holder, first come first served, no live waiter of ours
-//! dropped, no Redisson waiter dropped before its time, a dead one of ours costs ten seconds, and
-//! nothing is left behind. `fair_model/mutants.rs` breaks the scripts one rule at a time, and the
-//! model has to notice.
+//! Clients of both kinds, ours by our scripts and Redisson's by what Redisson 4.7 and 3.16.8 have the
+//! server do, arrive, give up, die, stop, are cut off, lose messages and replies, take one lock, are
+//! handed it, give it back or let it lapse, at random and for simulated hours. After every script the
+//! keys are held against the rules (`fair_model/rules.rs`): at most one holder, first come first
+//! served, nobody enters by a message that is over, a free lock is the first one's, no live waiter of
+//! ours dropped that listens, no Redisson waiter dropped before its time, a stopped one of ours costs
+//! two seconds, and nothing is left behind. `fair_model/mutants.rs` breaks scripts and clients one rule
+//! at a time, and the model has to notice.
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_FAIR_SEEDS=5000` looks at more histories than usual.
@@ -37,7 +38,7 @@ mod waiting;
 use std::env;
 
 use common::real_server;
-use mutants::MUTANTS;
+use mutants::{Broken, MUTANTS};
 use simulation::{Simulation, Summary};
 use store::{Scripts, Store};
 
@@ -55,14 +56,14 @@ fn random_histories_keep_the_rules() {
     let Some(server) = real_server() else { return };
     let mut store = Store::new(server.connection(), &Scripts::ours());
     if let Some(seed) = number_from("REDLATCH_SEED") {
-        let mut simulation = Simulation::new(&mut store, seed);
+        let mut simulation = Simulation::new(&mut store, seed, None);
         let outcome = simulation.run();
         println!("{}", simulation.trace(usize::MAX));
         return outcome.unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
     }
     let mut total = Summary::default();
     for seed in 0..number_from("REDLATCH_FAIR_SEEDS").unwrap_or(SEEDS) {
-        let mut simulation = Simulation::new(&mut store, seed);
+        let mut simulation = Simulation::new(&mut store, seed, None);
         if let Err(broken) = simulation.run() {
             panic!("REDLATCH_SEED={seed}: {broken}\nthe last steps:\n{}", simulation.trace(25));
         }
@@ -78,10 +79,13 @@ fn broken_scripts_are_found_out() {
     let Some(server) = real_server() else { return };
     let mut unnoticed = Vec::new();
     for mutant in MUTANTS {
-        let scripts = Scripts::broken(mutant.script, mutant.part, mutant.by);
+        let (scripts, rule) = match mutant.broken {
+            Broken::Script(script, part, by) => (Scripts::broken(script, part, by), None),
+            Broken::Client(rule) => (Scripts::ours(), Some(rule)),
+        };
         let mut store = Store::new(server.connection(), &scripts);
         let found = std::iter::once(mutant.seed).chain(0..SEEDS_PER_MUTANT).find_map(|seed| {
-            let broken = Simulation::new(&mut store, seed).run().err()?;
+            let broken = Simulation::new(&mut store, seed, rule).run().err()?;
             Some((seed, broken))
         });
         match found {

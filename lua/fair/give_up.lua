@@ -1,25 +1,20 @@
 -- Leaves the queue of a fair lock, or the lock itself if it was granted meanwhile.
 --
--- KEYS and ARGV 1, 2: line.lua
--- ARGV 3 owner, 4 whether only its place is given up (1), and not a hold (0)
+-- KEYS and ARGV 1 to 3: line.lua
+-- ARGV 4 owner, 5 whether only its place is given up (1), and not a hold (0)
 -- reply: 2 = it held the lock and has given it back, 1 = it waited and has left, 0 = neither
 --
--- Nobody behind is shifted: this waiter added no time to their scores. If the lock is free the new
--- head is told, for the message of the release has gone to the one that leaves. All of it is
--- allowed without memory.
-local owner, only_place = ARGV[3], ARGV[4] == '1'
+-- Nobody behind is shifted: this waiter added no time to their scores. If the lock is free the line
+-- moves: it was granted to the one that leaves, or the message of Redisson's release has gone there.
+-- All of it is allowed without memory.
+local owner, only_place = ARGV[4], ARGV[5] == '1'
 
 -- Each by itself: something else under one key must not keep this owner under another.
 local left, entries = pcall(leave, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 
 if redis.pcall('exists', lock) == 0 then
-    pcall(function()
-        local head = living_head()
-        if head then
-            tell(head)
-        end
-    end)
+    move_on()
 end
 if not left then
     return type(entries) == 'table' and entries or redis.error_reply(entries)

@@ -1,24 +1,38 @@
 -- Says that these waiters of one fair lock live, and finds out what nobody was told.
 --
--- KEYS and ARGV 1, 2: line.lua
--- ARGV 3 Redisson's wait in ms, 4.. owners
+-- KEYS and ARGV 1 to 3: line.lua
+-- ARGV 4.. owners; none: only looks whether the lock is free
 -- reply: {again, owner...}: again = ms after which this is worth sending once more, if that is
 --        before the next period (-1: no); these owners ask for the lock now: the first in line of a
 --        free lock, and those that are not in the queue (any more)
 --
--- Each process sends it every third of the fair wait, for all its waiters of a name at once.
+-- Each process sends it every third of the fair wait, for all its waiters of a name at once; and who
+-- has handed the lock on once more, when the provisional lease is over: who was told may be stopped.
 -- The scores (README.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, be that up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
--- If the lock is free, dead heads are dropped, and a head that does not ask now is told: it may have
--- missed its message, sleep through a lapse, or be nobody's. While the lock is held nobody is dropped.
-local redisson_wait, now = tonumber(ARGV[3]), now()
-
+-- If the lock is free, it goes to the first in line. While it is held nobody is dropped.
 local alive = {}
 for i = 4, #ARGV do
     alive[ARGV[i]] = true
+end
+
+-- Without memory ZADD is refused even for a member that is there, unless the script has written. And
+-- what is not allowed is found out before anything has changed.
+redis.call('zrem', timeouts, '')
+permit('zadd', timeouts, 'xx', 0, '')
+
+local left = redis.call('pttl', lock)
+local head, granted
+if left == -2 then
+    head, granted = hand_on(alive)
+    if granted then
+        left = PROVISIONAL
+    elseif head and not alive[head] then
+        tell(head)
+    end
 end
 
 local line = redis.call('lrange', queue, 0, -1)
@@ -30,13 +44,6 @@ for _, id in ipairs(line) do
     in_line[id] = true
     mixed = mixed or not ours(id)
 end
-
--- Without memory ZADD is refused even for a member that is there, unless the script has written. And
--- what is not allowed is found out before anything has changed.
-redis.call('zrem', timeouts, '')
-redis.call('zadd', timeouts, 'xx', 0, '')
-local left = redis.call('pttl', lock)
-local free = left == -2
 
 -- Where all are ours, only the head's score is of interest.
 local scores = {}
@@ -53,29 +60,16 @@ elseif line[1] then
     scores[line[1]] = tonumber(redis.call('zscore', timeouts, line[1]) or nil)
 end
 
-local first = 1
-while free and line[first] and not alive[line[first]] do
-    local id = line[first]
-    scores[id] = scores[id] or tonumber(redis.call('zscore', timeouts, id) or nil)
-    if (scores[id] or 0) > now then
-        break
-    end
-    drop(id)
-    in_line[id] = nil
-    first = first + 1
-end
-local head = line[first]
-
 local moved = {}
 local redissons, shift = 0, 0
-for i = first, #line do
-    local id, score = line[i], scores[line[i]]
+for i, id in ipairs(line) do
+    local score = scores[id]
     local new = score
     if not ours(id) then
         redissons = redissons + 1
         new = score and score + shift
     else
-        local base = now + redisson_wait * redissons
+        local base = now() + REDISSON_WAIT * redissons
         if alive[id] then
             new = base + fair_wait
         elseif score then
@@ -95,14 +89,13 @@ end
 local reply = {-1}
 for i = 4, #ARGV do
     local id = ARGV[i]
-    if not in_line[id] or free and id == head then
+    if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then
         reply[#reply + 1] = id
     end
 end
-if head and free and not alive[head] then
-    tell(head)
-    reply[1] = math.max(50, scores[head] - now)
-elseif head and alive[head] and left >= 0 then
+if left >= 0 and (granted or line[1] and alive[line[1]]) then
     reply[1] = math.max(1, left)
+elseif left == -2 and head and not alive[head] then
+    reply[1] = math.max(50, (scores[head] or 0) - now())
 end
 return reply

@@ -143,9 +143,9 @@ impl Rights {
                  SUBSCRIBE on its key, on redlatch_queue:* and redlatch_window:* and on its channel"
             }
             Self::FairLocks => {
-                "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINDEX, LINSERT, LPOS, \
-                 LPUSH, LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
-                 redisson_lock_queue:* and redisson_lock_timeout:* too"
+                "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINSERT, LPOS, LPUSH, \
+                 LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
+                 redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
             }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \

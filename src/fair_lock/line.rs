@@ -1,6 +1,5 @@
 //! How a fair hold is passed on within a process, and given back.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +9,7 @@ use crate::acquire::Wake;
 use crate::connection::Command;
 use crate::hold::{Hold, Line, Tenancy, Terms};
 use crate::protocol::Owner;
+use crate::script::fair::Followers;
 use crate::sync::Mutex;
 use crate::sync::clock;
 
@@ -23,14 +23,14 @@ pub(super) struct FairLine {
 }
 
 struct LineState {
-    followers: VecDeque<Vec<u8>>,
+    followers: Followers,
     /// Those who had it. They leave the queue when it is released.
     passed: Vec<Owner>,
 }
 
 impl FairLine {
-    pub(super) fn new(queue: Arc<FairQueue>, followers: Vec<Vec<u8>>) -> Self {
-        let state = LineState { followers: followers.into(), passed: Vec::new() };
+    pub(super) fn new(queue: Arc<FairQueue>, followers: Followers) -> Self {
+        let state = LineState { followers, passed: Vec::new() };
         Self { queue, state: Mutex::new(state) }
     }
 }
@@ -52,8 +52,7 @@ impl Line for FairLine {
         loop {
             let next = line.followers.pop_front()?;
             // One that is gone has left the queue, or is about to: the one behind it is next.
-            let Some(at) =
-                waiters.standing.iter().position(|waiter| waiter.owner.as_bytes() == next)
+            let Some(at) = waiters.standing.iter().position(|waiter| waiter.owner.number() == next)
             else {
                 continue;
             };
@@ -87,6 +86,10 @@ impl Line for FairLine {
 
     fn give_up_command(&self, hold: &Hold) -> Command {
         self.queue.scripts().give_up_command(hold.owner.as_bytes())
+    }
+
+    fn handed_on(&self) {
+        self.queue.handed_on();
     }
 }
 

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::{FairQueue, FairWaiter};
+use super::queue::{FairQueue, FairWaiter, Granted};
 use crate::acquire::{Confirmation, Contender, Wait, slow_poll};
 use crate::connection::{Command, Outcome, Receiver};
 use crate::error::Error;
-use crate::hold::{Leaving, Site, Tenancy};
+use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy};
 use crate::node::Core;
+use crate::protocol::Owner;
 use crate::pubsub::Subscription;
-use crate::script::fair::left;
+use crate::script::fair::{Followers, left};
+use crate::sync::clock;
 
 /// A place in the queue. Whoever drops it without the lock has left the queue, on every path.
 pub(super) struct Place {
@@ -20,6 +22,13 @@ pub(super) struct Place {
     pub(super) waiter: Arc<FairWaiter>,
     /// To the client's own channel, where scripts of ours tell it.
     pub(super) own: Subscription,
+    /// While messages may name it.
+    pub(super) expected: Arc<Expected>,
+    /// The last request, and what the reply of some request said of the server's clock.
+    pub(super) asked: Option<Asked>,
+    /// When the first one was sent.
+    pub(super) began: Option<u64>,
+    pub(super) anchor: Option<Anchor>,
     /// To the channel where Redisson tells it, once one of Redisson's may.
     pub(super) redisson: Option<Subscription>,
     /// It has become a hold.
@@ -28,6 +37,13 @@ pub(super) struct Place {
     pub(super) twice: bool,
     /// Redis certainly does not know of it: nothing was sent, or it was refused.
     pub(super) unknown_there: bool,
+}
+
+/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Anchor {
+    sent: u64,
+    server: u64,
 }
 
 /// What a place listened to before a request.
@@ -43,8 +59,64 @@ impl Place {
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let mut waiters = self.queue.waiters.lock();
         waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-        self.queue.core.pubsub.dismiss(self.waiter.owner.number());
         self.waiter.take_passed()
+    }
+
+    /// A request is sent: what was true before it.
+    pub(super) fn asks(&mut self) -> Asked {
+        let asked = Asked::now(&self.site);
+        self.began.get_or_insert(asked.at);
+        self.asked = Some(asked);
+        asked
+    }
+
+    /// The server answered at `now` that it is not the holder.
+    pub(super) fn refused(&mut self, asked: Asked, now: u64) {
+        if self.anchor.is_none_or(|anchor| anchor.server < now) {
+            self.anchor = Some(Anchor { sent: asked.at, server: now });
+        }
+        // Void: it was refused after it had been granted. It was taken away again.
+        self.waiter.granted.lock().take_if(|granted| granted.now < now);
+    }
+
+    /// A hold that the server granted to this place.
+    pub(super) fn hold(&self, lease: Duration, asked: Asked, followers: Followers) -> Hold {
+        let Self { queue, waiter, .. } = self;
+        let line = queue.line(followers);
+        Hold::new(Some(line), waiter.owner, waiter.terms, lease, asked, self.twice)
+            .shared(Share::default(), Some(Arc::clone(&self.expected)))
+    }
+
+    /// The lock, if a message said that it is ours and that is still so. If it may be, the next thing
+    /// to do is to ask.
+    pub(super) fn take_grant(&self) -> Option<Hold> {
+        let Self { queue, site, waiter, .. } = self;
+        let Granted { now, received, lease, followers } = waiter.granted.lock().take()?;
+        let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
+        // The server granted it not before this, whenever the message was read: the process may have
+        // been stopped, and the lock be another's by now.
+        let not_before = match self.anchor {
+            // Void: see `refused`.
+            Some(anchor) if anchor.server > now => return None,
+            Some(anchor) => anchor.sent.saturating_add((now - anchor.server) * MS),
+            None => self.began?,
+        };
+        let asked = Asked { at: not_before.min(received), ..asked };
+        let hold = Hold::handed(waiter.owner, waiter.terms, lease, asked, self.twice)
+            .shared(Share::default(), Some(Arc::clone(&self.expected)))
+            .in_line(queue.line(followers));
+        (clock::now() < hold.deadline()).then_some(hold)
+    }
+
+    /// Who of this process came before it and waits.
+    pub(super) fn older(&self) -> Vec<Owner> {
+        let number = self.waiter.owner.number();
+        let waiters = self.queue.waiters.lock();
+        let owners = waiters.standing.iter().map(|waiter| waiter.owner);
+        let mut older: Vec<_> = owners.filter(|owner| owner.number() < number).collect();
+        drop(waiters);
+        older.sort_by_key(Owner::number);
+        older
     }
 
     pub(super) fn listening(&self) -> Listening {
@@ -180,10 +252,13 @@ struct Leave {
 
 impl Receiver for Leave {
     fn receive(&self, outcome: Outcome) {
-        if left(outcome).is_err() {
-            self.site.undo(self.command.clone(), self.lease);
+        match left(outcome) {
+            Ok(true) => FairQueue::of(&self.site).handed_on(),
+            Ok(false) => {}
+            Err(_) => self.site.undo(self.command.clone(), self.lease),
         }
     }
 }
 
+const MS: u64 = 1_000_000;
 const SHORTEST_ASK: Duration = Duration::from_millis(20);

@@ -1,20 +1,20 @@
 //! Who of one process stands in a fair lock's queue, and how they are told.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::line::FairLine;
 use super::place::Place;
 use crate::connection::{Command, Outcome};
 use crate::error::Error;
-use crate::hold::{Asked, Hold, Site, Tenancy, Terms};
+use crate::hold::{Expected, Hold, Site, Tenancy, Terms};
 use crate::node::{Core, Member};
 use crate::protocol::{FairKeys, Owner};
-use crate::pubsub::{Addressee, News};
-use crate::script::fair::{FairScripts, kept_alive};
-use crate::sync::{Mutex, Thread};
+use crate::pubsub::{Addressee, Grant, News};
+use crate::script::fair::{FairScripts, Followers, KeptAlive, followers, kept_alive};
+use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::{Chore, Errand};
 
 /// Who of this process waits for one fair lock. The order is in Redis; this only knows whom to
@@ -24,6 +24,7 @@ pub(crate) struct FairQueue {
     pub(super) name: Arc<str>,
     keys: FairKeys,
     pub(super) waiters: Mutex<Waiters>,
+    look: Arc<Look>,
 }
 
 #[derive(Default)]
@@ -35,19 +36,37 @@ pub(super) struct Waiters {
 
 /// A thread that stands in the queue.
 pub(super) struct FairWaiter {
+    core: Weak<Core>,
     pub(super) owner: Owner,
     pub(super) thread: Arc<Thread>,
     pub(super) terms: Terms,
+    lock: Arc<str>,
+    database: i64,
     /// It should ask.
     pub(super) told: AtomicBool,
+    /// The server has made it the holder, and its thread has not read that yet.
+    pub(super) granted: Mutex<Option<Granted>>,
     /// The hold was passed to it. Set under the queue's mutex, so that this against its giving up
     /// is decided there.
     pub(super) passed: Mutex<Option<Arc<Tenancy>>>,
 }
 
+/// A grant by message.
+#[derive(Clone, Debug)]
+pub(super) struct Granted {
+    /// By the server's clock, in ms.
+    pub(super) now: u64,
+    /// On the hold's clock.
+    pub(super) received: u64,
+    pub(super) lease: Duration,
+    pub(super) followers: Followers,
+}
+
 impl FairWaiter {
     pub(super) fn has_news(&self) -> bool {
-        self.told.load(Ordering::SeqCst) || self.passed.lock().is_some()
+        self.told.load(Ordering::SeqCst)
+            || self.granted.lock().is_some()
+            || self.passed.lock().is_some()
     }
 
     pub(super) fn take_passed(&self) -> Option<Arc<Tenancy>> {
@@ -57,8 +76,22 @@ impl FairWaiter {
 
 impl Addressee for FairWaiter {
     fn told(&self, news: &News<'_>) {
-        if matches!(news, News::Ask { .. }) {
-            self.ask();
+        match news {
+            News::Ask { .. } => self.ask(),
+            News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.lock) => {
+                let Some(followers) = followers(grant.details) else { return };
+                let (now, lease, received) = (grant.now, grant.lease, clock::now());
+                let granted = Granted { now, received, lease, followers };
+                // A second copy says nothing new.
+                self.granted.lock().get_or_insert(granted);
+                self.thread.parker().unpark();
+            }
+            // `x` and `{x}` have one queue: it was granted the other lock, and has lost its place.
+            // It finds that out by its next sign of life: at once, the two might go to and fro.
+            News::Grant(grant) => {
+                self.core.upgrade().inspect(|core| give_back(core, self.owner.number(), grant));
+            }
+            News::Open { .. } => {}
         }
     }
 }
@@ -73,15 +106,16 @@ impl FairWaiter {
 impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Site) -> Arc<Self> {
-        site.core.members.of::<Self>().find(&site.name, |name| {
+        site.core.members.of::<Self>().get(&site.name, |name| {
             let keys = FairKeys::new(&name);
-            Self { core: Arc::clone(&site.core), name, keys, waiters: Mutex::default() }
+            let core = Arc::clone(&site.core);
+            let look = Arc::new(Look::new(&core, Arc::clone(&name)));
+            Self { core, name, keys, waiters: Mutex::default(), look }
         })
     }
 
     pub(super) fn scripts(&self) -> FairScripts<'_> {
-        let fair_wait = self.core.config.fair_wait_timeout;
-        FairScripts { key: &self.name, keys: &self.keys, fair_wait }
+        scripts(&self.core, &self.name, &self.keys)
     }
 
     /// Wakes all who wait, for something that is not the queue's news.
@@ -99,14 +133,18 @@ impl FairQueue {
     ) -> Place {
         let own = self.core.pubsub.listen_to_own();
         let waiter = Arc::new(FairWaiter {
+            core: Arc::downgrade(&self.core),
             owner,
             thread: Arc::clone(thread),
             terms,
+            lock: Arc::clone(&self.name),
+            database: self.core.database(),
             told: AtomicBool::new(false),
+            granted: Mutex::new(None),
             passed: Mutex::new(None),
         });
+        let expected = Expected::new(&self.core, owner.number(), Arc::clone(&waiter) as _);
         let mut waiters = self.waiters.lock();
-        self.core.pubsub.expect(owner.number(), Arc::clone(&waiter) as Arc<dyn Addressee>);
         waiters.standing.push(Arc::clone(&waiter));
         let first = !std::mem::replace(&mut waiters.kept_alive, true);
         drop(waiters);
@@ -119,6 +157,10 @@ impl FairQueue {
             site: Arc::clone(site),
             waiter,
             own,
+            expected,
+            asked: None,
+            began: None,
+            anchor: None,
             redisson: None,
             stays: false,
             twice: false,
@@ -131,17 +173,17 @@ impl FairQueue {
         format!("{}{}", self.keys.channel_prefix, waiter.owner).into()
     }
 
-    pub(super) fn hold(
-        self: &Arc<Self>,
-        owner: Owner,
-        terms: Terms,
-        lease: Duration,
-        asked: Asked,
-        sent_twice: bool,
-        followers: Vec<Vec<u8>>,
-    ) -> Hold {
-        let line = FairLine::new(Arc::clone(self), followers);
-        Hold::new(Some(Arc::new(line)), owner, terms, lease, asked, sent_twice)
+    /// Who may have a hold after its owner.
+    pub(super) fn line(self: &Arc<Self>, followers: Followers) -> Arc<FairLine> {
+        Arc::new(FairLine::new(Arc::clone(self), followers))
+    }
+
+    /// The lock was handed to somebody of another client, most likely. If that one is stopped, the
+    /// provisional lease ends and nobody is told.
+    pub(super) fn handed_on(&self) {
+        if self.look.handed_on() {
+            self.core.watchdog.schedule_kept(Arc::clone(&self.look) as _, LOOK_AFTER);
+        }
     }
 
     /// The thread has the lock. `Err`: the grant was read after its own deadline, or the hold was
@@ -220,15 +262,100 @@ impl Chore for FairQueue {
 
 const SHORTEST_PERIOD: Duration = Duration::from_millis(500);
 
+/// Whether the one who was handed the lock has come: looked for when its provisional lease is over, by
+/// a sign of life for nobody. One timer for all hand-overs: if there was one since, it looks again.
+#[derive(Debug)]
+struct Look {
+    core: Weak<Core>,
+    name: Arc<str>,
+    keys: FairKeys,
+    state: Mutex<LookState>,
+}
+
+#[derive(Debug, Default)]
+struct LookState {
+    /// When the lock was handed on last, on the hold's clock, and for which of these times it looks.
+    handed_on: u64,
+    looked_for: u64,
+    scheduled: bool,
+}
+
+impl Look {
+    fn new(core: &Arc<Core>, name: Arc<str>) -> Self {
+        let keys = FairKeys::new(&name);
+        Self { core: Arc::downgrade(core), name, keys, state: Mutex::default() }
+    }
+
+    /// Whether it is to be scheduled.
+    fn handed_on(&self) -> bool {
+        let mut state = self.state.lock();
+        state.handed_on = clock::now();
+        if state.scheduled {
+            return false;
+        }
+        (state.scheduled, state.looked_for) = (true, state.handed_on);
+        true
+    }
+}
+
+impl Chore for Look {
+    fn command(&self) -> Option<Command> {
+        let mut state = self.state.lock();
+        if state.looked_for > state.handed_on {
+            state.scheduled = false;
+            return None;
+        }
+        drop(state);
+        let core = self.core.upgrade()?;
+        Some(scripts(&core, &self.name, &self.keys).keep_alive_command(&[]))
+    }
+
+    fn done(&self, outcome: Outcome) -> Duration {
+        let granted = matches!(kept_alive(outcome), Ok(KeptAlive { again: Some(_), .. }));
+        let now = clock::now();
+        let mut state = self.state.lock();
+        if granted {
+            state.handed_on = now;
+        }
+        if state.handed_on > state.looked_for {
+            state.looked_for = state.handed_on;
+            let due = state.handed_on.saturating_add(clock::nanos(LOOK_AFTER));
+            return Duration::from_nanos(due.saturating_sub(now));
+        }
+        // Nothing since: it ends there, unless something is handed on until then.
+        state.looked_for = now;
+        LOOK_AFTER
+    }
+}
+
+/// The provisional lease, and a moment.
+const LOOK_AFTER: Duration = Duration::from_millis(2_005);
+
+fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
+    let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());
+    FairScripts { key, keys, fair_wait, database }
+}
+
 /// A message for an owner of this client that does not wait. Nobody has its place: a request came
 /// late, or the hold that it was passed was taken away. Whatever the owner holds stays.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
+    give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
+}
+
+/// The same with a grant: nobody has the lock, and so it is given back.
+pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+    // Another kind of lock has other details.
+    if grant.database == core.database() && followers(grant.details).is_some() {
+        give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
+    }
+}
+
+fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u8]) -> Command) {
     if core.is_shut_down() {
         return;
     }
     let keys = FairKeys::new(lock);
-    let fair_wait = core.config.fair_wait_timeout;
     let owner = format!("{}:{owner}", core.id.as_str());
-    let leave = FairScripts { key: lock, keys: &keys, fair_wait }.leave_command(owner.as_bytes());
-    core.watchdog.run_errand(Errand::brief(&Arc::from(lock), leave));
+    let command = command(scripts(core, lock, &keys), owner.as_bytes());
+    core.watchdog.run_errand(Errand::brief(&Arc::from(lock), command));
 }

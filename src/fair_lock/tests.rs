@@ -23,9 +23,9 @@ fn granted(lock: &FairLock) -> Granted<'_> {
     let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
     let place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
     let (owner, lease, asked) = (place.waiter.owner, terms.lease(&site.core), Asked::now(site));
-    let replied = queue.scripts().acquire(&site.lane, &owner, lease, false, MOST_FOLLOWERS);
-    assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Vec::new()));
-    let hold = queue.hold(owner, terms, lease, asked, false, Vec::new());
+    let replied = queue.scripts().acquire(&site.lane, &owner, lease, None);
+    assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Followers::new()));
+    let hold = place.hold(lease, asked, Followers::new());
     Granted { lock, place, hold }
 }
 

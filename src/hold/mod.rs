@@ -25,8 +25,7 @@ use crate::sync::{Mutex, Thread};
 
 pub(crate) use cohort::{Cohort, Share};
 pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
-use place::Expected;
-pub(crate) use place::Place;
+pub(crate) use place::{Expected, Place};
 pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
 
 /// What a guard knows of its hold.
@@ -75,6 +74,9 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
 
     /// Undoes whatever a late request of the hold's owner may do.
     fn give_up_command(&self, hold: &Hold) -> Command;
+
+    /// Its release has made somebody else the holder.
+    fn handed_on(&self);
 }
 
 /// How long a hold is asked for.
@@ -206,9 +208,19 @@ impl Hold {
         Self { share, _expected: expected, ..self }
     }
 
+    /// In the line of a kind of lock that has one.
+    pub(crate) fn in_line(self, line: Arc<dyn Line>) -> Self {
+        Self { line: Some(line), ..self }
+    }
+
     /// Whether it still has the lease of a grant by message, and is to be raised to its own.
     pub(crate) fn is_provisional(&self) -> bool {
         self.provisional.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server granted it for longer than it was asked for.
+    pub(crate) fn is_granted_longer(&self) -> bool {
+        self.granted_lease > self.first_lease
     }
 
     /// It has the lease of its terms.

@@ -126,6 +126,14 @@ pub(crate) struct Expected {
     owner: u64,
 }
 
+impl Expected {
+    /// From here on messages that name this owner reach `who`.
+    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: Arc<dyn Addressee>) -> Arc<Self> {
+        core.pubsub.expect(owner, who);
+        Arc::new(Self { core: Arc::clone(core), owner })
+    }
+}
+
 impl Drop for Expected {
     fn drop(&mut self) {
         if !self.core.is_forked() {
@@ -204,11 +212,11 @@ impl Place {
             database: core.database(),
             state: Mutex::default(),
         });
-        core.pubsub.expect(owner.number(), Arc::clone(&mail) as Arc<dyn Addressee>);
+        let expected = Expected::new(core, owner.number(), Arc::clone(&mail) as _);
         Self {
             owner,
             mail,
-            expected: Arc::new(Expected { core: Arc::clone(core), owner: owner.number() }),
+            expected,
             began: None,
             asked: None,
             anchor: None,

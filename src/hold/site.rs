@@ -287,7 +287,10 @@ impl Site {
         let renewed_late = reason == LostReason::LeaseExpired
             && (seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
-        if renewed_late || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
+        if renewed_late
+            || hold.is_granted_longer()
+            || hold.line.as_ref().is_some_and(|line| line.has_passed())
+        {
             self.repeat(self.release_command(hold), hold.longest_lease());
         }
     }
@@ -689,6 +692,12 @@ impl Release {
         // Not before the release is answered: it would find nothing to release.
         self.site.undo_late_requests(&self.hold);
         match outcome {
+            Ok(script::lock::Released::HandedOn) => {
+                if let Some(line) = &self.hold.line {
+                    line.handed_on();
+                }
+                Ok(())
+            }
             Ok(script::lock::Released::Done) => Ok(()),
             Ok(script::lock::Released::LeftToOthers) => {
                 self.site.gate.left_to_others();

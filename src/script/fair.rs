@@ -1,5 +1,6 @@
 //! The scripts of the fair lock.
 
+use std::collections::VecDeque;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -10,21 +11,21 @@ use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{FairKeys, Owner};
 
 macro_rules! script {
-    ($($file:literal),+) => {
+    ($file:literal) => {
         LazyLock::new(|| {
             Script::new(concat!(
                 include_str!("../../lua/fair/line.lua"),
-                $(include_str!(concat!("../../lua/fair/", $file))),+
+                include_str!(concat!("../../lua/fair/", $file))
             ))
         })
     };
 }
 
-static ACQUIRE: LazyLock<Script> = script!("take.lua", "acquire.lua");
-static TRY: LazyLock<Script> = script!("take.lua", "try.lua");
+static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
+static TRY: LazyLock<Script> = script!("try.lua");
 static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
 static RELEASE: LazyLock<Script> = script!("release.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("take.lua", "force_unlock.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
 static KEEP_ALIVE: LazyLock<Script> = script!("keep_alive.lua");
 
 /// See [`super::prepare`].
@@ -34,9 +35,6 @@ pub(super) fn prepare() {
     }
 }
 
-/// What a waiter of Redisson's adds to the scores behind it: its `fairLockWaitTimeout`.
-const REDISSON_WAIT: Duration = Duration::from_secs(300);
-
 /// One fair lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairScripts<'a> {
@@ -44,19 +42,33 @@ pub(crate) struct FairScripts<'a> {
     pub(crate) keys: &'a FairKeys,
     /// How long a waiter counts as alive without a sign of life.
     pub(crate) fair_wait: Duration,
+    /// The number of the client's database.
+    pub(crate) database: i64,
 }
 
 /// What became of a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
-    /// Taken. These owners of the same client stand directly behind, in their order.
-    Granted(Vec<Vec<u8>>),
+    /// Taken.
+    Granted(Followers),
     Queued {
+        /// The server's time when it answered, in ms.
+        now: u64,
         /// When to ask again though nobody told; `None`: not.
         ask_after: Option<Duration>,
         /// Whether one of Redisson's may be who tells it, on the owner's own channel.
         by_redisson: bool,
     },
+}
+
+/// The numbers of the owners of the same client that stand directly behind one who was granted the
+/// lock, in their order.
+pub(crate) type Followers = VecDeque<u64>;
+
+/// Of the word in which scripts say it.
+pub(crate) fn followers(word: &str) -> Option<Followers> {
+    let numbers = word.split(',').filter(|number| *number != "-");
+    numbers.map(|number| number.parse().ok()).collect()
 }
 
 /// What the server says after a sign of life.
@@ -69,34 +81,35 @@ pub(crate) struct KeptAlive {
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or a place in the queue; asks how it stands if it has one already.
+    /// Takes the lock or a place in the queue; asks how it stands if it has one already: `older` are
+    /// then those of this client that came before it and wait, who come back with it if they were
+    /// dropped.
     pub(crate) fn acquire(
         self,
         lane: &Lane,
         owner: &Owner,
         lease: Duration,
-        was_queued: bool,
-        followers: u32,
+        older: Option<&[Owner]>,
     ) -> Result<Replied<FairAcquired>, Trouble> {
-        let mut digits = [[0; 20]; 2];
-        let [first, second] = &mut digits;
-        let followers = followers.to_string();
-        let arguments = [
-            millis(lease, first),
-            owner.as_bytes(),
-            millis(REDISSON_WAIT, second),
-            if was_queued { b"1" } else { b"0" },
-            followers.as_bytes(),
-        ];
+        let mut digits = [0; 20];
+        let was_queued = if older.is_some() { b"1" } else { b"0" };
+        let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
+        arguments.extend(older.into_iter().flatten().map(Owner::as_bytes));
         let command = self.command(&ACQUIRE, &arguments);
         let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
         let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
         let reply = match reply.as_slice() {
-            [Value::Int(1), followers @ ..] => FairAcquired::Granted(texts(followers)),
-            [Value::Int(0), Value::Int(ask), Value::Int(redisson)] => FairAcquired::Queued {
-                ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
-                by_redisson: *redisson != 0,
-            },
+            [Value::Int(1), Value::BulkString(behind)] => {
+                let behind = str::from_utf8(behind).ok().and_then(followers);
+                FairAcquired::Granted(behind.unwrap_or_default())
+            }
+            [Value::Int(0), Value::Int(now), Value::Int(ask), Value::Int(redisson)] => {
+                FairAcquired::Queued {
+                    now: u64::try_from(*now).unwrap_or_default(),
+                    ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+                    by_redisson: *redisson != 0,
+                }
+            }
             _ => return Err(unexpected(&Value::Array(reply))),
         };
         Ok(Replied { reply, twice })
@@ -138,16 +151,19 @@ impl FairScripts<'_> {
 
     /// Says that these owners are alive.
     pub(crate) fn keep_alive_command(self, owners: &[Owner]) -> Command {
-        let mut digits = [0; 20];
-        let mut arguments = vec![millis(REDISSON_WAIT, &mut digits)];
-        arguments.extend(owners.iter().map(Owner::as_bytes));
+        let arguments: Vec<_> = owners.iter().map(Owner::as_bytes).collect();
         self.command(&KEEP_ALIVE, &arguments)
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
         let keys = [self.key, &self.keys.queue, &self.keys.timeouts];
         let mut digits = [0; 20];
-        let common = [millis(self.fair_wait, &mut digits), self.keys.channel_prefix.as_bytes()];
+        let database = self.database.to_string();
+        let common = [
+            millis(self.fair_wait, &mut digits),
+            self.keys.channel_prefix.as_bytes(),
+            database.as_bytes(),
+        ];
         Command::script(script, &keys.map(str::as_bytes), &[&common, arguments].concat())
     }
 }
@@ -166,9 +182,9 @@ pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     }
 }
 
-/// What became of a [`FairScripts::give_up_command`].
-pub(crate) fn left(outcome: Outcome) -> Result<(), Trouble> {
-    accepted(outcome, Rights::FairLocks).map(drop)
+/// What became of a [`FairScripts::give_up_command`]: whether it gave back a hold.
+pub(crate) fn left(outcome: Outcome) -> Result<bool, Trouble> {
+    Ok(accepted(outcome, Rights::FairLocks)? == Value::Int(2))
 }
 
 fn texts(values: &[Value]) -> Vec<Vec<u8>> {

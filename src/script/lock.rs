@@ -210,7 +210,9 @@ fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 /// What became of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// Another's, or free.
+    /// Another's, who was told.
+    HandedOn,
+    /// Free.
     Done,
     /// Free, and left to Redisson's clients for a moment.
     LeftToOthers,
@@ -239,6 +241,7 @@ pub(crate) fn release(
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
     match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
+        Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2) => Ok(Released::LeftToOthers),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),

@@ -16,11 +16,22 @@ pub(crate) const CLOCK_OFFSET: i64 = 6_000;
 pub(crate) const WATCHDOG: i64 = 30_000;
 /// How long ours pass a hold on without a word from the server.
 pub(crate) const TURN: i64 = 200;
+/// As the scripts have it: how long a lock is granted for by message.
+pub(crate) const PROVISIONAL: i64 = 2_000;
+/// A hold that has lasted so long is raised to its lease, and tried again after this.
+pub(crate) const RAISE: i64 = 50;
+pub(crate) const RAISE_AGAIN: i64 = 400;
+/// Who has handed the lock on looks after this.
+pub(crate) const LOOK_AFTER: i64 = PROVISIONAL + 5;
+/// What a deadline by message is shortened by.
+pub(crate) const DRIFT: i64 = 2;
 
 /// A process of ours or a Redisson client.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) is_ours: bool,
+    /// Redisson's, of version 3.16.8.
+    pub(crate) is_old: bool,
     uuid: String,
     /// What its clock shows is the server's time and this.
     pub(crate) clock_offset: i64,
@@ -29,6 +40,9 @@ pub(crate) struct Client {
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
+    /// When it last handed the lock on, and for which of these times it will look.
+    pub(crate) handed: i64,
+    pub(crate) looks: Option<i64>,
     pub(crate) deaf: bool,
     /// Ours: it listens to its own channel.
     pub(crate) listens: bool,
@@ -46,15 +60,27 @@ impl Client {
         let version = if is_ours { 8 } else { 4 };
         Self {
             is_ours,
+            is_old: false,
             uuid: format!("{name:0>8}-0000-{version}000-8000-000000000000"),
             clock_offset,
             state: Run::Going,
             well_since: Some(0),
             last_number: 0,
             keeps_alive: false,
+            handed: 0,
+            looks: None,
             deaf: false,
             listens: false,
         }
+    }
+
+    pub(crate) fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Whether somebody listens to its channel, as the server sees it.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.listens && !self.deaf
     }
 
     /// Numbers rise in the order of arrival.
@@ -88,6 +114,8 @@ pub(crate) struct Waiter {
     /// Ours: was answered that one of Redisson's may tell it, and listens on its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
+    /// Ours: the server's time of its last refusal. What was granted before is over.
+    pub(crate) refused: i64,
     /// Ours: it asks again without being told, in a moment.
     pub(crate) asks_soon: bool,
 
@@ -126,6 +154,8 @@ pub(crate) struct Hold {
     pub(crate) owner: String,
     pub(crate) begun: i64,
     pub(crate) ends: i64,
+    /// Granted by message, and not raised to its lease.
+    pub(crate) is_provisional: bool,
     pub(crate) followers: VecDeque<usize>,
     pub(crate) passed: Vec<String>,
 }

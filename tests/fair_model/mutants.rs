@@ -1,16 +1,21 @@
 //! Rules broken one at a time, to show that the model would notice.
 
+use crate::simulation::Rule;
 use crate::store::Script;
 
-/// What is broken, in which script, and how.
+/// What is broken, and how.
 pub(crate) struct Mutant {
     pub(crate) what: &'static str,
-    pub(crate) script: Script,
-    pub(crate) part: &'static str,
-    pub(crate) by: &'static str,
+    pub(crate) broken: Broken,
     /// A history that has found it out, to be tried first. If scripts or model have changed since,
     /// another one will, and the test says which.
     pub(crate) seed: u64,
+}
+
+pub(crate) enum Broken {
+    /// A part of a script's text, by another one.
+    Script(Script, &'static str, &'static str),
+    Client(Rule),
 }
 
 const fn mutant(
@@ -20,31 +25,35 @@ const fn mutant(
     by: &'static str,
     seed: u64,
 ) -> Mutant {
-    Mutant { what, script, part, by, seed }
+    Mutant { what, broken: Broken::Script(script, part, by), seed }
+}
+
+const fn client(what: &'static str, rule: Rule, seed: u64) -> Mutant {
+    Mutant { what, broken: Broken::Client(rule), seed }
 }
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who acquires subtracts its wait from those behind, as Redisson does",
         Script::Acquire,
-        "table.remove(line, 1)",
-        "table.remove(line, 1)
-        for _, id in ipairs(redis.call('zrange', timeouts, 0, -1)) do
+        "        local behind = redis",
+        "for _, id in ipairs(redis.call('zrange', timeouts, 0, -1)) do
             redis.call('zincrby', timeouts, -fair_wait, id)
-        end",
+        end
+        local behind = redis",
         0,
     ),
     mutant(
         "who enters adds no time for Redisson's waiters ahead",
         Script::Acquire,
-        "enter(nil, ahead, 'rpush', owner)",
-        "enter(nil, 0, 'rpush', owner)",
+        "enter(owner, redissons_ahead, 'rpush', owner)",
+        "enter(owner, 0, 'rpush', owner)",
         1,
     ),
     mutant(
         "the highest score is believed, whosever it is",
         Script::Acquire,
-        "if left > 0 and ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then",
+        "if above > 0 and ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then",
         "if true then",
         13,
     ),
@@ -52,38 +61,40 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who was dropped comes back to the end",
         Script::Acquire,
-        "local place, redissons_ahead, seen = 0, 0, 0",
-        "local place, redissons_ahead, seen = #all, redissons(), 0",
+        "        if not ours(id) then
+            break
+        elseif",
+        "        place = #all
+        if",
         282,
     ),
     mutant(
         "who acquires drops nobody",
         Script::Acquire,
-        "elseif score > now() then",
-        "elseif true then",
+        "local lives = score and tonumber(score) > now()",
+        "local lives = true",
         143,
     ),
     mutant(
         "who is queued may take a free lock",
         Script::Acquire,
-        "elseif not line[1] then",
-        "else",
+        "elseif head == owner or not head then",
+        "elseif true then",
         1,
     ),
     mutant(
         "a lock is taken without an end",
         Script::Acquire,
-        "    redis.call('hset', lock, owner, 1)
-    redis.call('pexpire', lock, lease)",
-        "    redis.call('hset', lock, owner, 1)",
+        "local ends = redis.pcall('pexpire', lock, lease)",
+        "local ends = 0",
         0,
     ),
     mutant(
         "a place is left in the set",
         Script::Acquire,
-        "    redis.call('zrem', timeouts, head)
-    redis.call('ltrim', queue, 1, -1)",
-        "    redis.call('ltrim', queue, 1, -1)",
+        "    take(head, lease)
+    redis.call('zrem', timeouts, head)",
+        "    take(head, lease)",
         0,
     ),
     mutant(
@@ -91,9 +102,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         Script::Try,
         "    return 0
 end
-take(",
+take_anew(",
         "end
-take(",
+take_anew(",
         29,
     ),
     mutant(
@@ -106,15 +117,15 @@ take(",
     mutant(
         "keep_alive adds no time for Redisson's waiters ahead",
         Script::KeepAlive,
-        "local base = now + redisson_wait * redissons",
-        "local base = now",
+        "local base = now() + REDISSON_WAIT * redissons",
+        "local base = now()",
         0,
     ),
     mutant(
         "keep_alive adds time for all waiters ahead",
         Script::KeepAlive,
-        "local base = now + redisson_wait * redissons",
-        "local base = now + redisson_wait * (i - first)",
+        "local base = now() + REDISSON_WAIT * redissons",
+        "local base = now() + REDISSON_WAIT * (i - 1)",
         0,
     ),
     mutant(
@@ -146,45 +157,44 @@ take(",
         0,
     ),
     mutant(
-        "a dead one of ours is raised like a live one",
+        "keep_alive hands nothing on",
         Script::KeepAlive,
-        "if alive[id] then\n            new",
-        "if true then\n            new",
-        91,
-    ),
-    mutant(
-        "keep_alive drops no dead head",
-        Script::KeepAlive,
-        "while free and",
-        "while false and",
+        "    head, granted = hand_on(alive)",
+        "    head, granted = redis.call('lindex', queue, 0), false",
         58,
     ),
     mutant(
         "keep_alive drops dead heads and tells nobody",
         Script::KeepAlive,
-        "    tell(head)
-    reply[1]",
-        "    reply[1]",
+        "        tell(head)
+    end
+end
+
+local line",
+        "    end
+end
+
+local line",
         45,
     ),
     mutant(
         "keep_alive does not tell who is missing",
         Script::KeepAlive,
-        "if not in_line[id] or free and id == head then",
-        "if free and id == head then",
+        "if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then",
+        "if left == -2 and id == head then",
         14,
     ),
     mutant(
         "keep_alive does not tell the first in line of a free lock",
         Script::KeepAlive,
-        "if not in_line[id] or free and id == head then",
+        "if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then",
         "if not in_line[id] then",
         28,
     ),
     mutant(
         "keep_alive does not say when a dead head's time is over",
         Script::KeepAlive,
-        "reply[1] = math.max(50, scores[head] - now)",
+        "reply[1] = math.max(50, (scores[head] or 0) - now())",
         "",
         64,
     ),
@@ -229,15 +239,14 @@ take(",
     mutant(
         "a release tells nobody",
         Script::Release,
-        "    heard = tell(head)
-    if",
-        "    if",
+        "local moved = move_on()",
+        "local moved = 0",
         0,
     ),
     mutant(
         "a release leaves those in the queue to whom the hold was passed",
         Script::Release,
-        "if ARGV[4] then",
+        "if ARGV[5] then",
         "if false then",
         14,
     ),
@@ -249,12 +258,10 @@ take(",
         0,
     ),
     mutant(
-        "who is told where Redisson would is not ours",
+        "ours are told where Redisson would, and granted nothing",
         Script::Release,
-        "    if ours(id) then
-        local own",
-        "    if false then
-        local own",
+        "elseif not ours(head) then",
+        "elseif true then",
         0,
     ),
     mutant(
@@ -279,13 +286,6 @@ take(",
         0,
     ),
     mutant(
-        "who asks again believes that none of Redisson's is ahead",
-        Script::Acquire,
-        "return queued(place, place == 0 and 0 or redissons())",
-        "return queued(place, 0)",
-        0,
-    ),
-    mutant(
         "who gives up a place gives up a hold, too",
         Script::GiveUp,
         "only_place and 0 or ",
@@ -293,11 +293,76 @@ take(",
         0,
     ),
     mutant(
-        "a place that is nobody's is not given up",
-        Script::GiveUp,
-        "local left, entries = pcall(leave, owner)",
-        "local left, entries = true, 0
-if not only_place then left, entries = pcall(leave, owner) end",
+        "the lock is handed to who does not listen",
+        Script::Release,
+        "lives = listening[2] ~= 0",
+        "",
         0,
     ),
+    mutant(
+        "a grant by message has the whole lease",
+        Script::Release,
+        "local PROVISIONAL = 2000",
+        "local PROVISIONAL = 30000",
+        0,
+    ),
+    mutant(
+        "who is granted the lock stays in the list",
+        Script::Release,
+        "    redis.call('zrem', timeouts, head)
+    redis.call('ltrim', queue, 1, -1)
+end
+
+-- Takes a waiter",
+        "    redis.call('zrem', timeouts, head)
+end
+
+-- Takes a waiter",
+        0,
+    ),
+    mutant(
+        "another client's waiters are named as followers",
+        Script::Release,
+        "if client(line[i]) ~= client(id) then",
+        "if false then",
+        0,
+    ),
+    mutant(
+        "followers are named who stand further back",
+        Script::Release,
+        "followers(head, line, 2)",
+        "followers(head, line, 3)",
+        0,
+    ),
+    mutant(
+        "who asks takes a free lock before the first in line",
+        Script::Acquire,
+        "local line = redis.call('lrange', queue, 0, FOLLOWERS)",
+        "local line = asks and {next(asks)} or redis.call('lrange', queue, 0, FOLLOWERS)",
+        0,
+    ),
+    mutant(
+        "who asks does not move the line of a free lock",
+        Script::Acquire,
+        "local head, granted, dropped = hand_on({[owner] = true}, older)",
+        "local head, granted, dropped = redis.call('lindex', queue, 0), false, false",
+        0,
+    ),
+    mutant(
+        "who tries does not move the line of a free lock",
+        Script::Try,
+        "local head, granted, dropped = hand_on()",
+        "local head, granted, dropped = redis.call('lindex', queue, 0), false, false",
+        0,
+    ),
+    mutant(
+        "a forced unlock moves nobody",
+        Script::ForceUnlock,
+        "move_on()
+return",
+        "return",
+        0,
+    ),
+    client("a grant is believed however late it is read", Rule::Deadline, 0),
+    client("nobody looks whether a hand-over was taken up", Rule::Look, 0),
 ];

@@ -14,7 +14,8 @@ impl Simulation<'_> {
             let is_ours = i < ours;
             let offset = self.random.between(-CLOCK_OFFSET, CLOCK_OFFSET);
             let name = if is_ours { i } else { i - ours }.to_string();
-            let client = Client::new(&name, is_ours, if is_ours { 0 } else { offset });
+            let mut client = Client::new(&name, is_ours, if is_ours { 0 } else { offset });
+            client.is_old = !is_ours && self.random.percent(40);
             self.world.clients.push(client);
         }
         let span = self.random.one_of(&[
@@ -50,6 +51,9 @@ impl Simulation<'_> {
                 let waiter = self.add_waiter(client, works);
                 self.within(span, Event::Try(waiter));
             }
+        }
+        if self.random.percent(30) {
+            self.store.monitor();
         }
         if self.random.percent(6) {
             self.within(span, Event::DeleteKeys);
@@ -87,6 +91,7 @@ impl Simulation<'_> {
             sleeps: false,
             by_redisson: false,
             listens: false,
+            refused: 0,
             asks_soon: false,
             rank: None,
             served: false,

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use crate::clients::{FAIR_WAIT, JITTER, PERIOD, Phase, REDISSON_WAIT, Waiter, World};
+use crate::clients::{FAIR_WAIT, JITTER, PERIOD, PROVISIONAL, Phase, REDISSON_WAIT, Waiter, World};
 use crate::simulation::Count;
-use crate::store::{Script, State, Told, is_ours};
+use crate::store::{Message, Script, State, is_ours};
 
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
@@ -48,8 +48,9 @@ pub(crate) fn check_step(
     if step.script == Some(Script::KeepAlive) {
         let mut ours_ahead = false;
         for owner in &step.after.queue {
-            ours_ahead |= is_ours(owner);
             let waiter = &mut world.waiters[world.by_owner[owner]];
+            // Who comes back to the head finds Redisson's waiters there with what time they have.
+            ours_ahead |= is_ours(owner) && !waiter.came_back && waiter.phase != Phase::Gone;
             if ours_ahead {
                 waiter.base = waiter.base.max(step.now - TIME_LOST);
             }
@@ -85,39 +86,55 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
     let owner = match script {
-        Some(Script::Release | Script::GiveUp) => Some(&step.args[2]),
+        Some(Script::Release | Script::GiveUp) => Some(&step.args[3]),
         Some(Script::RedissonUnlock) => Some(&step.args[0]),
         _ => None,
     };
-    let ended = !before.holders.is_empty() && after.holders.is_empty();
+    let ended = !before.holders.is_empty() && after.holders != before.holders;
     if ended && owner.is_some_and(|owner| before.holders != [owner.as_str()]) {
         return Err(format!("{owner:?} ends the hold of {:?}", before.holders));
     }
     if script == Some(Script::GiveUp) {
-        let only_place = step.args[3] == "1";
+        let only_place = step.args[4] == "1";
         if only_place && ended {
             return Err(format!("{owner:?} gives up its place and loses the lock"));
         }
-        if !only_place && after.holders.contains(&step.args[2]) {
+        if !only_place && after.holders.contains(&step.args[3]) {
             return Err(format!("{owner:?} has given up and holds the lock"));
         }
     }
-    let frees = matches!(script, Some(Script::Release | Script::GiveUp | Script::ForceUnlock));
-    match after.queue.first() {
-        Some(head) if frees && after.holders.is_empty() => {
-            let told = Told { owner: head.clone(), by_ours: is_ours(head) };
-            if after.told.contains(&told) {
-                return Ok(());
-            }
-            Err(format!("{script:?} does not tell {head}"))
-        }
-        _ => Ok(()),
+    if script == Some(Script::Release)
+        && let Some(passed) = step.args[4..]
+            .iter()
+            .find(|passed| after.queue.contains(passed) || after.holders.contains(passed))
+    {
+        return Err(format!("{passed} was passed the hold and stays"));
     }
+    let (Some(script), Some(head), true) = (script, after.queue.first(), after.holders.is_empty())
+    else {
+        return Ok(());
+    };
+    // Who has just said that it lives is told by the reply.
+    let asks = match script {
+        Script::KeepAlive => step.args.contains(head),
+        // It has come along with a younger one, and does not listen.
+        Script::Acquire => step.args[6..].contains(head),
+        _ => false,
+    };
+    if !script.is_redissons() && is_ours(head) && !asks {
+        return Err(format!("{script:?} leaves {head} before a free lock"));
+    }
+    let frees = matches!(script, Script::Release | Script::GiveUp | Script::ForceUnlock);
+    if frees && !after.told.iter().any(|told| told.owner == *head) {
+        return Err(format!("{script:?} does not tell {head}"));
+    }
+    Ok(())
 }
 
 /// A waiter of ours hears of Redisson's release, unless it is about to ask in any case.
 pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Result<(), Broken> {
-    for Told { owner, .. } in after.told.iter().filter(|told| !told.by_ours) {
+    for told in after.told.iter().filter(|told| !told.is_by_ours()) {
+        let owner = &told.owner;
         let waiter = world.waiter(owner);
         let client = &world.clients[waiter.client];
         let hears = waiter.listens || waiter.asks_soon || waiter.registered.is_none();
@@ -159,22 +176,27 @@ fn check_leavers(step: &Step<'_>, world: &mut World, seen: &mut Vec<Count>) -> R
         let stays = step.after.place(owner).is_some();
         let is_actor = step.is_by(owner, world);
         // Redisson's own script may drop its own client from the head and put it at the end.
-        let drops_itself = step.script == Some(Script::RedissonAcquire)
+        let drops_itself = step.script.is_some_and(Script::is_redissons_acquire)
             && is_actor
             && stays
             && step.after.scores[owner] != step.before.scores[owner];
         if (!stays || drops_itself) && !is_ours(owner) {
             world.redissons_left.push(step.now);
         }
-        let was_passed_to = step.script == Some(Script::Release) && step.args[3..].contains(owner);
+        let was_passed_to = step.script == Some(Script::Release) && step.args[4..].contains(owner);
+        let was_granted = step.after.holders.contains(owner);
         if drops_itself {
             check_drop(step, w, world)?;
             seen.push(Count::RedissonsDropped);
             world.waiters[w].rank = None;
-        } else if !stays && !is_actor && !was_passed_to {
+        } else if !stays && !is_actor && !was_passed_to && !was_granted {
             check_drop(step, w, world)?;
             world.waiters[w].dropped = true;
-            seen.push(if is_ours(owner) { Count::OursDropped } else { Count::RedissonsDropped });
+            seen.push(match is_ours(owner) {
+                true if !world.client_of(w).is_heard() => Count::DeafDropped,
+                true => Count::OursDropped,
+                false => Count::RedissonsDropped,
+            });
         }
     }
     Ok(())
@@ -188,6 +210,11 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
         return Ok(());
     }
     if world.is_ours(w) {
+        let by_ours = step.script.is_some_and(|script| !script.is_redissons());
+        let is_nobodys = waiter.phase == Phase::Gone;
+        if is_nobodys || by_ours && !world.client_of(w).is_heard() {
+            return Ok(());
+        }
         return match world.client_of(w).well_since {
             None => Ok(()),
             Some(_) => Err(format!("{} lives and is dropped", waiter.owner)),
@@ -219,7 +246,8 @@ fn check_comers(
         if step.before.place(owner).is_some() && waiter.rank.is_some() {
             continue;
         }
-        if !step.is_by(owner, world) {
+        let comes_along = step.script == Some(Script::Acquire) && step.args[6..].contains(owner);
+        if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
         // One of ours that never heard that it is queued cannot say so when it asks again.
@@ -278,10 +306,26 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
 /// The lock was free, and goes to who asked and is first.
 fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<Count, Broken> {
     let owner = &step.after.holders[0];
-    if !step.before.holders.is_empty() {
+    let message = step.after.told.iter().find(|told| told.owner == *owner);
+    let by_message = match message.map(|told| &told.what) {
+        Some(Message::Grant(grant)) => {
+            if step.after.lease_ends != Some(grant.now + grant.lease) || grant.now != step.now {
+                return Err(format!("{owner} is told {grant:?}"));
+            }
+            if grant.lease > PROVISIONAL || !world.client_of(world.by_owner[owner]).is_heard() {
+                return Err(format!("{owner} may not hear {grant:?}"));
+            }
+            true
+        }
+        _ => false,
+    };
+    let ends = matches!(step.script, Some(Script::Release | Script::GiveUp | Script::ForceUnlock));
+    if !(step.before.holders.is_empty() || ends && by_message) {
         return Err(format!("{owner} takes it from {:?}", step.before.holders));
     }
-    if !step.is_by(owner, world) {
+    let was_there = step.before.place(owner).is_some()
+        || step.script == Some(Script::Acquire) && step.args[6..].contains(owner);
+    if by_message && !was_there || !by_message && !step.is_by(owner, world) {
         return Err(format!("{owner} has the lock without having asked"));
     }
     let w = world.by_owner[owner];
@@ -291,7 +335,10 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
         waiter.rank = Some(*serial);
     }
     waiter.came_back |= waiter.dropped;
-    check_order(w, false, world)?;
+    // A place that is nobody's is given back at once.
+    if waiter.phase != Phase::Gone {
+        check_order(w, false, world)?;
+    }
     world.waiters[w].served = true;
     Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
 }
@@ -305,9 +352,16 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
         // Of one client those that came back stand in the order of their numbers, which is another
         // one if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
+        // Behind an older one of its client, whose own first request was lost and came last.
+        let is_older = |other: &Waiter| {
+            other.client == waiter.client
+                && other.number() < waiter.number()
+                && other.rank > waiter.rank
+        };
+        let behind_older = waiter.came_back && world.waiters.iter().any(is_older);
         let both_back = waiter.came_back && (granted.came_back || passed || by_number);
         waiter.phase == Phase::Waiting
-            && !(waiter.served || world.is_dead(waiter) || lost || both_back)
+            && !(waiter.served || world.is_dead(waiter) || lost || both_back || behind_older)
     };
     let earlier = |waiter: &&Waiter| waiter.rank.is_some() && waiter.rank < granted.rank;
     match world.waiters.iter().filter(earlier).find(|waiter| is_entitled(waiter)) {

@@ -1,5 +1,6 @@
 -- Stands before every script of the model: its own clock, leases and messages instead of the
--- server's, so that hours pass in milliseconds. The key `sim:now` holds the time.
+-- server's, so that hours pass in milliseconds. The key `sim:now` holds the time, `sim:patterns`
+-- how many hear every channel.
 local redis = (function(real)
     local function now()
         return tonumber(real.call('get', 'sim:now'))
@@ -26,6 +27,9 @@ local redis = (function(real)
         elseif command == 'publish' then
             real.call('rpush', 'sim:messages', key .. ' ' .. (...))
             return real.call('sismember', 'sim:listening', key)
+                + tonumber(real.call('get', 'sim:patterns') or 0)
+        elseif command == 'pubsub' then
+            return {(...), real.call('sismember', 'sim:listening', (...))}
         end
         if key == nil then
             return call(command)

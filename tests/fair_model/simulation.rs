@@ -6,13 +6,15 @@ use std::collections::BinaryHeap;
 
 use redis::Value;
 
-use crate::clients::{FAIR_WAIT, Phase, Run, World};
+use crate::clients::{Client, FAIR_WAIT, LOOK_AFTER, PROVISIONAL, Phase, Run, World};
 use crate::random::Random;
 use crate::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
-use crate::store::{CHANNEL, Script, State, Store, Told, channel_of};
+use crate::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
+/// Until who has handed the lock on has looked.
+const LOOK_SOON: i64 = LOOK_AFTER - PROVISIONAL + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
@@ -22,7 +24,7 @@ pub(crate) enum Event {
     AskAfter(usize, u64),
     GiveUp(usize),
     /// A message of ours has come for it.
-    Told(usize),
+    Told(usize, Message),
     /// It is subscribed to the channel where Redisson tells it.
     Listens(usize),
     /// A request of one that has given up arrives.
@@ -32,6 +34,10 @@ pub(crate) enum Event {
     /// Its work with the lock is done.
     Done(usize),
     Renew(usize),
+    /// A hold that was granted by message has lasted for a moment.
+    Raise(usize),
+    /// Who has handed the lock on looks once.
+    Look(usize),
     /// A hold of ours may have reached its end.
     Lost(usize),
     Interrupt(usize),
@@ -43,6 +49,15 @@ pub(crate) enum Event {
     HearAgain(usize),
     ForceUnlock,
     DeleteKeys,
+}
+
+/// What a client of ours may be made to forget, to see what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// A grant that is read late is none.
+    Deadline,
+    /// Who has handed the lock on looks when the provisional lease is over.
+    Look,
 }
 
 /// What happened how often: a case that never comes up is not tested.
@@ -70,10 +85,15 @@ pub(crate) enum Count {
     RedissonsDropped,
     ToldByRedisson,
     LateRequests,
-    TakenOut,
+    /// By message: taken up, read too late, and for nobody.
+    TakenUp,
+    ReadLate,
+    GivenBack,
+    Raised,
+    DeafDropped,
 }
 
-const COUNTED: [Count; 17] = [
+const COUNTED: [Count; 21] = [
     Count::Scripts,
     Count::GrantsToOurs,
     Count::GrantsToRedisson,
@@ -90,7 +110,11 @@ const COUNTED: [Count; 17] = [
     Count::RedissonsDropped,
     Count::ToldByRedisson,
     Count::LateRequests,
-    Count::TakenOut,
+    Count::TakenUp,
+    Count::ReadLate,
+    Count::GivenBack,
+    Count::Raised,
+    Count::DeafDropped,
 ];
 
 impl Summary {
@@ -129,11 +153,18 @@ pub(crate) struct Simulation<'a> {
     serial: u64,
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
     blocked: Option<Blocked>,
+    /// When somebody last ended a hold that was not its own.
+    pub(crate) forced: i64,
+    /// Who last handed the lock on, and when.
+    pub(crate) handed: Option<(usize, i64)>,
+    /// Since when the lock is free because who it was handed to did not come.
+    unclaimed: Option<i64>,
+    pub(crate) broken: Option<Rule>,
     trace: Vec<String>,
 }
 
 impl<'a> Simulation<'a> {
-    pub(crate) fn new(store: &'a mut Store, seed: u64) -> Self {
+    pub(crate) fn new(store: &'a mut Store, seed: u64, broken: Option<Rule>) -> Self {
         store.clear();
         let mut simulation = Self {
             store,
@@ -145,6 +176,10 @@ impl<'a> Simulation<'a> {
             serial: 0,
             events: BinaryHeap::new(),
             blocked: None,
+            forced: 0,
+            handed: None,
+            unclaimed: None,
+            broken,
             trace: Vec::new(),
         };
         simulation.plan();
@@ -172,14 +207,13 @@ impl<'a> Simulation<'a> {
         let taken = if self.random.percent(50) {
             self.try_lock(last)?
         } else {
-            self.request(last)? == Value::Array(vec![Value::Int(1)])
+            matches!(self.request(last)?, Value::Array(parts) if parts[0] == Value::Int(1))
         };
         if !taken {
             return Err(format!("the dead keep the last one out: {:?}", self.state));
         }
         let owner = self.world.waiters[last].owner.clone();
-        let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned(), owner];
-        self.send(Some(last), Script::Release, &args)?;
+        self.send(Some(last), Script::Release, &self.args(&[&owner]))?;
         let State { holders, queue, scores, .. } = &self.state;
         if !(holders.is_empty() && queue.is_empty() && scores.is_empty()) {
             return Err(format!("left behind: {:?}", self.state));
@@ -211,11 +245,41 @@ impl<'a> Simulation<'a> {
             let after = self.store.lapse(ends);
             self.summary.add(Count::Lapses);
             self.note("the lease ends");
+            self.unclaimed = self.is_unclaimed().then_some(ends);
             self.step(None, None, &[], after)?;
         }
+        self.check_unclaimed(time)?;
         check_blocked(self.blocked.as_ref(), time, &self.state, &self.world)?;
         self.now = time;
         Ok(())
+    }
+
+    /// The hold that ends now was handed on, and not raised, by a process that is well.
+    fn is_unclaimed(&self) -> bool {
+        let [owner] = self.state.holders.as_slice() else { return false };
+        let waiter = self.world.waiter(owner);
+        let is_raised = match waiter.phase {
+            Phase::Holding(hold) => !self.world.holds[hold].is_provisional,
+            _ => false,
+        };
+        self.handed.is_some_and(|(client, at)| {
+            let well = self.world.clients[client].well_since.is_some_and(|since| since <= at);
+            well && self.now == at + PROVISIONAL && !is_raised
+        })
+    }
+
+    /// A stopped process costs its provisional lease, and hardly more.
+    fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
+        let head = self.state.head();
+        if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {
+            self.unclaimed = None;
+        }
+        match self.unclaimed {
+            Some(since) if now - since > LOOK_SOON => {
+                Err(format!("{head:?} is not granted what nobody claims"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
@@ -236,7 +300,7 @@ impl<'a> Simulation<'a> {
             Event::AskAfter(w, asked) if self.world.waiters[w].asked == asked => self.ask(w),
             Event::AskAfter(..) => Ok(()),
             Event::GiveUp(w) => self.give_up(w),
-            Event::Told(w) => self.told(w),
+            Event::Told(w, message) => self.told(w, message),
             Event::Listens(w) => {
                 self.listen_to_redisson(w);
                 self.soon(Event::Ask(w));
@@ -246,6 +310,8 @@ impl<'a> Simulation<'a> {
             Event::Undo(w) => self.undo(w),
             Event::Done(w) => self.done(w),
             Event::Renew(w) => self.renew(w),
+            Event::Raise(w) => self.raise(w),
+            Event::Look(c) => self.look(c),
             Event::Lost(w) => self.lost(w),
             Event::Interrupt(w) => self.interrupt(w),
             Event::Try(w) => {
@@ -281,12 +347,13 @@ impl<'a> Simulation<'a> {
                 Ok(())
             }
             Event::ForceUnlock => {
-                let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned()];
-                self.send(None, Script::ForceUnlock, &args).map(|_| ())
+                self.forced = self.now;
+                self.send(None, Script::ForceUnlock, &self.args(&[])).map(|_| ())
             }
             Event::DeleteKeys => {
                 self.summary.add(Count::KeysDeleted);
                 self.note("all keys are deleted");
+                self.forced = self.now;
                 for waiter in &mut self.world.waiters {
                     waiter.place_lost |= waiter.rank.is_some() && !waiter.served;
                 }
@@ -303,15 +370,17 @@ impl<'a> Simulation<'a> {
             | Event::Ask(w)
             | Event::AskAfter(w, _)
             | Event::GiveUp(w)
-            | Event::Told(w)
+            | Event::Told(w, _)
             | Event::Listens(w)
             | Event::Undo(w)
             | Event::Done(w)
             | Event::Renew(w)
+            | Event::Raise(w)
             | Event::Lost(w)
             | Event::Interrupt(w)
             | Event::Try(w) => Some(self.world.waiters[w].client),
             Event::KeepAlive(c)
+            | Event::Look(c)
             | Event::Stop(c, _)
             | Event::Die(c)
             | Event::Deaf(c, _)
@@ -330,20 +399,31 @@ impl<'a> Simulation<'a> {
     }
 
     fn add_last(&mut self) -> usize {
-        let client = crate::clients::Client::new("last", true, 0);
+        let client = Client::new("last", true, 0);
         self.world.clients.push(client);
         let last = self.add_waiter(self.world.clients.len() - 1, &[(0, 0)]);
         self.name(last);
         last
     }
 
+    /// What all scripts of ours are sent, and what is this one's own.
+    pub(crate) fn args(&self, own: &[&str]) -> Vec<String> {
+        let common = [&FAIR_WAIT.to_string(), CHANNEL, DATABASE];
+        common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
+    }
+
     /// A deaf client has lost the connection over which messages come.
     fn set_deaf(&mut self, client: usize, deaf: bool) {
         self.world.clients[client].deaf = deaf;
+        let Client { is_ours, listens, .. } = self.world.clients[client];
+        if is_ours && listens {
+            let own = channel_of(&format!("{}:0", self.world.clients[client].uuid()));
+            self.store.set_listening(&own, !deaf);
+        }
         for w in self.world.waiting_of(client) {
             let waiter = &self.world.waiters[w];
             let owner = &waiter.owner;
-            if !self.world.clients[client].is_ours || self.world.clients[client].listens {
+            if !is_ours {
                 self.store.set_listening(&channel_of(owner), !deaf);
             }
             if waiter.listens {
@@ -388,10 +468,10 @@ impl<'a> Simulation<'a> {
             return Err(format!("{script:?} {args:?} fails: {error:?}"));
         }
         check_heard(script, &after, &self.world)?;
-        for Told { owner, by_ours } in &after.told {
-            let w = self.world.by_owner[owner];
+        for told in &after.told {
+            let w = self.world.by_owner[&told.owner];
             let is_ours = self.world.is_ours(w);
-            let listens = match (is_ours, by_ours) {
+            let listens = match (is_ours, told.is_by_ours()) {
                 (true, true) => self.world.client_of(w).listens,
                 (true, false) => self.world.waiters[w].listens,
                 (false, _) => true,
@@ -400,10 +480,13 @@ impl<'a> Simulation<'a> {
             if self.world.client_of(w).deaf || !listens || self.random.percent(3) {
                 continue;
             }
-            if is_ours && !by_ours {
+            if is_ours && !told.is_by_ours() {
                 self.summary.add(Count::ToldByRedisson);
             }
-            self.soon(if is_ours && *by_ours { Event::Told(w) } else { Event::Ask(w) });
+            self.soon(match &told.what {
+                Message::Alone => Event::Ask(w),
+                message => Event::Told(w, message.clone()),
+            });
         }
         self.step(actor, Some(script), args, after)?;
         Ok(reply)

@@ -7,6 +7,7 @@ use redis::{Connection, Value};
 pub(crate) const LOCK: &str = "orders";
 pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
 pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
+pub(crate) const DATABASE: &str = "0";
 /// Of the waiters' own channels, where Redisson tells them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
@@ -23,13 +24,19 @@ pub(crate) enum Script {
     ForceUnlock,
     KeepAlive,
     RedissonAcquire,
+    /// As 3.16.8 has it.
+    OldRedissonAcquire,
     RedissonGiveUp,
     RedissonUnlock,
 }
 
 impl Script {
     pub(crate) fn is_redissons(self) -> bool {
-        matches!(self, Self::RedissonAcquire | Self::RedissonGiveUp | Self::RedissonUnlock)
+        self.is_redissons_acquire() || matches!(self, Self::RedissonGiveUp | Self::RedissonUnlock)
+    }
+
+    pub(crate) fn is_redissons_acquire(self) -> bool {
+        matches!(self, Self::RedissonAcquire | Self::OldRedissonAcquire)
     }
 
     fn keys(self) -> &'static [&'static str] {
@@ -41,10 +48,10 @@ impl Script {
 }
 
 macro_rules! ours {
-    ($($file:literal),+) => {
+    ($file:literal) => {
         concat!(
             include_str!("../../lua/fair/line.lua"),
-            $(include_str!(concat!("../../lua/fair/", $file))),+
+            include_str!(concat!("../../lua/fair/", $file))
         )
     };
 }
@@ -56,13 +63,14 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
-            (Script::Acquire, ours!("take.lua", "acquire.lua")),
-            (Script::Try, ours!("take.lua", "try.lua")),
+            (Script::Acquire, ours!("acquire.lua")),
+            (Script::Try, ours!("try.lua")),
             (Script::GiveUp, ours!("give_up.lua")),
             (Script::Release, ours!("release.lua")),
-            (Script::ForceUnlock, ours!("take.lua", "force_unlock.lua")),
+            (Script::ForceUnlock, ours!("force_unlock.lua")),
             (Script::KeepAlive, ours!("keep_alive.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
+            (Script::OldRedissonAcquire, include_str!("redisson/acquire_3.lua")),
             (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
             (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
         ];
@@ -148,6 +156,11 @@ impl Store {
         self.run_command(now, command).1
     }
 
+    /// Somebody's monitor hears every channel.
+    pub(crate) fn monitor(&mut self) {
+        redis::cmd("SET").arg("sim:patterns").arg(1).exec(&mut self.connection).unwrap();
+    }
+
     /// Whether somebody hears what is said on a channel.
     pub(crate) fn set_listening(&mut self, channel: &str, listens: bool) {
         redis::cmd(if listens { "SADD" } else { "SREM" })
@@ -179,8 +192,28 @@ type Observed = (Vec<String>, Vec<String>, Vec<(String, i64)>, String, Vec<Strin
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) owner: String,
-    /// On the channel of its client, and not on its own.
-    pub(crate) by_ours: bool,
+    pub(crate) what: Message,
+}
+
+/// What it is told.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Message {
+    /// It should ask: on the waiter's own channel, where Redisson tells it.
+    Alone,
+    /// It should ask: on the channel of its client.
+    Ask,
+    /// It has the lock, on the channel of its client.
+    Grant(Grant),
+}
+
+/// A grant by message.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Grant {
+    /// The server's time.
+    pub(crate) now: i64,
+    pub(crate) lease: i64,
+    /// Who stands directly behind.
+    pub(crate) followers: Vec<String>,
 }
 
 impl Told {
@@ -190,12 +223,32 @@ impl Told {
         let Some(client) = channel.strip_prefix(CLIENT_CHANNEL) else {
             assert_eq!(text, "0");
             let owner = channel.strip_prefix(CHANNEL).unwrap().to_owned();
-            return Self { owner, by_ours: false };
+            return Self { owner, what: Message::Alone };
         };
         let client = client.strip_suffix('}').unwrap();
-        let number = text.strip_prefix("ask ").unwrap().strip_suffix(LOCK).unwrap().trim_end();
-        Self { owner: format!("{client}:{number}"), by_ours: true }
+        let owner = |number: &str| format!("{client}:{number}");
+        match *text.split(' ').collect::<Vec<_>>() {
+            ["ask", number, LOCK] => Self { owner: owner(number), what: Message::Ask },
+            ["grant", number, now, lease, followers, DATABASE, LOCK] => {
+                let grant = Grant {
+                    now: now.parse().unwrap(),
+                    lease: lease.parse().unwrap(),
+                    followers: numbers(followers).map(owner).collect(),
+                };
+                Self { owner: owner(number), what: Message::Grant(grant) }
+            }
+            _ => panic!("{message:?} is no message"),
+        }
     }
+
+    pub(crate) fn is_by_ours(&self) -> bool {
+        self.what != Message::Alone
+    }
+}
+
+/// Of a list in one word.
+pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').filter(|number| *number != "-")
 }
 
 /// Where a waiter is told by ours: one of ours at its client, one of Redisson's by itself.

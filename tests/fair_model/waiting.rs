@@ -1,13 +1,15 @@
-//! What clients do: ours as the library is to do it, Redisson's as Redisson 4.7 does.
+//! What clients do: ours as the library does it, Redisson's as Redisson does.
 
 use std::collections::VecDeque;
 
 use redis::Value;
 
-use crate::clients::{FAIR_WAIT, Hold, JITTER, PERIOD, Phase, REDISSON_WAIT, TURN, WATCHDOG};
+use crate::clients::{
+    DRIFT, Hold, JITTER, LOOK_AFTER, PERIOD, PROVISIONAL, Phase, RAISE, RAISE_AGAIN, TURN, WATCHDOG,
+};
 use crate::rules::{Broken, check_order};
-use crate::simulation::{Count, Event, Simulation};
-use crate::store::{CHANNEL, Script};
+use crate::simulation::{Count, Event, Rule, Simulation};
+use crate::store::{CHANNEL, Grant, Message, Script, numbers};
 
 /// How long a request whose reply is lost stays without an answer.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
@@ -77,15 +79,20 @@ impl Simulation<'_> {
         if self.world.is_ours(w) { self.ask_ours(w) } else { self.ask_redisson(w) }
     }
 
-    fn hold(&mut self, w: usize, followers: VecDeque<usize>) {
+    /// `provisional`: granted by message, until then.
+    fn hold(&mut self, w: usize, followers: VecDeque<usize>, provisional: Option<i64>) {
         let waiter = &self.world.waiters[w];
         self.world.holds.push(Hold {
             owner: waiter.owner.clone(),
             begun: self.now,
-            ends: self.now + waiter.lease,
+            ends: provisional.unwrap_or(self.now + waiter.lease),
+            is_provisional: provisional.is_some(),
             followers,
             passed: Vec::new(),
         });
+        if provisional.is_some() {
+            self.at(self.now + RAISE, Event::Raise(w));
+        }
         self.work(w, self.world.holds.len() - 1);
     }
 
@@ -110,8 +117,36 @@ impl Simulation<'_> {
             return Ok(());
         }
         self.world.holds[hold].ends = self.now + WATCHDOG;
+        self.world.holds[hold].is_provisional = false;
         let after = self.store.renew(self.now, WATCHDOG);
         self.at(self.now + WATCHDOG / 3, Event::Renew(w));
+        self.step(None, None, &[], after)
+    }
+
+    /// The provisional lease becomes the whole one, counted from the grant.
+    pub(crate) fn raise(&mut self, w: usize) -> Result<(), Broken> {
+        let Phase::Holding(number) = self.world.waiters[w].phase else {
+            return Ok(());
+        };
+        let waiter = &self.world.waiters[w];
+        let hold = &mut self.world.holds[number];
+        if !hold.is_provisional || self.state.holders != [hold.owner.as_str()] {
+            return Ok(());
+        }
+        let ends = hold.begun + waiter.lease;
+        let is_late = self.now >= ends;
+        if self.random.percent(20) || is_late {
+            // It gets no reply.
+            self.at(self.now + RAISE_AGAIN, Event::Raise(w));
+            return Ok(());
+        }
+        self.summary.add(Count::Raised);
+        hold.is_provisional = false;
+        if ends <= hold.ends {
+            return Ok(());
+        }
+        hold.ends = ends;
+        let after = self.store.renew(self.now, ends - self.now);
         self.step(None, None, &[], after)
     }
 
@@ -151,15 +186,15 @@ impl Simulation<'_> {
 
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         let waiter = &self.world.waiters[w];
-        let args = [
-            FAIR_WAIT.to_string(),
-            CHANNEL.to_owned(),
-            waiter.lease.to_string(),
-            waiter.owner.clone(),
-            REDISSON_WAIT.to_string(),
-            u8::from(waiter.registered.is_some()).to_string(),
-            "15".to_owned(),
-        ];
+        let was_queued = if waiter.registered.is_some() { "1" } else { "0" };
+        let mut args = self.args(&[&waiter.lease.to_string(), &waiter.owner, was_queued]);
+        if waiter.registered.is_some() {
+            let (client, number) = (waiter.client, waiter.number());
+            let mut older = self.world.waiting_of(client);
+            older.retain(|other| self.world.waiters[*other].number() < number);
+            older.sort_by_key(|other| self.world.waiters[*other].number());
+            args.extend(older.into_iter().map(|other| self.world.waiters[other].owner.clone()));
+        }
         self.send(Some(w), Script::Acquire, &args)
     }
 
@@ -180,13 +215,15 @@ impl Simulation<'_> {
             return Err(format!("acquire answers {reply:?}"));
         };
         match parts[..] {
-            [Value::Int(1), ref followers @ ..] => {
-                let followers =
-                    followers.iter().map(|owner| self.world.by_owner[&text(owner)]).collect();
-                self.hold(w, followers);
+            [Value::Int(1), ref followers] => {
+                let uuid = self.world.client_of(w).uuid();
+                let behind = text(followers);
+                let owners = numbers(&behind).map(|number| format!("{uuid}:{number}"));
+                let followers = self.find(owners)?;
+                self.hold(w, followers, None);
                 return Ok(());
             }
-            [Value::Int(0), Value::Int(again), Value::Int(redisson)] => {
+            [Value::Int(0), Value::Int(server), Value::Int(again), Value::Int(redisson)] => {
                 let owner = &waiter.owner;
                 let is_next = self.state.head() == Some(owner) && !self.state.holders.is_empty();
                 if is_next && again < 0 {
@@ -197,6 +234,7 @@ impl Simulation<'_> {
                     let asked = waiter.asked;
                     self.at(self.now + again + 1, Event::AskAfter(w, asked));
                 }
+                self.world.waiters[w].refused = server;
                 self.world.waiters[w].by_redisson |= redisson == 1;
                 if redisson == 1 && !listens {
                     self.world.waiters[w].asks_soon = true;
@@ -210,21 +248,89 @@ impl Simulation<'_> {
         Ok(())
     }
 
+    fn find(&self, owners: impl Iterator<Item = String>) -> Result<VecDeque<usize>, Broken> {
+        let find = |owner: String| {
+            let found = self.world.by_owner.get(&owner).copied();
+            found.ok_or_else(|| format!("{owner} is nobody"))
+        };
+        owners.map(find).collect()
+    }
+
     fn leave(&mut self, w: usize, only_place: bool) -> Result<Value, Broken> {
         let owner = self.world.waiters[w].owner.clone();
         let only_place = u8::from(only_place).to_string();
-        let args = [FAIR_WAIT.to_string(), CHANNEL.to_owned(), owner, only_place];
-        self.send(Some(w), Script::GiveUp, &args)
+        let left = self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))?;
+        if left == Value::Int(2) {
+            self.look_later(self.world.waiters[w].client);
+        }
+        Ok(left)
     }
 
     /// A message that names it has come to its client.
-    pub(crate) fn told(&mut self, w: usize) -> Result<(), Broken> {
-        if self.world.waiters[w].phase == Phase::Waiting {
+    pub(crate) fn told(&mut self, w: usize, message: Message) -> Result<(), Broken> {
+        match (self.world.waiters[w].phase, message) {
+            (Phase::Waiting, Message::Grant(grant)) => self.granted(w, &grant),
+            (Phase::Waiting, _) => self.ask(w),
+            // The reply was faster.
+            (Phase::Holding(hold), Message::Grant(_))
+                if self.world.holds[hold].owner == self.world.waiters[w].owner =>
+            {
+                Ok(())
+            }
+            // Nobody waits as this owner.
+            (_, Message::Grant(_)) => {
+                if self.leave(w, false)? == Value::Int(2) {
+                    self.summary.add(Count::GivenBack);
+                }
+                Ok(())
+            }
+            _ => self.leave(w, true).map(|_| ()),
+        }
+    }
+
+    fn granted(&mut self, w: usize, grant: &Grant) -> Result<(), Broken> {
+        let ends = grant.now + grant.lease - DRIFT;
+        let is_late = self.now >= ends || self.world.waiters[w].refused > grant.now;
+        if is_late && self.broken != Some(Rule::Deadline) {
+            self.summary.add(Count::ReadLate);
             return self.ask(w);
         }
-        // Nobody waits as this owner.
-        if self.leave(w, true)? == Value::Int(1) {
-            self.summary.add(Count::TakenOut);
+        let owner = &self.world.waiters[w].owner;
+        if self.state.holders != [owner.as_str()] && self.forced < grant.now {
+            let holders = &self.state.holders;
+            return Err(format!("{owner} enters, and the lock is {holders:?}'s"));
+        }
+        self.summary.add(Count::TakenUp);
+        let followers = self.find(grant.followers.iter().cloned())?;
+        self.hold(w, followers, Some(ends));
+        Ok(())
+    }
+
+    /// It has handed the lock on. One timer for all hand-overs: if there was one since, it looks
+    /// again.
+    fn look_later(&mut self, client: usize) {
+        self.handed = Some((client, self.now));
+        self.world.clients[client].handed = self.now;
+        self.arm_look(client);
+    }
+
+    fn arm_look(&mut self, client: usize) {
+        let handed = self.world.clients[client].handed;
+        if self.world.clients[client].looks.is_none() && self.broken != Some(Rule::Look) {
+            self.world.clients[client].looks = Some(handed);
+            self.at(handed + LOOK_AFTER, Event::Look(client));
+        }
+    }
+
+    pub(crate) fn look(&mut self, client: usize) -> Result<(), Broken> {
+        let looked_for = self.world.clients[client].looks.take();
+        match self.send(None, Script::KeepAlive, &self.args(&[]))? {
+            Value::Array(parts) if parts[0] == Value::Int(PROVISIONAL) => self.look_later(client),
+            Value::Array(_) if Some(self.world.clients[client].handed) > looked_for => {
+                self.arm_look(client);
+            }
+            Value::Array(_) => {}
+            other => return Err(format!("a look is answered {other:?}")),
         }
         Ok(())
     }
@@ -274,9 +380,13 @@ impl Simulation<'_> {
 
     fn release(&mut self, w: usize, hold: usize) -> Result<Value, Broken> {
         let hold = &self.world.holds[hold];
-        let mut args = vec![FAIR_WAIT.to_string(), CHANNEL.to_owned(), hold.owner.clone()];
+        let mut args = self.args(&[&hold.owner]);
         args.extend(hold.passed.iter().cloned());
-        self.send(Some(w), Script::Release, &args)
+        let released = self.send(Some(w), Script::Release, &args)?;
+        if released == Value::Int(1) {
+            self.look_later(self.world.waiters[w].client);
+        }
+        Ok(released)
     }
 
     /// Those to whom a lost hold was passed must not stay at the head of the queue.
@@ -293,16 +403,11 @@ impl Simulation<'_> {
 
     pub(crate) fn try_lock(&mut self, w: usize) -> Result<bool, Broken> {
         let waiter = &self.world.waiters[w];
-        let args = [
-            FAIR_WAIT.to_string(),
-            CHANNEL.to_owned(),
-            waiter.lease.to_string(),
-            waiter.owner.clone(),
-        ];
+        let args = self.args(&[&waiter.lease.to_string(), &waiter.owner]);
         let taken = self.send(Some(w), Script::Try, &args)? == Value::Int(1);
         if taken {
             self.summary.add(Count::TriesThatTook);
-            self.hold(w, VecDeque::new());
+            self.hold(w, VecDeque::new(), None);
         } else {
             self.world.waiters[w].phase = Phase::Gone;
         }
@@ -310,7 +415,8 @@ impl Simulation<'_> {
     }
 
     pub(crate) fn keep_alive(&mut self, client: usize) -> Result<(), Broken> {
-        let mut args = vec![FAIR_WAIT.to_string(), CHANNEL.to_owned(), REDISSON_WAIT.to_string()];
+        let mut args = self.args(&[]);
+        let none = args.len();
         for waiter in &self.world.waiters {
             let stands_in_queue = match waiter.phase {
                 Phase::Waiting => true,
@@ -321,7 +427,7 @@ impl Simulation<'_> {
                 args.push(waiter.owner.clone());
             }
         }
-        if args.len() == 3 {
+        if args.len() == none {
             self.world.clients[client].keeps_alive = false;
             return Ok(());
         }
@@ -363,12 +469,14 @@ impl Simulation<'_> {
             waiter.wait.to_string(),
             self.clock_of(w).to_string(),
         ];
-        let reply = self.send(Some(w), Script::RedissonAcquire, &args)?;
+        let old = self.world.client_of(w).is_old;
+        let script = if old { Script::OldRedissonAcquire } else { Script::RedissonAcquire };
+        let reply = self.send(Some(w), script, &args)?;
         // Without time left it waits for a message and nothing else. That happens to those that
         // come when the last in the queue has had its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
-            Value::Nil => self.hold(w, VecDeque::new()),
+            Value::Nil => self.hold(w, VecDeque::new(), None),
             Value::Int(left) if left >= 0 => {
                 let asked = self.world.waiters[w].asked;
                 let at = self.now + left.max(REDISSON_PAUSE);
