@@ -20,6 +20,8 @@ pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
 pub(crate) const SECOND: Time = 1_000 * MS;
 
+/// As the scripts have it.
+const PROVISIONAL: Time = 2 * SECOND;
 /// The scripts' AGE: as long as ours keep the lock before others are given a turn.
 const AGE: Time = 10 * MS;
 /// The whole lease, in ms.
@@ -98,6 +100,7 @@ pub(crate) enum Timer {
     Ask(u64),
     Raise(u64),
     Deadline(u64),
+    Look,
     Suspect(u64),
     /// The next of the give-ups after a request in doubt.
     Late(u64, usize),
@@ -173,6 +176,9 @@ pub(crate) struct Process {
     numbers: u64,
     /// The end of the last hold, and its chain.
     last: Option<(Time, Chain)>,
+    /// When it last handed the lock on, and for which of these times it will look.
+    handed: Option<Time>,
+    looks: Option<Time>,
     suspect: Option<u64>,
     random: Random,
     outputs: Vec<Output>,
@@ -186,6 +192,8 @@ impl Process {
             state: State::Idle,
             numbers: 0,
             last: None,
+            handed: None,
+            looks: None,
             suspect: None,
             random: Random::new(seed),
             outputs: Vec::new(),
@@ -458,10 +466,23 @@ impl Process {
         self.give_back(now, number, Chain::default(), in_doubt);
     }
 
-    fn released(&mut self, released: Released) {
+    fn released(&mut self, now: Time, released: Released) {
         match released {
+            Released::HandedOn => {
+                self.handed = Some(now);
+                self.look_later(now);
+            }
             Released::Window => self.last = None,
-            Released::HandedOn | Released::Free | Released::NotHeld => {}
+            Released::Free | Released::NotHeld => {}
+        }
+    }
+
+    /// If the next process is stopped, its provisional lease ends and nobody is told. One timer for
+    /// all hand-overs: if there was one since, it looks again.
+    fn look_later(&mut self, handed: Time) {
+        if self.looks.is_none() {
+            self.looks = Some(handed);
+            self.outputs.push(Output::At(handed + PROVISIONAL + 5 * MS, Timer::Look));
         }
     }
 
@@ -475,7 +496,7 @@ impl Process {
             State::Holding(hold) => Some(hold.number),
         };
         match (request, reply) {
-            (_, Reply::Released(released)) => self.released(released),
+            (_, Reply::Released(released)) => self.released(now, released),
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply)
                 if current == Some(*number) =>
             {
@@ -549,7 +570,7 @@ impl Process {
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
             // Timers see to these.
-            Request::Renew { .. } => {}
+            Request::Renew { .. } | Request::Look => {}
         }
     }
 
@@ -573,6 +594,13 @@ impl Process {
                     self.lose(now);
                 } else {
                     self.outputs.push(Output::At(until, timer));
+                }
+            }
+            (Timer::Look, _) => {
+                self.send(Request::Look);
+                let looked_for = self.looks.take();
+                if let Some(handed) = self.handed.filter(|handed| Some(*handed) > looked_for) {
+                    self.look_later(handed);
                 }
             }
             (Timer::Suspect(number), _) if self.suspect == Some(number) => {

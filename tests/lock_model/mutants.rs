@@ -134,6 +134,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
+        "who gives up stays in the queue",
+        Script::GiveUp,
+        "redis.pcall('lrem', queue, 1, ARGV[3])",
+        "",
+        21,
+    ),
+    script(
         "who gives up keeps what it was granted",
         Script::GiveUp,
         "return release(ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))",
