@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+#[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 
@@ -128,30 +129,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects, and starts the client's background threads.
-    ///
-    /// # Errors
-    ///
-    /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel, or too old, or has no database of the number in the URL, or if the system gives
-    ///   no threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or
-    ///   lets the client not in: its password, its protected mode, its number of connections, the
-    ///   right to run scripts.
-    /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
-    ///
-    /// Nothing is left behind: no thread, no connection, and nothing on the server.
-    ///
-    /// # Blocking
-    ///
-    /// For the connection's set-up and a few round trips, which tell how far away the server is: for
-    /// at most `connect_timeout`, and `response_timeout` for each of four questions.
-    pub fn connect(self) -> Result<Client, Error> {
-        self.check()?;
-        Client::open(&self.url, self.config)
-    }
-
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
             watchdog_timeout,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::{Attempt, Contender, Queue, Signal, Try, Wait, Waiter, Wake};
 use crate::cancel::CancelToken;
-use crate::client::{Client, Core};
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind};
+use crate::node::{Core, Member, Session};
 use crate::protocol::{self, LatchKeys};
 use crate::pubsub::{Fence, Subscription};
 use crate::script::latch::LatchScripts;
@@ -50,7 +50,7 @@ use crate::watchdog::Errand;
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,
-    client: Client,
+    session: Session,
 }
 
 impl CountDownLatch {
@@ -247,12 +247,12 @@ impl CountDownLatch {
         &self.site.name
     }
 
-    pub(crate) fn new(client: Client, site: Arc<LatchSite>) -> Self {
-        Self { site, client }
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        Self { site: LatchSite::of(session.core(), name), session: session.clone() }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
-        wait.check(self.client.core(), &self.site.name)?;
+        wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
             let message = "a latch needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
@@ -268,7 +268,7 @@ impl CountDownLatch {
             // Whoever leads may have asked long ago, and sleep.
             return Ok(self.count()? == 0);
         }
-        let core = self.client.core();
+        let core = self.session.core();
         let thread = Thread::current();
         if let Some(waiter) = site.gate.enter(&thread) {
             let give_up = |waiter: &Arc<LatchWaiter>| site.gate.give_up(waiter);
@@ -377,7 +377,7 @@ pub(crate) struct LatchSite {
 impl LatchSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.latches.find(name, |name| {
+        core.members.of::<Self>().find(name, |name| {
             // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
             let requests_key = protocol::requests(&name, core.id.as_str());
             Self {
@@ -440,9 +440,15 @@ impl LatchSite {
     }
 }
 
+impl Member for LatchSite {
+    fn end(self: Arc<Self>) {
+        self.gate.nudge();
+    }
+}
+
 impl Drop for LatchSite {
     fn drop(&mut self) {
-        self.core.latches.forget(&self.name);
+        self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
-use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
 use crate::error::LostReason;
 use crate::hold::{Asked, Entered, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
+use crate::node::Session;
 use crate::protocol::Owner;
 use crate::script::fair::FairAcquired;
 use crate::script::{Replied, Trouble};
@@ -88,10 +88,10 @@ lock_verbs!(FairLock);
 const MOST_FOLLOWERS: u32 = 16;
 
 impl FairLock {
-    pub(crate) fn new(client: Client, name: &str) -> Self {
-        let site = Site::of(client.core(), name);
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = Site::of(session.core(), name);
         let queue = FairQueue::of(&site);
-        Self { handle: Handle::new(client, site), queue }
+        Self { handle: Handle::new(session.clone(), site), queue }
     }
 
     fn force_unlock_command(&self) -> Command {
@@ -129,7 +129,7 @@ impl FairLock {
     fn try_once(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error> {
         let Self { handle: Handle { site, .. }, queue, .. } = self;
         let owner = site.core.id.next_owner();
-        let lease = site.core.lease(terms);
+        let lease = terms.lease(&site.core);
         let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
         let asked = Asked::now(site);
         match queue.scripts().try_acquire(&site.lane, &owner, lease) {
@@ -176,7 +176,7 @@ impl FairLock {
                 let listening = place.listening();
                 place.waiter.told.store(false, Ordering::SeqCst);
                 let asked = Asked::now(site);
-                let lease = core.lease(terms);
+                let lease = terms.lease(core);
                 let replied =
                     queue.scripts().acquire(&site.lane, &owner, lease, queued, MOST_FOLLOWERS);
                 place.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
@@ -242,7 +242,7 @@ impl FairLock {
         let site = &self.handle.site;
         let state = if let Trouble::Unknown(_) = trouble {
             let give_up = self.queue.scripts().give_up_command(owner.as_bytes());
-            site.undo(give_up, site.core.lease(terms));
+            site.undo(give_up, terms.lease(&site.core));
             "nothing is held; if the server took the lock or a place in its queue nevertheless, \
              that is given up in the background"
         } else {

@@ -126,6 +126,7 @@ mod error;
 mod fair_lock;
 mod hold;
 mod lock;
+mod node;
 mod protocol;
 mod pubsub;
 mod reentrant_lock;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::acquire::{Signal, Wait};
-use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
 use crate::error::LostReason;
 use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
 use crate::lock::{Handle, lock_verbs};
+use crate::node::Session;
 use crate::script::lock::Acquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
@@ -79,8 +79,9 @@ pub struct ReentrantLock {
 lock_verbs!(ReentrantLock);
 
 impl ReentrantLock {
-    pub(crate) fn new(client: Client, site: Arc<Site>) -> Self {
-        Self { handle: Handle::new(client, site) }
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = Site::of(session.core(), name);
+        Self { handle: Handle::new(session.clone(), site) }
     }
 
     /// Mine already? Somebody's in this process? Else ask Redis, as the only one of this process
@@ -134,7 +135,7 @@ impl ReentrantLock {
     ) -> Result<Stood<'_>, Error> {
         let site = &self.handle.site;
         let signal = waiter.stand(
-            self.handle.client.core(),
+            self.handle.session.core(),
             &site.name,
             wait,
             |waiter| site.gate.give_up(waiter),
@@ -194,7 +195,7 @@ impl ReentrantLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let site = &self.handle.site;
         let (terms, arrivals) = (self.handle.terms(), site.gate.arrivals());
-        let (owner, lease) = (site.core.id.next_owner(), site.core.lease(terms));
+        let (owner, lease) = (site.core.id.next_owner(), terms.lease(&site.core));
         let undo = || site.repeat(site.give_up_command(&owner), lease);
         let asked = Asked::now(site);
         let replied = site.scripts().try_acquire(&owner, lease);

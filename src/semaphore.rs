@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::{Attempt, Contender, Signal, Try, Wait};
 use crate::cancel::CancelToken;
-use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::node::Session;
 use crate::script::semaphore::SemaphoreScripts;
 use crate::script::{Ticket, Trouble};
 use crate::sync::Thread;
@@ -76,7 +76,7 @@ use self::site::{Baton, Giving};
 #[derive(Clone)]
 pub struct Semaphore {
     site: Arc<SemaphoreSite>,
-    client: Client,
+    session: Session,
 }
 
 impl Semaphore {
@@ -417,12 +417,12 @@ impl Semaphore {
         &self.site.name
     }
 
-    pub(crate) fn new(client: Client, site: Arc<SemaphoreSite>) -> Self {
-        Self { site, client }
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        Self { site: SemaphoreSite::of(session.core(), name), session: session.clone() }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
-        wait.check(self.client.core(), &self.site.name)?;
+        wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
             let message = "a semaphore needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
@@ -494,7 +494,7 @@ impl Semaphore {
     ) -> Result<Option<Signal<()>>, Error> {
         let site = &self.site;
         let give_up = |waiter: &Arc<PermitWaiter>| site.gate.give_up(waiter);
-        waiter.stand(self.client.core(), &site.name, wait, give_up, || {})
+        waiter.stand(self.session.core(), &site.name, wait, give_up, || {})
     }
 
     /// Asks Redis, and waits for other processes, or for what this one's threads give back.
@@ -511,7 +511,7 @@ impl Semaphore {
         let site = &self.site;
         let _baton = Baton { site };
         let contender = Contender {
-            core: self.client.core(),
+            core: self.session.core(),
             name: &site.name,
             channel: &site.channel,
             thread,

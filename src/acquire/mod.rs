@@ -16,15 +16,14 @@
 #[cfg(shuttle)]
 mod model_tests;
 mod queue;
-pub(crate) mod spin;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use queue::{Queue, Signal, Waiter, Wake};
 
-use crate::client::Core;
 use crate::error::{Error, ErrorKind};
+use crate::node::Core;
 use crate::pubsub::{Standing, Subscription, confirmation_deadline};
 use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;

@@ -9,9 +9,9 @@ use shuttle::thread;
 
 use super::{Attempt, Contender, Try, Wait};
 use crate::cancel::CancelToken;
-use crate::client::Core;
 use crate::connection::model::Server;
 use crate::error::ErrorKind;
+use crate::node::Core;
 use crate::sync::{Thread, explore};
 
 const KEY: &str = "key";

@@ -7,12 +7,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::spin::Spin;
 use super::{Wait, slow_poll};
-use crate::client::Core;
 use crate::error::Error;
+use crate::node::Core;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Spin, Thread};
 
 /// Who waits, in order, and whether somebody leads. `N` is what a waiter needs, `G` what it is
 /// granted. Part of a state behind a mutex of its owner's, under which all is decided.

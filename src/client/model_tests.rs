@@ -8,12 +8,13 @@ use std::time::Instant;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
-use super::{Client, Core};
+use super::Client;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Site, Tenancy};
 use crate::lock::LockGuard;
+use crate::node::{Core, Session};
 use crate::reentrant_lock::ReentrantLock;
 use crate::sync::explore;
 
@@ -31,7 +32,7 @@ impl Process {
     fn start() -> Self {
         let core = Core::model();
         let subscriber = core.connect();
-        Self { client: Client::model(Arc::clone(&core)), core, subscriber }
+        Self { client: Client(Session::model(Arc::clone(&core))), core, subscriber }
     }
 
     fn lock(&self) -> ReentrantLock {

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::queue::{FairQueue, FairWaiter};
 use crate::acquire::{Confirmation, Contender, Wait, slow_poll};
-use crate::client::Core;
 use crate::connection::{Command, Outcome, Receiver};
 use crate::error::Error;
 use crate::hold::{Leaving, Site, Tenancy};
+use crate::node::Core;
 use crate::pubsub::Subscription;
 use crate::script::fair::left;
 
@@ -77,7 +77,7 @@ impl Place {
             // It was passed the hold: that one's release does not undo a late request of this one.
             let Self { queue, site, waiter, .. } = &self;
             let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
-            site.undo(give_up, site.core.lease(waiter.terms));
+            site.undo(give_up, waiter.terms.lease(&site.core));
         }
         tenancy
     }
@@ -153,7 +153,7 @@ impl Drop for Place {
         let passed = self.stand_down();
         let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
         let site = &self.site;
-        let lease = site.core.lease(self.waiter.terms);
+        let lease = self.waiter.terms.lease(&site.core);
         if self.twice {
             site.undo(command.clone(), lease);
         }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::line::FairLine;
 use super::place::Place;
-use crate::client::Core;
 use crate::connection::{Command, Outcome};
 use crate::error::Error;
 use crate::hold::{Asked, Hold, Site, Tenancy, Terms};
+use crate::node::{Core, Member};
 use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Addressee, News};
 use crate::script::fair::{FairScripts, kept_alive};
@@ -73,7 +73,7 @@ impl FairWaiter {
 impl FairQueue {
     /// The queue of a name: one for all handles.
     pub(super) fn of(site: &Site) -> Arc<Self> {
-        site.core.fair_queues.find(&site.name, |name| {
+        site.core.members.of::<Self>().find(&site.name, |name| {
             let keys = FairKeys::new(&name);
             Self { core: Arc::clone(&site.core), name, keys, waiters: Mutex::default() }
         })
@@ -169,9 +169,15 @@ impl FairQueue {
     }
 }
 
+impl Member for FairQueue {
+    fn end(self: Arc<Self>) {
+        self.nudge();
+    }
+}
+
 impl Drop for FairQueue {
     fn drop(&mut self) {
-        self.core.fair_queues.forget(&self.name);
+        self.core.members.of::<Self>().forget(&self.name);
     }
 }
 

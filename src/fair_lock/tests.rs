@@ -8,6 +8,7 @@ use redlatch_testkit::Server;
 
 use super::place::Place;
 use super::*;
+use crate::Client;
 use crate::hold::{Hold, HoldState};
 use crate::lock::LockGuard;
 
@@ -21,7 +22,7 @@ struct Granted<'a> {
 fn granted(lock: &FairLock) -> Granted<'_> {
     let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
     let place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
-    let (owner, lease, asked) = (place.waiter.owner, site.core.lease(terms), Asked::now(site));
+    let (owner, lease, asked) = (place.waiter.owner, terms.lease(&site.core), Asked::now(site));
     let replied = queue.scripts().acquire(&site.lane, &owner, lease, false, MOST_FOLLOWERS);
     assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Vec::new()));
     let hold = queue.hold(owner, terms, lease, asked, false, Vec::new());

@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::acquire::Wake;
 use crate::connection::Command;
 use crate::error::LostReason;
+use crate::node::Core;
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
@@ -83,6 +84,16 @@ pub(crate) enum Terms {
     Watched,
     /// A lease of its own, never renewed.
     Fixed(Duration),
+}
+
+impl Terms {
+    /// How long the server is to keep a hold on these terms.
+    pub(crate) fn lease(self, core: &Core) -> Duration {
+        match self {
+            Self::Watched => core.config.watchdog_timeout,
+            Self::Fixed(lease) => lease,
+        }
+    }
 }
 
 /// What was true when a hold was asked for: all of it read before the request was sent.

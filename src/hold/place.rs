@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use super::{Asked, Hold, Share, Site, Terms, clock};
 use crate::acquire::Wait;
-use crate::client::Core;
 use crate::error::{Error, ErrorKind};
+use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Standing, Subscription, confirmation_deadline};
 use crate::script::Trouble;
@@ -303,7 +303,7 @@ impl Place {
         let asked = Asked::now(site);
         let began = *self.began.get_or_insert(asked.at);
         self.asked = Some(asked);
-        let acquired = site.scripts().acquire(&self.owner, site.core.lease(terms));
+        let acquired = site.scripts().acquire(&self.owner, terms.lease(&site.core));
         debug_assert!(began <= asked.at);
         let trouble = match acquired {
             Ok(replied) => {
@@ -366,7 +366,7 @@ impl Place {
         // It has the whole lease: who asks is alive.
         let share = Share { places, chain: site.gate.chain(server) };
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        let lease = site.core.lease(terms);
+        let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
             .shared(share, Some(Arc::clone(&self.expected)))
     }

@@ -2,19 +2,19 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
-use crate::client::Core;
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::node::{Core, Member};
 use crate::protocol::{LockKeys, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
-use crate::watchdog::{Alarm, Errand, Renewal};
+use crate::watchdog::{Alarm, Errand, Renewable, Renewal, Task};
 
 /// A name's place in a client. All handles of one name share it, whatever kind of lock they are.
 pub(crate) struct Site {
@@ -34,7 +34,7 @@ pub(crate) struct Site {
 impl Site {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.sites.get(name, |name| Self::new(Arc::clone(core), name))
+        core.members.of::<Self>().get(name, |name| Self::new(Arc::clone(core), name))
     }
 
     fn new(core: Arc<Core>, name: Arc<str>) -> Self {
@@ -177,8 +177,10 @@ impl Site {
     /// holds when this one was not to be seen.
     fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation {
-            self.core.watchdog.renew_now(self);
+        if self.core.incarnation() != tenancy.hold.asked.incarnation
+            && let Some(renewal) = Member::renew_now(Arc::clone(self))
+        {
+            self.core.watchdog.renew_now(renewal);
         }
     }
 
@@ -350,7 +352,7 @@ impl Site {
     pub(crate) fn arm(self: &Arc<Self>) {
         let due = self.gate.with_seat(|seat| {
             let seat = seat?;
-            Some(self.due(seat, clock::now()).at)
+            Some(self.next_due(seat, clock::now()).at)
         });
         if let Some(due) = due {
             self.arm_at(due);
@@ -361,15 +363,20 @@ impl Site {
         let mut alarm = self.alarm.lock();
         // An alarm that goes off too early sets the next one; only too late is wrong.
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > due) {
-            let new = self.core.watchdog.alarm(due, Arc::downgrade(self));
+            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
+            let new = self.core.watchdog.alarm(due, task);
             if let Some(old) = alarm.replace(new) {
                 self.core.watchdog.cancel(old);
             }
         }
     }
 
+    fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
+        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease }
+    }
+
     /// When something is to be done about a seat, and which lease to ask for then.
-    fn due(&self, seat: &Seat, now: u64) -> Due {
+    fn next_due(&self, seat: &Seat, now: u64) -> Due {
         let (deadline, since) = (seat.tenancy.hold.deadline(), seat.tenancy.since);
         let config = &self.core.config;
         let outlived = config
@@ -402,39 +409,6 @@ impl Site {
         Due { at: due.min(deadline), lease }
     }
 
-    /// The alarm went off. `Some`: a renewal to send.
-    pub(crate) fn wake(self: &Arc<Self>) -> Option<Renewal> {
-        *self.alarm.lock() = None;
-        let now = clock::now();
-        let (tenancy, renew) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.due(seat, now);
-            let lease = due.lease.filter(|_| due.at <= now);
-            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
-            Some((Arc::clone(&seat.tenancy), renew))
-        })?;
-        if now >= tenancy.hold.deadline() {
-            self.lose(&tenancy, LostReason::LeaseExpired);
-            return None;
-        }
-        self.arm();
-        let hold = Arc::clone(&tenancy.hold);
-        renew.map(|lease| Renewal { site: Arc::clone(self), hold, lease: Some(lease) })
-    }
-
-    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
-    /// question whether the server knows it.
-    pub(crate) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
-        let now = clock::now();
-        let (hold, lease) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.due(seat, now);
-            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
-            Some((Arc::clone(&seat.tenancy.hold), lease))
-        })?;
-        Some(Renewal { site: Arc::clone(self), hold, lease })
-    }
-
     /// `false`: it is too late.
     fn begin_renewal(&self, seat: &mut Seat, lease: Duration, now: u64) -> bool {
         let hold = &seat.tenancy.hold;
@@ -460,7 +434,7 @@ impl Site {
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            self.due(seat, sent_at).lease
+            self.next_due(seat, sent_at).lease
         });
         // It is on its way already, or not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
@@ -520,6 +494,71 @@ impl Site {
     }
 }
 
+impl Task for Site {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        *self.alarm.lock() = None;
+        let now = clock::now();
+        let (tenancy, renew) = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let due = self.next_due(seat, now);
+            let lease = due.lease.filter(|_| due.at <= now);
+            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            Some((Arc::clone(&seat.tenancy), renew))
+        })?;
+        if now >= tenancy.hold.deadline() {
+            self.lose(&tenancy, LostReason::LeaseExpired);
+            return None;
+        }
+        self.arm();
+        let hold = Arc::clone(&tenancy.hold);
+        renew.map(|lease| self.renewal(hold, Some(lease)))
+    }
+}
+
+impl Member for Site {
+    fn end(self: Arc<Self>) {
+        self.gate.nudge();
+        if let Some((tenancy, _)) = self.gate.tenant() {
+            self.lose(&tenancy, LostReason::ShutDown);
+            // An error was logged, and the lease ends by itself.
+            let _ = self.release(&tenancy.hold, Leaving::Posted);
+        }
+    }
+
+    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
+    /// question whether the server knows it.
+    fn renew_now(self: Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let (hold, lease) = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let due = self.next_due(seat, now);
+            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            Some((Arc::clone(&seat.tenancy.hold), lease))
+        })?;
+        Some(self.renewal(hold, lease))
+    }
+}
+
+/// A hold of this name, on its way to be renewed.
+struct Renewing {
+    site: Arc<Site>,
+    hold: Arc<Hold>,
+}
+
+impl Renewable for Renewing {
+    fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    fn owner(&self) -> &Owner {
+        &self.hold.owner
+    }
+
+    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
+        self.site.renewed(&self.hold, sent_at, lease, renewed);
+    }
+}
+
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(alarm) = self.alarm.get_mut().take()
@@ -527,7 +566,7 @@ impl Drop for Site {
         {
             self.core.watchdog.cancel(alarm);
         }
-        self.core.sites.forget(&self.name);
+        self.core.members.of::<Self>().forget(&self.name);
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::Handle;
 #[cfg(doc)]
 use super::Lock;
-use crate::client::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{HoldState, Leaving, Tenancy, Terms};
+use crate::node::Core;
 
 /// A held lock. Dropping it releases the lock.
 ///
@@ -299,7 +299,7 @@ impl Held {
     /// Whether the process was forked since: then the hold is the parent's, and none of its mutexes
     /// may be locked here.
     fn is_forked(&self) -> bool {
-        self.handle.client.core().is_forked()
+        self.handle.session.core().is_forked()
     }
 
     fn is_held(&self) -> bool {
@@ -345,7 +345,7 @@ impl Held {
                      stop in time or {longer}"
                 );
                 // The next renewal helps, if there is one.
-                let lease = self.handle.site.core.lease(self.terms);
+                let lease = self.terms.lease(&self.handle.site.core);
                 let passes = self.terms == Terms::Watched && slack < lease;
                 Err(Error::new(ErrorKind::EndsTooSoon, message).transient(passes).of(name))
             }
@@ -364,7 +364,7 @@ impl Held {
 
     fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
-        self.handle.client.core().check_process(&self.handle.site.name)?;
+        self.handle.session.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
     }
 

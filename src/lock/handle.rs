@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Wait;
-use crate::client::Client;
 use crate::connection::Command;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
+use crate::node::Session;
 use crate::script::{self, Trouble};
 use crate::sync::clock;
 
@@ -18,13 +18,13 @@ use crate::sync::clock;
 pub(crate) struct Handle {
     // Before the client: a site that goes must not be the client's last user.
     pub(crate) site: Arc<Site>,
-    pub(crate) client: Client,
+    pub(crate) session: Session,
     lease: Option<Duration>,
 }
 
 impl Handle {
-    pub(crate) fn new(client: Client, site: Arc<Site>) -> Self {
-        Self { site, client, lease: None }
+    pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
+        Self { site, session, lease: None }
     }
 
     pub(crate) fn with_lease(&self, lease: Duration) -> Self {
@@ -37,7 +37,7 @@ impl Handle {
 
     /// Whether the lock can be taken at all, and the wait not over before it began.
     pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
-        wait.check(self.client.core(), &self.site.name)?;
+        wait.check(self.session.core(), &self.site.name)?;
         self.check_usable()?;
         match self.lease {
             Some(lease) => check_lease(&self.site.name, lease),
@@ -91,7 +91,7 @@ impl Handle {
 
     /// A hold was granted: it stays, unless the client was shut down meanwhile.
     pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
-        if self.client.core().is_shut_down() {
+        if self.session.core().is_shut_down() {
             // The end of the client released what was held then; this came after it.
             self.site.lose(&tenancy, LostReason::ShutDown);
             let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
@@ -105,11 +105,11 @@ impl Handle {
             let message = "a lock needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
         }
-        self.client.core().check(&self.site.name)
+        self.session.core().check(&self.site.name)
     }
 
     pub(crate) fn unlock(&self) -> Result<(), Error> {
-        self.client.core().check_process(&self.site.name)?;
+        self.session.core().check_process(&self.site.name)?;
         match self.tenancy() {
             Some((tenancy, _)) => self.site.leave(&tenancy, None, Leaving::Awaited),
             None => Err(self.site.not_held_by_thread()),
@@ -166,7 +166,7 @@ impl Handle {
 
     /// The calling thread's tenancy with its count, if it has the seat.
     fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
-        if self.client.core().is_forked() {
+        if self.session.core().is_forked() {
             return None;
         }
         self.site.gate.tenant().filter(|(tenancy, _)| tenancy.thread.is_current())

@@ -11,8 +11,8 @@ mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
@@ -23,8 +23,7 @@ pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK, Said};
 
-use crate::client::Core;
-use crate::connection::{self, Closer, Command, Connection, Endpoint, Outcome, Receiver, Rights};
+use crate::connection::{self, Closer, Command, Connection, Endpoint, Rights};
 use crate::error::Error;
 use crate::protocol::LockKeys;
 use crate::sync::{Condvar, Mutex, Thread};
@@ -240,6 +239,11 @@ impl PubSub {
     /// Makes the thread look at its queue.
     pub(crate) fn control_message(&self) -> Command {
         Command::plain(&[b"PUBLISH", self.own.channel().as_bytes(), LOOK.as_bytes()])
+    }
+
+    /// Whether the right to publish is missing from now on. Returns whether it was before.
+    pub(crate) fn is_muted(&self, now: bool) -> bool {
+        self.muted.swap(now, Ordering::Relaxed)
     }
 
     /// Whether there is a connection whose life a heartbeat should show.
@@ -564,35 +568,6 @@ impl Drop for Waking<'_> {
     fn drop(&mut self) {
         self.subscription.attention.end();
         self.subscription.entry.forget(self.thread);
-    }
-}
-
-/// The receiver of control messages' replies: that the message arrives is what counts.
-pub(crate) struct Heard(pub(crate) Weak<Core>);
-
-impl Receiver for Heard {
-    fn receive(&self, outcome: Outcome) {
-        // Until it arrives, the channels that it tells of are not asked for.
-        if outcome.is_err()
-            && let Some(core) = self.0.upgrade()
-            && !core.is_shut_down()
-        {
-            core.tell_subscriber_again();
-        }
-        let Some(core) = self.0.upgrade() else { return };
-        match outcome {
-            Ok(Value::ServerError(error)) => {
-                // It is sent again every few seconds.
-                if !core.pubsub.muted.swap(true, Ordering::Relaxed) {
-                    let state = "waiting may fail: the client's control message was refused; allow \
-                                 PUBLISH on the channels redisson_lock__channel:*";
-                    core.watchdog
-                        .tell(connection::refused(error.into(), Rights::Connect).now(state));
-                }
-            }
-            Ok(_) => core.pubsub.muted.store(false, Ordering::Relaxed),
-            Err(_) => {}
-        }
     }
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::permits::PermitGate;
 use super::turn::Before;
-use crate::client::Core;
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
+use crate::node::{Core, Member};
 use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
@@ -55,7 +55,7 @@ const MOST_POSTED: usize = 500;
 impl SemaphoreSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.semaphores.get(name, |name| {
+        core.members.of::<Self>().get(name, |name| {
             // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
             let requests_key = protocol::requests(&name, core.id.as_str());
             Self {
@@ -276,9 +276,15 @@ impl Debtor for SemaphoreSite {
     }
 }
 
+impl Member for SemaphoreSite {
+    fn end(self: Arc<Self>) {
+        self.gate.nudge();
+    }
+}
+
 impl Drop for SemaphoreSite {
     fn drop(&mut self) {
-        self.core.semaphores.forget(&self.name);
+        self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
     }
 }

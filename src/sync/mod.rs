@@ -4,9 +4,11 @@ pub(crate) mod clock;
 mod jitter;
 #[cfg(not(all(test, shuttle)))]
 mod mutex;
+mod own;
 mod parker;
 mod process;
 mod registry;
+pub(crate) mod spin;
 mod thread;
 
 #[cfg(not(all(test, shuttle)))]
@@ -24,9 +26,11 @@ pub(crate) use {
 pub(crate) use jitter::jitter;
 #[cfg(all(test, shuttle))]
 pub(crate) use model::explore;
+pub(crate) use own::{on_own_thread, own_thread};
 pub(crate) use parker::Parker;
 pub(crate) use process::Process;
 pub(crate) use registry::Registry;
+pub(crate) use spin::Spin;
 pub(crate) use thread::Thread;
 
 /// The same two types over shuttle's scheduler, for the model tests.

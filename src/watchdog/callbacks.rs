@@ -9,8 +9,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use log::Level;
 
-use crate::client::own_thread;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";

@@ -7,8 +7,7 @@
 //! only while there are some.
 
 mod callbacks;
-mod renewer;
-mod todo;
+mod errand;
 mod wheel;
 
 use std::fmt;
@@ -19,12 +18,11 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 
 use self::callbacks::Callbacks;
-pub(crate) use self::renewer::{Debtor, Errand, Renewal, Renewer};
+pub(crate) use self::errand::{Debtor, Errand};
 use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
-use crate::error::Error;
-use crate::error::LostReason;
-use crate::hold::Site;
+use crate::error::{Error, LostReason};
+use crate::protocol::Owner;
 use crate::sync::clock;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -37,11 +35,39 @@ const LONGEST_SLEEP: u64 = 1_000;
 /// A reply that nobody waits for is read after this.
 const LOOK_AFTER: u64 = 20_000_000;
 
+/// Something that is to be done at a time. The watchdog knows when, and its task what.
+pub(crate) trait Task: Send + Sync {
+    /// Its time has come. No I/O here. `Some`: a renewal to send.
+    fn due(self: Arc<Self>) -> Option<Renewal>;
+}
+
+/// A hold whose renewal is due.
+pub(crate) struct Renewal {
+    pub(crate) hold: Arc<dyn Renewable>,
+    /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
+    pub(crate) lease: Option<Duration>,
+}
+
+/// A hold as the server knows it.
+pub(crate) trait Renewable: Send + Sync {
+    fn name(&self) -> &str;
+
+    fn owner(&self) -> &Owner;
+
+    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
+    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>);
+}
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Renewal({:?}, {:?})", self.hold.name(), self.lease)
+    }
+}
+
 /// What goes off when its time comes.
-#[derive(Debug)]
 enum Item {
     /// Something is due about the hold of a name.
-    Site(Weak<Site>),
+    Task(Weak<dyn Task>),
     /// Something is to be sent regularly.
     Chore(Weak<dyn Chore>),
     /// A lane may have replies to read.
@@ -116,9 +142,9 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Wakes the site at `due`, on the hold's clock, or up to a tick later.
-    pub(crate) fn alarm(&self, due: u64, site: Weak<Site>) -> Alarm {
-        Alarm { key: self.insert(due, Item::Site(site)), due }
+    /// Calls a task at `due`, on the hold's clock, or up to a tick later.
+    pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
+        Alarm { key: self.insert(due, Item::Task(task)), due }
     }
 
     pub(crate) fn cancel(&self, alarm: Alarm) {
@@ -140,10 +166,9 @@ impl Watchdog {
     }
 
     /// As what [`renew_all`](Self::renew_all) calls, for a hold alone.
-    pub(crate) fn renew_now(&self, site: &Arc<Site>) {
-        let renewal = site.renew_now().map(|renewal| vec![renewal]);
+    pub(crate) fn renew_now(&self, renewal: Renewal) {
         // The other end goes away at the end of the client only.
-        let _ = renewal.map(|renewal| self.jobs.send(Job::Renew(renewal)));
+        let _ = self.jobs.send(Job::Renew(vec![renewal]));
     }
 
     /// What to call when a connection was opened: what waits to be sent again is sent now.
@@ -216,8 +241,8 @@ impl Watchdog {
             let mut lanes = Vec::new();
             for item in fired.drain(..) {
                 match item {
-                    Item::Site(site) => {
-                        renewals.extend(site.upgrade().and_then(|site| site.wake()));
+                    Item::Task(task) => {
+                        renewals.extend(task.upgrade().and_then(Task::due));
                     }
                     Item::Chore(chore) => chores.extend(chore.upgrade()),
                     Item::Lane(lane) => lanes.push(lane),

@@ -11,10 +11,10 @@ use shuttle::thread;
 use super::{Admitted, Entered, Gate, GateSignal, GateWaiter, Left, Signal};
 use crate::acquire::Wait;
 use crate::cancel::CancelToken;
-use crate::client::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Asked, Hold, Tenancy, Terms, clock};
+use crate::node::Core;
 use crate::sync::{Mutex, Thread, explore};
 
 const NAME: &str = "name";

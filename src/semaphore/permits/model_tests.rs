@@ -10,8 +10,8 @@ use shuttle::thread;
 use super::*;
 use crate::acquire::Wait;
 use crate::cancel::CancelToken;
-use crate::client::Core;
 use crate::error::ErrorKind;
+use crate::node::Core;
 use crate::sync::explore;
 
 const NAME: &str = "name";

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Job;
 use crate::connection::Lane;
+use crate::watchdog::Job;
 
 /// Renewals first. Lanes last, and one at a time: one that does not answer takes its time, and a
 /// renewal that comes meanwhile waits for no other.

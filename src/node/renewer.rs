@@ -1,6 +1,5 @@
 //! The thread that does all background I/O.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +9,12 @@ use log::Level;
 use redis::Value;
 
 use super::todo::Todo;
-use super::{Chore, Job, Watchdog};
-use crate::client::Core;
+use super::{Core, Member};
 use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
-use crate::hold::{Hold, Site};
 use crate::pubsub::HEARTBEAT;
-use crate::script::{self, Requests, Ticket, WINDOW, lock::Renewed};
-use crate::sync::Mutex;
-use crate::sync::clock;
+use crate::script::{self, lock::Renewed};
+use crate::sync::{Mutex, clock};
+use crate::watchdog::{Chore, Errand, Job, Renewal};
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
@@ -26,192 +23,10 @@ const CALLS_A_PACKET: usize = 16;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-const FIRST_RETRY: u64 = 50_000_000;
-const LAST_RETRY: u64 = 10_000_000_000;
+/// How long a renewal may take, on top of some round trips: three tries must fit into the lease of a
+/// lock that was handed over.
+const SOON: Duration = Duration::from_millis(500);
 const ASK_AGAIN: u64 = 1_000_000_000;
-/// A request that is this late is not on its way any more, unless the server has stood still.
-const LATEST: Duration = Duration::from_secs(600);
-
-/// A hold whose renewal is due.
-#[derive(Debug)]
-pub(crate) struct Renewal {
-    pub(crate) site: Arc<Site>,
-    pub(crate) hold: Arc<Hold>,
-    /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
-    pub(crate) lease: Option<Duration>,
-}
-
-/// A command that is sent in the background, again and again with back-off, and as soon as a
-/// connection is opened.
-pub(crate) struct Errand {
-    name: Arc<str>,
-    until: u64,
-    due: u64,
-    /// When it was sent last.
-    tried: u64,
-    retry: u64,
-    ends: Ends,
-}
-
-/// When an errand is done.
-enum Ends {
-    /// At its time only, or at an answer after `enough`. The release of a hold that nobody has any
-    /// more, or perhaps never had: once is not enough, since a server that stalls may read it before
-    /// the acquire that an old connection still has.
-    Late { release: Command, enough: u64 },
-    /// At whatever the server answers.
-    Answered(Command),
-    /// Once the server has applied it, or says that it is too late to.
-    Applied(Command, Arc<Requests>, Ticket),
-    /// Once nothing is owed any more.
-    Paid(Arc<dyn Debtor>),
-}
-
-/// Who owes the server something, and says how much when it can be sent.
-pub(crate) trait Debtor: Send + Sync {
-    /// `None`: nothing any more. Else [`paid`](Self::paid) is called before the next one.
-    fn command(&self) -> Option<Command>;
-
-    /// What became of it. `resent`: it went twice, the first time without an outcome.
-    fn paid(&self, outcome: &Outcome, resent: bool);
-}
-
-impl Errand {
-    /// Sends an owner-checked release again and again, for as long as one lease.
-    pub(crate) fn repeat(name: &Arc<str>, release: Command, lease: Duration) -> Self {
-        let after = |time| clock::now().saturating_add(clock::nanos(time));
-        Self {
-            until: after(lease),
-            ..Self::new(name, Ends::Late { release, enough: after(lease.min(LATEST)) })
-        }
-    }
-
-    /// Undoes what a late request of an owner may do: as [`repeat`](Self::repeat), but for as long as
-    /// one may be on its way. A place in a queue has no lease.
-    pub(crate) fn undo(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
-        Self::repeat(name, give_up, lease.max(LATEST))
-    }
-
-    /// Sends a command until it is answered, but not for long.
-    pub(crate) fn brief(name: &Arc<str>, command: Command) -> Self {
-        Self {
-            until: clock::now().saturating_add(clock::nanos(HEARTBEAT)),
-            ..Self::new(name, Ends::Answered(command))
-        }
-    }
-
-    /// Sends a numbered request until it is answered.
-    pub(crate) fn request(
-        name: &Arc<str>,
-        command: Command,
-        requests: &Arc<Requests>,
-        ticket: Ticket,
-    ) -> Self {
-        Self {
-            until: clock::now().saturating_add(clock::nanos(WINDOW)),
-            ..Self::new(name, Ends::Applied(command, Arc::clone(requests), ticket))
-        }
-    }
-
-    /// Sends what somebody owes until nothing is owed any more.
-    pub(crate) fn pay(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
-        Self::new(name, Ends::Paid(debtor))
-    }
-
-    /// Due now.
-    fn new(name: &Arc<str>, ends: Ends) -> Self {
-        Self { name: Arc::clone(name), until: u64::MAX, due: 0, tried: 0, retry: FIRST_RETRY, ends }
-    }
-
-    /// What to send now; `None`: nothing any more.
-    fn command(&self) -> Option<Command> {
-        match &self.ends {
-            Ends::Late { release: command, .. }
-            | Ends::Answered(command)
-            | Ends::Applied(command, ..) => Some(command.clone()),
-            Ends::Paid(debtor) => debtor.command(),
-        }
-    }
-
-    /// Whether it is done with this outcome.
-    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
-        match &self.ends {
-            Ends::Late { enough, .. } => now >= self.until || outcome.is_ok() && now >= *enough,
-            Ends::Answered(_) => outcome.is_ok() || now >= self.until,
-            Ends::Applied(_, requests, ticket) => {
-                let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
-                let lost = late || !is_answered(outcome) && now >= self.until;
-                if lost {
-                    watchdog.log(Level::Error, || format!(
-                        "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
-                         known: the server did not say so for {WINDOW:?}, and has forgotten it",
-                        self.name
-                    ));
-                }
-                let done = lost || is_answered(outcome);
-                if done {
-                    requests.close(*ticket);
-                }
-                done
-            }
-            // It says so when it is asked for the next command.
-            Ends::Paid(debtor) => {
-                debtor.paid(outcome, resent);
-                false
-            }
-        }
-    }
-
-    /// Puts it off, later and later.
-    fn back_off(&mut self, now: u64) {
-        self.tried = now;
-        self.due = now.saturating_add(self.retry).min(self.until);
-        self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
-    }
-
-    /// A connection works: what waits need not wait longer. But not at once, or a connection that
-    /// breaks again and again would be a reason to send again and again.
-    fn hurry(&mut self) {
-        self.retry = FIRST_RETRY;
-        self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
-    }
-}
-
-fn is_answered(outcome: &Outcome) -> bool {
-    matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
-}
-
-impl Errand {
-    /// Says what becomes of it: the client has ended first.
-    pub(super) fn give_up(&self, watchdog: &Watchdog) {
-        let name = &self.name;
-        let (level, what) = match &self.ends {
-            Ends::Late { .. } => (
-                Level::Warn,
-                "could not be released before the client ended; it ends with its lease, a place in a \
-                 queue when it lapses",
-            ),
-            Ends::Answered(_) => return,
-            Ends::Applied(..) => (
-                Level::Error,
-                "what was given back or counted down before the client ended may not have been \
-                 applied: look at it",
-            ),
-            Ends::Paid(_) => (
-                Level::Error,
-                "dropped permits were not given back before the client ended: add them with \
-                 add_permits",
-            ),
-        };
-        watchdog.log(level, || format!("{name:?}: {what}"));
-    }
-}
-
-impl fmt::Debug for Errand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Errand({:?})", self.name)
-    }
-}
 
 /// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
 pub(crate) struct Renewer {
@@ -228,7 +43,10 @@ impl Renewer {
     pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
         // A renewal that takes longer than this is better tried again on a new connection.
         let patience = core.config.watchdog_timeout / 6;
-        let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
+        let patience = patience
+            .max(Duration::from_millis(10))
+            .min(SOON.saturating_add(core.round_trip.saturating_mul(8)))
+            .min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
         Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
     }
@@ -267,7 +85,7 @@ impl Renewer {
 
     /// How long there is nothing to do by itself.
     fn pause(&self) -> Duration {
-        let next = self.waiting.iter().map(|errand| errand.due).chain(self.ask_again).min();
+        let next = self.waiting.iter().map(Errand::due).chain(self.ask_again).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
@@ -288,9 +106,8 @@ impl Renewer {
                 self.ask_again = None;
                 // The old one may lead to a server that is none any more, and answers.
                 self.link = None;
-                let sites = self.core.sites.all();
-                let renewals = sites.iter().filter_map(Site::renew_now);
-                self.renew_each(renewals.collect());
+                let members = self.core.members.all();
+                self.renew_each(members.into_iter().filter_map(Member::renew_now).collect());
             }
             Job::Run(errand) => self.waiting.push(errand),
             Job::Connected => self.waiting.iter_mut().for_each(Errand::hurry),
@@ -320,7 +137,7 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.site.name, &due.hold.owner));
+                let holds = call.iter().map(|due| (due.hold.name(), due.hold.owner()));
                 script::lock::renew_command(holds, lease)
             })
             .collect();
@@ -328,7 +145,7 @@ impl Renewer {
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if raises || renewed == Ok(false) {
-                due.site.renewed(&due.hold, sent_at, lease, renewed);
+                due.hold.renewed(sent_at, lease, renewed);
             }
             unanswered |= renewed.is_err();
         };
@@ -368,7 +185,7 @@ impl Renewer {
 
     /// Sends the errands that are due, and keeps those that are not done for later.
     fn run_errands(&mut self, now: u64) {
-        let due: Vec<_> = self.waiting.extract_if(.., |errand| errand.due <= now).collect();
+        let due: Vec<_> = self.waiting.extract_if(.., |errand| errand.due() <= now).collect();
         let sent = due.into_iter().filter_map(|errand| Some((errand.command()?, errand)));
         let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
         let mut errands = errands.into_iter();
@@ -377,21 +194,9 @@ impl Renewer {
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
-            for (outcome, mut errand) in outcomes.into_iter().zip(errands.by_ref()) {
-                if errand.is_done(&outcome, resent, now, &self.core.watchdog) {
-                    continue;
-                }
-                let goes_on = is_answered(&outcome) && matches!(errand.ends, Ends::Paid(_));
-                if goes_on {
-                    // More may be owed by now, which waits for no back-off and for no other errand.
-                    errand.retry = FIRST_RETRY;
-                }
-                if goes_on || !self.core.is_shut_down() {
-                    errand.back_off(now);
-                    self.waiting.push(errand);
-                } else if !is_answered(&outcome) {
-                    errand.give_up(&self.core.watchdog);
-                }
+            for (outcome, errand) in outcomes.into_iter().zip(errands.by_ref()) {
+                let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
+                self.waiting.extend(errand.after(&outcome, resent, now, watchdog, ended));
             }
         }
     }
@@ -488,7 +293,7 @@ impl Core {
     /// Shows the subscriber that its connection is alive.
     fn heartbeat(&self) {
         if self.heartbeat_due() {
-            self.sweep();
+            self.members.sweep();
             if self.pubsub.wants_heartbeat() {
                 self.tell_subscriber();
             }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use shuttle::thread::{self, JoinHandle};
 
-use super::{Client, Core, Outer};
+use super::Core;
+use super::session::{Session, Threads};
+use crate::config::ClientBuilder;
 use crate::connection::{Endpoint, Lane};
 use crate::sync::Mutex;
 
@@ -15,13 +17,12 @@ const URL: &str = "redis://localhost";
 impl Core {
     /// Of a client that has no threads.
     pub(crate) fn model() -> Arc<Self> {
-        let config = Client::builder(URL).config;
+        let config = ClientBuilder::new(URL).config;
         let endpoint = Endpoint::new(URL, config.connect_timeout, config.response_timeout);
         let endpoint = Arc::new(endpoint.unwrap());
         let lanes = vec![Arc::new(Lane::new(Arc::clone(&endpoint)))];
-        Self::new(&endpoint, config, Duration::ZERO, lanes, crossbeam_channel::bounded(0).0)
-            .unwrap()
-            .0
+        let alive = crossbeam_channel::bounded(0).0;
+        Self::new(&endpoint, config, Duration::ZERO, lanes, alive, crate::client::stray).unwrap().0
     }
 
     /// Connects, and starts the subscriber.
@@ -38,10 +39,10 @@ impl Core {
     }
 }
 
-impl Client {
+impl Session {
     pub(crate) fn model(core: Arc<Core>) -> Self {
         // Nobody is to be waited for.
         let ended = crossbeam_channel::bounded(0).1;
-        Self(Arc::new(Outer { core, ended, ending: Mutex::new(false) }))
+        Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }))
     }
 }

@@ -1,0 +1,111 @@
+//! What a client has of each name, whatever kind of synchronizer it is.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::sync::{Mutex, Process, Registry};
+use crate::watchdog::Renewal;
+
+/// One name's place in a client, which all its handles share.
+pub(crate) trait Member: Send + Sync + 'static {
+    /// The client ends: wakes all who wait, and gives back what is held.
+    fn end(self: Arc<Self>);
+
+    /// Renews what is held before its time, or asks the server whether it knows it.
+    fn renew_now(self: Arc<Self>) -> Option<Renewal> {
+        None
+    }
+}
+
+/// The members of a client, by their kind and their name.
+pub(crate) struct Members {
+    kinds: Mutex<Kinds>,
+    process: Process,
+}
+
+#[derive(Default)]
+struct Kinds {
+    known: Vec<Arc<dyn Kind>>,
+    closed: bool,
+}
+
+trait Kind: Send + Sync {
+    fn id(&self) -> TypeId;
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    fn all(&self) -> Vec<Arc<dyn Member>>;
+    fn sweep(&self);
+    fn close(&self);
+}
+
+impl<T: Member> Kind for Registry<T> {
+    fn id(&self) -> TypeId {
+        TypeId::of::<T>()
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Member>> {
+        Self::all(self).into_iter().map(|one| one as Arc<dyn Member>).collect()
+    }
+
+    fn sweep(&self) {
+        Self::sweep(self);
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+impl Members {
+    pub(super) fn new(process: &Process) -> Self {
+        Self { kinds: Mutex::default(), process: process.clone() }
+    }
+
+    /// Those of one kind.
+    pub(crate) fn of<T: Member>(&self) -> Arc<Registry<T>> {
+        // In a forked child the mutex may be locked by a thread that is not there.
+        if self.process.is_parent() {
+            return Arc::new(Registry::new(&self.process));
+        }
+        let mut kinds = self.kinds.lock();
+        let known = kinds.known.iter().find(|kind| kind.id() == TypeId::of::<T>());
+        if let Some(known) = known.and_then(|kind| Arc::clone(kind).as_any().downcast().ok()) {
+            return known;
+        }
+        let new = Arc::new(Registry::new(&self.process));
+        if kinds.closed {
+            Registry::close(&new);
+        }
+        kinds.known.push(Arc::clone(&new) as Arc<dyn Kind>);
+        new
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
+        self.kinds().iter().flat_map(|kind| kind.all()).collect()
+    }
+
+    /// Lets go of names that were not used for a while.
+    pub(super) fn sweep(&self) {
+        self.kinds().iter().for_each(|kind| kind.sweep());
+    }
+
+    /// From here on no name stays when its last handle goes.
+    pub(super) fn close(&self) {
+        self.kinds.lock().closed = true;
+        self.kinds().iter().for_each(|kind| kind.close());
+    }
+
+    fn kinds(&self) -> Vec<Arc<dyn Kind>> {
+        self.kinds.lock().known.clone()
+    }
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Members({})", self.all().len())
+    }
+}
