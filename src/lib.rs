@@ -48,7 +48,7 @@
 //! renews it while the guard lives. A guard says [`is_held`](LockGuard::is_held) only until the
 //! deadline that the server last confirmed, counted from before the request was sent: never
 //! longer. A guard whose lock is lost tells ([`on_lost`](LockGuard::on_lost)). A lock that another
-//! process has handed over is certain for 2 s at first: when it was held for 50 ms it has its lease,
+//! process has handed on is certain for 2 s at first: when it was held for 50 ms it has its lease,
 //! and [`check`](LockGuard::check) asks for that sooner.
 //!
 //! # What is not promised

@@ -56,7 +56,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///   itself when the holder's lease should have ended, and now and then: a message that is
     ///   lost costs about 5 s at most.
     ///
-    /// A lock that was handed over by another process is certain for 2 s at first, and has its
+    /// A lock that was handed on by another process is certain for 2 s at first, and has its
     /// lease when it was held for 50 ms: see [`LockGuard::check`].
     ///
     /// # Errors

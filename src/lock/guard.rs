@@ -78,9 +78,9 @@ impl LockGuard {
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. Of a lock that another process handed over that is less than 2 s at first, and as much
-    /// as of any other soon after it was held for 50 ms, or after a [`check`](Self::check) for more.
-    /// No I/O.
+    /// lost. Of a lock that another process handed on that is less than 2 s at first, and as much
+    /// as of any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
+    /// more. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.held.remaining()
@@ -244,7 +244,7 @@ impl OwnedLockGuard {
     ///
     /// # Blocking
     ///
-    /// As [`LockGuard::check`]: not at all, or one round trip soon after a hand-over.
+    /// As [`LockGuard::check`]: not at all, or one round trip soon after a hand-off.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         self.0.check(slack)
     }
