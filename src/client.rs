@@ -75,9 +75,9 @@ impl Client {
 
     /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. Handles of one name share what the client holds under it, and its place in the queue.
-    /// Whether a handle is kept or made for each call makes no difference. An empty name is an error
-    /// of the first call that needs the server.
+    /// No I/O. Handles of one name share what the client holds under it, and its place in the
+    /// queue. Whether a handle is kept or made for each call makes no difference. An empty name is
+    /// an error of the first call that needs the server.
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)

@@ -54,7 +54,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///   stand in a queue, and a release makes the first one the owner: a message says so, and
     ///   there is nothing to ask. (Of a fair lock all threads stand in one queue.) It asks by
     ///   itself when the holder's lease should have ended, and now and then: a message that is
-    ///   lost costs about 5 s at most.
+    ///   lost costs about 5 s.
     ///
     /// A lock that was handed on by another process is certain for 2 s at first, and has its
     /// lease when it was held for 50 ms: see [`LockGuard::check`].
@@ -80,7 +80,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Takes the lock if that is possible now: `None` if another holds it, or if a thread of this
     /// process waits for it. A [`ReentrantLock`] that is free is taken past other processes that
     /// wait (`tryLock()` in Java does so, too). It is seldom free then: each release hands it on,
-    /// also that of a loop of `try_lock`. Of a [`FairLock`] nobody who waits is passed.
+    /// also those of a loop of `try_lock`. Of a [`FairLock`] nobody who waits is passed.
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ use crate::sync::clock;
 ///
 /// Redisson's clients know no queue. While some of them wait, a part of the releases is left to
 /// them: the lock is free for 4 ms, and nobody in the queue takes it. So each of them gets it about
-/// as often as a process of this library, or half as often beside one alone.
+/// as often as a process of this library, or half as often beside one alone (simulated).
 ///
 /// # After a hand-off
 ///
