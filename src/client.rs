@@ -22,8 +22,9 @@ mod model_tests;
 /// A client of one Redis server, from which locks are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
-/// process usually has one, made at its start. Its threads share a few connections. It has three
-/// threads of its own, and a fourth while `on_lost` callbacks run or log lines are written.
+/// process usually has one, made at its start. Its threads share a few connections; one more, for
+/// messages, is opened when one of them waits for the first time. It has three threads of its own,
+/// and a fourth while `on_lost` callbacks run or log lines are written.
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what
 /// was written and not answered is read, and its background threads end: the last drop is a
@@ -74,8 +75,9 @@ impl Client {
 
     /// The lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. Handles of one name share what the client holds under it. An empty name is an
-    /// error of the first call that needs the server.
+    /// No I/O. Handles of one name share what the client holds under it, and its place in the
+    /// queue. Whether a handle is kept or made for each call makes no difference. An empty name is
+    /// an error of the first call that needs the server.
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)

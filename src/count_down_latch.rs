@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::{Attempt, Contender, Queue, Signal, Try, Wait, Waiter, Wake};
 use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind};
 use crate::node::{Core, Member, Session};

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
+#[cfg(doc)]
+use crate::client::Client;
 use crate::connection::Command;
 use crate::error::{Error, LostReason};
 use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};

@@ -47,7 +47,9 @@
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
 //! renews it while the guard lives. A guard says [`is_held`](LockGuard::is_held) only until the
 //! deadline that the server last confirmed, counted from before the request was sent: never
-//! longer. A guard whose lock is lost tells ([`on_lost`](LockGuard::on_lost)).
+//! longer. A guard whose lock is lost tells ([`on_lost`](LockGuard::on_lost)). A lock that another
+//! process has handed on is certain for 2 s at first: when it was held for 50 ms it has its lease,
+//! and [`check`](LockGuard::check) asks for that sooner.
 //!
 //! # What is not promised
 //!
@@ -69,7 +71,8 @@
 //! background threads, however much is held (`redlatch-watchdog`, `redlatch-renewer` and
 //! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
 //! logged), and a few connections (4 to 16 for commands, by the distance of the server, or as many
-//! as [`connections`](ClientBuilder::connections) says; one for messages; one for renewals).
+//! as [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the
+//! first wait; one for renewals).
 //! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
 //! the drop of the last handle, releases what is held and ends the threads.
 //!
@@ -96,7 +99,7 @@
 //! | level | what |
 //! |---|---|
 //! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
-//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; lines were left out |
+//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; a right is missing without which waiting takes longer; lines were left out |
 //! | `info` | the outage is over, or connections are let in again, after how long |
 //! | `debug` | what failed and is tried again |
 //!

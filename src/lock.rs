@@ -7,6 +7,10 @@ use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+#[cfg(doc)]
+use crate::fair_lock::FairLock;
+#[cfg(doc)]
+use crate::reentrant_lock::ReentrantLock;
 use crate::wait::Wait;
 
 mod guard;
@@ -46,8 +50,14 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// - Held by the calling thread: taken once more, at no cost. Each guard releases one level.
     /// - Held by another thread of this process: waits in the process's own queue, first come
     ///   first served, with no command.
-    /// - Held by another process: sleeps until that releases it or its lease ends, and then tries
-    ///   again. A message wakes it, and if that is lost, a slow poll of about 5 s.
+    /// - Held by another process: sleeps until the lock is handed to this one. Processes that wait
+    ///   stand in a queue, and a release makes the first one the owner: a message says so, and
+    ///   there is nothing to ask. (Of a fair lock all threads stand in one queue.) It asks by
+    ///   itself when the holder's lease should have ended, and now and then: a message that is
+    ///   lost costs about 5 s.
+    ///
+    /// A lock that was handed on by another process is certain for 2 s at first, and has its
+    /// lease when it was held for 50 ms: see [`LockGuard::check`].
     ///
     /// # Errors
     ///
@@ -67,9 +77,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// [`response_timeout`](crate::ClientBuilder::response_timeout) says, in an outage too.
     fn lock(&self) -> Result<LockGuard, Error>;
 
-    /// Takes the lock if that is possible now: `None` if another holds it or stands before. (Other
-    /// processes that wait for it do, for a millisecond or so after each turn of this one, or a
-    /// loop of `try_lock` would leave it to nobody.)
+    /// Takes the lock if that is possible now: `None` if another holds it, or if a thread of this
+    /// process waits for it. A [`ReentrantLock`] that is free is taken past other processes that
+    /// wait (`tryLock()` in Java does so, too). It is seldom free then: each release hands it on,
+    /// also those of a loop of `try_lock`. Of a [`FairLock`] nobody who waits is passed.
     ///
     /// # Errors
     ///

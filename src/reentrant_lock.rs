@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::acquire::{Signal, Wait};
+#[cfg(doc)]
+use crate::client::Client;
 use crate::connection::Command;
 use crate::error::Error;
 use crate::error::LostReason;
@@ -43,16 +45,34 @@ use crate::sync::clock;
 ///
 /// # Fairness
 ///
-/// Threads of one process, and owned guards, get the lock in the order they came. Between processes
-/// there is no order; a process gives the lock back after a turn of at most 10 ms, if others want
-/// it, so none starves. (Holds of more than 10 ms are turns of their own, and then who
-/// is quicker to come gets more of them: a Java service may wait for a few seconds.) Where the order
-/// matters, use a fair lock.
+/// Threads of one process, and owned guards, get the lock in the order they came, and processes in
+/// the order in which they began to wait: each release makes the next process the owner. A process
+/// may pass the lock among its own threads for a turn of at most 10 ms, a shorter one the more
+/// processes wait; then it stands at the end of the queue. Where the order of all threads on all
+/// machines matters, use a fair lock.
+///
+/// [`try_lock`](Self::try_lock) takes a free lock past the queue. A waiter whose process was killed
+/// costs the others nothing. One that stands still (a stopped process, a network that is cut and
+/// does not say so) costs them 2 s, or up to 6 s where none of them asks sooner, and its place.
+///
+/// Redisson's clients know no queue. While some of them wait, a part of the releases is left to
+/// them: the lock is free for 4 ms, and nobody in the queue takes it. So each of them gets it about
+/// as often as a process of this library, or half as often beside one alone (simulated).
+///
+/// # After a hand-off
+///
+/// A lock that another process handed on is certain for 2 s at first, and for its lease when it was
+/// held for 50 ms, since only then it is known that its new owner is awake.
+/// [`LockGuard::check`](crate::LockGuard::check) asks for the lease sooner. If process or server
+/// stands still for 2 s right after a hand-off, the lock is lost, and the guard says so.
 ///
 /// # In Redis
 ///
 /// A hash under the lock's name, as Redisson's `RLock` has it: owner to count, with the lease as
-/// its time to live. Java services may use the same lock.
+/// its time to live. Java services may use the same lock. Beside it this library has keys of its
+/// own while processes wait: `redlatch_queue:{name}` and `redlatch_window:{name}`. Access rights
+/// must allow them (`lua/README.md`, "Rights"); without them a client waits for public releases, as
+/// Redisson's do, and others wait longer for its own.
 #[derive(Clone, Debug)]
 pub struct ReentrantLock {
     handle: Handle,

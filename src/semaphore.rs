@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::{Attempt, Contender, Signal, Try, Wait};
 use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::node::Session;
 use crate::script::semaphore::SemaphoreScripts;

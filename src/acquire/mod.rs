@@ -1,4 +1,5 @@
-//! How a thread waits: the one loop of every synchronizer.
+//! How a thread waits: the queue of a process, and the loop of semaphores and latches. (A lock's
+//! is `hold/place.rs`.)
 //!
 //! ```text
 //! try; done?

@@ -78,19 +78,26 @@ impl LockGuard {
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. No I/O.
+    /// lost. Of a lock that another process handed on that is less than 2 s at first, and as much
+    /// as of any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
+    /// more. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.held.remaining()
     }
 
     /// Fails unless the lock is certainly held for `slack` more: what to ask before each step that
-    /// must not be done without the lock and takes no longer than that. No I/O.
+    /// must not be done without the lock and takes no longer than that.
     ///
     /// A watched hold is renewed when a third of its lease has gone. So what is certain is between
     /// two thirds of `watchdog_timeout` (20 s, where nothing was set) and all of it, less what a
     /// renewal takes: a longer slack than two thirds is too long now and then though all is well.
     /// Take half of it at most, or a longer `watchdog_timeout`.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, but for a round trip if another process has just handed the lock on: such a hold
+    /// is certain for 2 s at first, and a longer slack has it made longer at once.
     ///
     /// # Errors
     ///
@@ -227,13 +234,17 @@ impl OwnedLockGuard {
         self.0.remaining()
     }
 
-    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`]. No I/O.
+    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`].
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold is lost,
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
+    ///
+    /// # Blocking
+    ///
+    /// As [`LockGuard::check`]: not at all, or one round trip soon after a hand-off.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         self.0.check(slack)
     }

@@ -41,9 +41,9 @@ impl LockKeys {
         prefixed("redisson_lock__channel", name)
     }
 
-    /// Where a client talks to its own subscriber, and where its fair waiters are told. It begins
-    /// as the locks' channels do, so that access rights made for Redisson allow it.
-    /// `lua/fair/line.lua` makes it, too.
+    /// Where a client talks to its own subscriber, and where its waiters are told and granted a
+    /// lock. It begins as the locks' channels do, so that access rights made for Redisson allow it.
+    /// `lua/lock/queue.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
     }

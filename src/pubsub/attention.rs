@@ -1,9 +1,9 @@
 //! Whether anybody of this process waits for messages just now.
 //!
-//! A lock that is released a thousand times a second tells every process that listens each time,
-//! though most threads stay away from the race or were let in already. Waking the subscriber for
-//! each of those messages costs more than all else. So while nobody waits, they lie for a moment
-//! and are read together.
+//! A semaphore that is given permits a thousand times a second tells every process that listens
+//! each time, though most threads stay away from the race or were let in already. Waking the
+//! subscriber for each of those messages costs more than all else. So while nobody waits, they lie
+//! for a moment and are read together.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
-//! Turns: how long one process may keep a lock that other processes want too.
+//! Turns: how long one process may keep permits that other processes want too.
 //!
-//! A release and the next acquire in one packet always win, and a pass inside a process never even
-//! asks. So a process has a lock for a *turn*, by passes or by taking it again: so many grants, or
-//! so long. Then it really gives it back, and if others listen it stays away for a moment, deaf to
-//! its own message. Without turns the others starve.
+//! A release and the next request in one packet always win, and a pass inside a process never even
+//! asks. So a process has permits for a *turn*, by passes or by taking them again: so many grants,
+//! or so long. Then it really gives them back, and if others listen it stays away for a moment,
+//! deaf to its own message. Without turns the others starve.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl Turn {
         }
     }
 
-    /// Before the process asks for the lock at `now`.
+    /// Before the process asks for permits at `now`.
     pub(crate) fn before(&mut self, now: u64) -> Before {
         let Some(last) = self.last else { return Before::Ask };
         if now.saturating_sub(last.at) >= self.leave {
@@ -113,7 +113,7 @@ impl Turn {
 
     /// How long to wait after a message before the next try, while the others have their turns:
     /// as long as the process's own turn was for each of them. It does look now and then, since
-    /// they may not want the lock at all. Without this, two processes hand a lock to and fro, and
+    /// they may not want any at all. Without this, two processes hand permits to and fro, and
     /// those that were slower once come too late again and again.
     pub(crate) fn pause(&self, now: u64) -> Option<Duration> {
         let left = self.away_until.checked_sub(now).filter(|left| *left > 0)?;

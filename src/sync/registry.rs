@@ -22,8 +22,8 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and how many are. The turns that it is about take
-/// milliseconds.
+/// How long a name is kept after its last use, and how many are. The chains and turns that it is
+/// about take milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 64;
 
