@@ -63,5 +63,7 @@ if not who then
         place = redis.pcall('lpos', queue, owner)
         place = type(place) == 'number' and place or -1
     end
+elseif whose == 1 and place > 0 then
+    see_that_one_hears(owner)
 end
 return {0, now(), left, place, whose, fresh, refusal}

@@ -150,14 +150,24 @@ local function window_left()
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Tells the first that listens to ask when the window ends: nobody else would then.
-local function announce(left)
+-- Tells the first that listens to ask when the window ends: nobody else would then. `asker` keeps its
+-- place: its subscription may be on the way, and when it is there it asks.
+local function announce(left, asker)
     while true do
         local head = redis.pcall('lindex', queue, 0)
-        if type(head) ~= 'string' or tell(head, 'open', left) ~= 0
+        if type(head) ~= 'string' or tell(head, 'open', left) ~= 0 or head == asker
             or type(redis.pcall('lpop', queue)) ~= 'string' then
             return
         end
+    end
+end
+
+-- Redisson has the lock, and its release is told in public only. If none of ours listens there, those
+-- who should are dead, or do not know that they are first: the first that lives is told to ask.
+local function see_that_one_hears(asker)
+    local heard = redis.pcall('pubsub', 'numsub', public .. ':redlatch')
+    if refused(heard) or heard[2] == 0 then
+        announce(0, asker)
     end
 end
 

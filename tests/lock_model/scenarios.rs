@@ -216,6 +216,39 @@ fn the_dead_are_passed_in_one_call() {
     assert_eq!(direct.keys_left(), 0);
 }
 
+/// Redisson's release wakes the first two only: whoever comes behind dead ones sees to it that the
+/// first that lives knows that it is the first.
+#[test]
+fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let dead: Vec<_> = (1..=2).map(|client| Listener::new(&server, client)).collect();
+    let redisson = format!("{}:7", uuid(false, 1));
+    let () = direct.command(&["HSET", "orders", &redisson, "1"]);
+    let () = direct.command(&["PEXPIRE", "orders", "30000"]);
+    assert_eq!((direct.place(1), direct.place(2)), (Some(0), Some(1)));
+    drop(dead);
+    wait_until("the server knows that they are dead", SOON, || {
+        let [one, two] = [1, 2].map(|client| own_channel(&uuid(true, client)));
+        let (_, one, _, two): (String, i64, String, i64) =
+            direct.command(&["PUBSUB", "NUMSUB", &one, &two]);
+        one + two == 0
+    });
+    let mut listener = Listener::new(&server, 3);
+    direct.acquire(3);
+    assert_eq!(direct.place(3), Some(0), "it stands behind the dead");
+    let Message { number, what, database, lock } = listener.hears();
+    assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
+    assert!(matches!(what, What::Open { left: 0 }), "{what:?}");
+    // It listens now, and is left alone.
+    let mut public = server.connection();
+    let channels = [&direct.site.companion, &direct.site.public];
+    redis::cmd("SUBSCRIBE").arg(&channels).exec(&mut public).unwrap();
+    assert_eq!(direct.place(4), Some(1));
+    let commands = direct.commands_of(|direct| assert_eq!(direct.place(4), Some(1)));
+    assert!(commands <= 9, "{commands}");
+}
+
 /// Without memory a lock is handed on, and only one that nobody has or wants is refused.
 #[test]
 fn without_memory_the_queue_moves_on() {
