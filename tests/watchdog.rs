@@ -608,6 +608,10 @@ fn an_unlock_right_after_the_deadline_is_late() {
     let lock = lock.with_lease(UNIT / 5);
     for round in 0..20 {
         let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
+        if lock.hold_count() < 2 {
+            // On a busy machine it was over already: the second may be a hold of its own.
+            continue;
+        }
         // Whether the wheel has seen it yet or not.
         while outer.is_held() {
             std::hint::spin_loop();
