@@ -358,7 +358,8 @@ impl Place {
         }
         let poll = if place < FIRST { NEAR } else { FAR };
         let poll = clock::nanos(poll.mul_f64(0.8 + 0.4 * jitter(clock::now())));
-        let end = clock::nanos(refused.left) + PAST_END + u64::from(place) * PER_PLACE;
+        let later = PAST_END + u64::from(place) * PER_PLACE;
+        let end = clock::nanos(refused.left).saturating_add(later);
         self.ask_at = clock::now().saturating_add(poll.min(end));
     }
 
@@ -382,7 +383,10 @@ impl Place {
         let not_before = match self.anchor {
             // Void: see `refused`.
             Some(anchor) if anchor.server > granted.now => return None,
-            Some(anchor) => anchor.sent + (granted.now - anchor.server) * MS,
+            // (Anybody may write anything on the channel.)
+            Some(anchor) => {
+                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
+            }
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
