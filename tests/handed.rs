@@ -5,11 +5,17 @@
 mod common;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{SOON, UNIT, bounded, client, server, spawn, wait_in_line, wait_until};
+use common::{
+    Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_in_line, wait_until,
+};
 use redis::Commands as _;
+use redlatch::{LockGuard, ReentrantLock};
 use redlatch_testkit::Server;
+
+/// For how long a lock is handed on at first.
+const PROVISIONAL: Duration = Duration::from_secs(2);
 
 /// Waits until so many clients hear what is said to them alone.
 fn wait_hearing(server: &Server, clients: usize) {
@@ -22,6 +28,30 @@ fn wait_hearing(server: &Server, clients: usize) {
             .unwrap();
         channels.len() >= clients
     });
+}
+
+/// Hands the lock of `name` to who waits for it: runs `work` with a guard that came by message.
+fn handed<T: Send + 'static>(
+    server: &Server,
+    lock: &ReentrantLock,
+    work: impl FnOnce(LockGuard) -> T + Send + 'static,
+) -> Running<T> {
+    let name = format!("{lock:?}").split('"').nth(1).unwrap().to_owned();
+    let first = client(server);
+    let guard = first.reentrant_lock(&name).lock().unwrap();
+    let waits = lock.clone();
+    let mut redis = server.connection();
+    let key = name.clone();
+    let waiter = spawn(move || {
+        let guard = waits.lock().unwrap();
+        assert!(pttl(&mut redis, &key) <= 2_000, "granted by message");
+        work(guard)
+    });
+    wait_in_line(server, &name, 1);
+    wait_hearing(server, 1);
+    waiter.wait_asleep();
+    guard.unlock().unwrap();
+    waiter
 }
 
 #[test]
@@ -59,4 +89,22 @@ fn a_grant_of_a_time_that_no_clock_shows_is_no_panic() {
     thread::sleep(UNIT);
     guard.unlock().unwrap();
     waiter.join().unwrap();
+}
+
+#[test]
+fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lease = UNIT * 3;
+    let lock = client.reentrant_lock("short").with_lease(lease);
+    let begun = Instant::now();
+    let waiter = handed(&server, &lock, |guard| {
+        thread::park_timeout(PROVISIONAL * 2);
+        assert!(!guard.is_held());
+    });
+    wait_free(&server, "short", SOON);
+    let took = begun.elapsed();
+    assert!(took < PROVISIONAL, "{took:?}");
+    waiter.join();
 }
