@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_in_line, wait_until,
+    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_in_line,
+    wait_until, watched,
 };
 use redis::Commands as _;
 use redlatch::{LockGuard, ReentrantLock};
@@ -106,5 +107,23 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
     wait_free(&server, "short", SOON);
     let took = begun.elapsed();
     assert!(took < PROVISIONAL, "{took:?}");
+    waiter.join();
+}
+
+#[test]
+fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, UNIT * 30);
+    let lock = client.reentrant_lock("levels");
+    let inner = lock.clone();
+    let mut redis = server.connection();
+    let waiter = handed(&server, &lock.with_lease(LONG), move |guard| {
+        let level = inner.lock().unwrap();
+        wait_until("it is raised", SOON, || pttl(&mut redis, "levels") > 2_000);
+        thread::sleep(UNIT);
+        drop(level);
+        guard.check(LONG / 2).unwrap();
+    });
     waiter.join();
 }

@@ -381,15 +381,13 @@ impl Site {
         if !(watched || raise) || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
             return Due { at: deadline, lease: None };
         }
-        let lease = match seat.tenancy.hold.terms {
-            Terms::Fixed(lease) if !watched => {
+        if raise {
+            let mut lease = if watched { config.watchdog_timeout } else { Duration::ZERO };
+            if let Terms::Fixed(fixed) = seat.tenancy.hold.terms {
                 // Once, and counted from the grant.
                 let spent = Duration::from_nanos(now.saturating_sub(since));
-                lease.saturating_sub(spent)
+                lease = lease.max(fixed.saturating_sub(spent));
             }
-            _ => config.watchdog_timeout,
-        };
-        if raise {
             let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
             return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
         }
