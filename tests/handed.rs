@@ -127,3 +127,14 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     });
     waiter.join();
 }
+
+#[test]
+fn a_fixed_lease_outlives_its_thread() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("outlives").with_lease(LONG);
+    handed(&server, &lock, LockGuard::forget).join();
+    let mut redis = server.connection();
+    wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
+}

@@ -371,19 +371,22 @@ impl Site {
 
     /// When something is to be done about a seat, and which lease to ask for then.
     fn due(&self, seat: &Seat, now: u64) -> Due {
-        let (deadline, since) = (seat.tenancy.hold.deadline(), seat.tenancy.since);
+        let (hold, since) = (&seat.tenancy.hold, seat.tenancy.since);
+        let deadline = hold.deadline();
         let config = &self.core.config;
         let outlived = config
             .max_hold
             .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
-        let watched = seat.is_watched();
-        let raise = seat.tenancy.hold.is_provisional();
-        if !(watched || raise) || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
+        let watched = seat.is_watched() && !outlived && !seat.tenancy.thread.is_dead();
+        // A fixed lease lasts as long as it was wanted, whoever lives.
+        let is_fixed = matches!(hold.terms, Terms::Fixed(_));
+        let raise = hold.is_provisional() && (watched || is_fixed);
+        if !(watched || raise) || seat.renewing {
             return Due { at: deadline, lease: None };
         }
         if raise {
             let mut lease = if watched { config.watchdog_timeout } else { Duration::ZERO };
-            if let Terms::Fixed(fixed) = seat.tenancy.hold.terms {
+            if let Terms::Fixed(fixed) = hold.terms {
                 // Once, and counted from the grant.
                 let spent = Duration::from_nanos(now.saturating_sub(since));
                 lease = lease.max(fixed.saturating_sub(spent));
