@@ -12,8 +12,8 @@ use common::{
     wait_until, watched,
 };
 use redis::Commands as _;
-use redlatch::{LockGuard, ReentrantLock};
-use redlatch_testkit::Server;
+use redlatch::{Client, LockGuard, ReentrantLock};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// For how long a lock is handed on at first.
 const PROVISIONAL: Duration = Duration::from_secs(2);
@@ -53,6 +53,23 @@ fn handed<T: Send + 'static>(
     waiter.wait_asleep();
     guard.unlock().unwrap();
     waiter
+}
+
+fn renews(bytes: &[u8]) -> bool {
+    let code = include_str!("../lua/lock/renew.lua");
+    let has = |part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
+    has(redis::Script::new(code).get_hash()) || has(code)
+}
+
+/// A client behind a network, whose server knows the scripts.
+fn behind(proxy: &Proxy) -> Client {
+    let client =
+        Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("warm");
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    guards.0.unlock().unwrap();
+    guards.1.unlock().unwrap();
+    client
 }
 
 #[test]
@@ -108,6 +125,23 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
     let took = begun.elapsed();
     assert!(took < PROVISIONAL, "{took:?}");
     waiter.join();
+}
+
+#[test]
+fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    proxy.on(Direction::Request, 1, Action::HoldReply, renews);
+    let lock = client.reentrant_lock("raised");
+    let mut redis = server.connection();
+    let waiter = handed(&server, &lock, move |guard| {
+        wait_until("it is raised", SOON, || pttl(&mut redis, "raised") > 2_000);
+        guard.check(LONG / 2).unwrap();
+    });
+    waiter.join();
+    proxy.release();
 }
 
 #[test]

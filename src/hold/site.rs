@@ -462,9 +462,13 @@ impl Site {
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            self.due(seat, sent_at).lease
+            // The watchdog's own may be on its way, and its reply far off.
+            let renewing = std::mem::take(&mut seat.renewing);
+            let lease = self.due(seat, sent_at).lease;
+            seat.renewing = renewing;
+            lease
         });
-        // It is on its way already, or not to be raised.
+        // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
         match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {

@@ -84,12 +84,17 @@ impl LockGuard {
     }
 
     /// Fails unless the lock is certainly held for `slack` more: what to ask before each step that
-    /// must not be done without the lock and takes no longer than that. No I/O.
+    /// must not be done without the lock and takes no longer than that.
     ///
     /// A watched hold is renewed when a third of its lease has gone. So what is certain is between
     /// two thirds of `watchdog_timeout` (20 s, where nothing was set) and all of it, less what a
     /// renewal takes: a longer slack than two thirds is too long now and then though all is well.
     /// Take half of it at most, or a longer `watchdog_timeout`.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, but for a round trip if another process has just handed the lock on: such a hold
+    /// is certain for 2 s at first, and a longer slack has it made longer at once.
     ///
     /// # Errors
     ///
@@ -226,7 +231,7 @@ impl OwnedLockGuard {
         self.0.remaining()
     }
 
-    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`]. No I/O.
+    /// Fails unless the lock is certainly held for `slack` more: as [`LockGuard::check`].
     ///
     /// # Errors
     ///
