@@ -20,8 +20,8 @@ use crate::sync::Mutex;
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
-/// Script calls written before a reply is read.
-const CALLS_A_PACKET: usize = 16;
+/// And those whose renewals are written before a reply is read.
+const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -299,37 +299,45 @@ impl Renewer {
         }
     }
 
-    /// Renews what is due, and asks for what is not: a packet for each lease, the longest first.
+    /// Renews what is due, and asks for what is not, the longest lease first. Each lease is a call of
+    /// its own, but no packet: of fixed ones, each has another.
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         renewals.sort_by_key(|due| std::cmp::Reverse(due.lease));
-        for same in renewals.chunk_by(|one, other| one.lease == other.lease) {
-            for packet in same.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
-                self.renew(packet);
+        let same_lease = renewals.chunk_by(|one, other| one.lease == other.lease);
+        let (mut packet, mut names) = (Vec::new(), 0);
+        for call in same_lease.flat_map(|same| same.chunks(NAMES_A_CALL)) {
+            if names + call.len() > NAMES_A_PACKET {
+                self.renew(&packet);
+                packet.clear();
+                names = 0;
             }
+            packet.push(call);
+            names += call.len();
+        }
+        if !packet.is_empty() {
+            self.renew(&packet);
         }
     }
 
-    fn renew(&mut self, packet: &[Renewal]) {
+    fn renew(&mut self, calls: &[&[Renewal]]) {
         let sent_at = clock::now();
-        let lease = packet.first().and_then(|due| due.lease);
-        let raises = lease.is_some();
         // Zero changes nothing.
-        let lease = lease.unwrap_or_default();
-        let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
+        let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (&*due.site.name, &due.hold.owner));
-                script::lock::renew_command(holds, lease)
+                script::lock::renew_command(holds, lease(call))
             })
             .collect();
         let outcomes = self.exchange(&commands);
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
-            if raises || renewed == Ok(false) {
-                due.site.renewed(&due.hold, sent_at, lease, renewed);
+            if due.lease.is_some() || renewed == Ok(false) {
+                due.site.renewed(&due.hold, sent_at, due.lease.unwrap_or_default(), renewed);
             }
-            unanswered |= renewed.is_err();
+            // What is renewed is tried again by its own alarm.
+            unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
             match script::lock::renewed(outcome) {
@@ -359,8 +367,7 @@ impl Renewer {
             // It may lead to a server that became a replica.
             self.link = None;
         }
-        // What is renewed is tried again by its own alarm.
-        if unanswered && !raises {
+        if unanswered {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
     }
