@@ -13,7 +13,7 @@ use common::{
 };
 use redis::Commands as _;
 use redlatch::{Client, LockGuard, ReentrantLock};
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// For how long a lock is handed on at first.
 const PROVISIONAL: Duration = Duration::from_secs(2);
@@ -53,6 +53,12 @@ fn handed<T: Send + 'static>(
     waiter.wait_asleep();
     guard.unlock().unwrap();
     waiter
+}
+
+fn renews(bytes: &[u8]) -> bool {
+    let code = include_str!("../lua/lock/renew.lua");
+    let has = |part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
+    has(redis::Script::new(code).get_hash()) || has(code)
 }
 
 /// A client behind a network, whose server knows the scripts.
@@ -151,31 +157,16 @@ fn a_fixed_lease_outlives_its_thread() {
 }
 
 #[test]
-fn many_fixed_leases_are_raised_in_time_at_a_distance() {
+fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    let first = common::client(&server);
-    let names: Vec<String> = (0..60).map(|number| format!("far {number}")).collect();
-    let guards: Vec<_> =
-        names.iter().map(|name| first.reentrant_lock(name).lock().unwrap()).collect();
-    let waiters: Vec<_> = names
-        .iter()
-        .map(|name| {
-            let lock = client.reentrant_lock(name).with_lease(LONG);
-            spawn(move || {
-                let guard = lock.lock().unwrap();
-                thread::sleep(PROVISIONAL * 2);
-                guard.unlock()
-            })
-        })
-        .collect();
-    names.iter().for_each(|name| wait_in_line(&server, name, 1));
-    wait_hearing(&server, 1);
-    waiters.iter().for_each(Running::wait_asleep);
-    proxy.set_delay(UNIT / 4);
-    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
-    let lost = waiters.into_iter().map(Running::join).filter(Result::is_err).count();
-    assert_eq!(lost, 0);
+    proxy.on(Direction::Request, 1, Action::Silence, renews);
+    let lock = client.reentrant_lock("silent");
+    let waiter = handed(&server, &lock, |guard| {
+        thread::sleep(PROVISIONAL + UNIT * 5);
+        guard.unlock()
+    });
+    waiter.join().unwrap();
 }

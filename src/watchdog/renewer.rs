@@ -25,6 +25,9 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long the reply to a renewal may take that raises a hold which was granted by message. Two
+/// more attempts fit into what it has.
+const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 const ASK_AGAIN: u64 = 1_000_000_000;
@@ -330,7 +333,8 @@ impl Renewer {
                 script::lock::renew_command(holds, lease(call))
             })
             .collect();
-        let outcomes = self.exchange(&commands);
+        let raises = calls.iter().copied().flatten().any(|due| due.hold.is_provisional());
+        let outcomes = self.exchange_again(&commands, raises.then_some(RAISED_WITHIN)).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(false) {
@@ -379,7 +383,7 @@ impl Renewer {
         let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
         let mut errands = errands.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange_again(commands);
+            let (outcomes, resent) = self.exchange_again(commands, None);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
@@ -434,27 +438,35 @@ impl Renewer {
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
     /// was none on the old one: it may have been dead for a while.
     fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
-        self.exchange_again(commands).0
+        self.exchange_again(commands, None).0
     }
 
     /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
     /// may have run, whatever became of the second ones.
-    fn exchange_again(&mut self, commands: &[Command]) -> (Vec<Outcome>, bool) {
-        let outcomes = self.exchange_once(commands);
+    /// `within`: what the replies may take, besides what a distance asks for.
+    fn exchange_again(
+        &mut self,
+        commands: &[Command],
+        within: Option<Duration>,
+    ) -> (Vec<Outcome>, bool) {
+        let outcomes = self.exchange_once(commands, within);
         match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands), true),
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
             _ => (outcomes, false),
         }
     }
 
-    fn exchange_once(&mut self, commands: &[Command]) -> Vec<Outcome> {
+    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
         let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
             (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
-                let done = link.send(batch).and_then(|()| link.read_awaited());
+                let done = link.send(batch).and_then(|()| match within {
+                    Some(within) => link.read_awaited_within(link.at_least(within)),
+                    None => link.read_awaited(),
+                });
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }
