@@ -53,7 +53,7 @@ use crate::sync::clock;
 ///
 /// [`try_lock`](Self::try_lock) takes a free lock past the queue. A waiter whose process was killed
 /// costs the others nothing. One that stands still (a stopped process, a network that is cut and
-/// does not say so) costs them 2 s, or up to 6 s where none of them asks sooner, and its place.
+/// does not say so) costs them 2 s, and loses its place.
 ///
 /// Redisson's clients know no queue. While some of them wait, a part of the releases is left to
 /// them: the lock is free for 4 ms, and nobody in the queue takes it. So each of them gets it about

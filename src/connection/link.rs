@@ -128,11 +128,15 @@ impl Link {
         if clock::now().saturating_sub(self.heard_at) < TRUSTED {
             return true;
         }
-        let patience = self.opened_in.saturating_mul(2).max(SHORTEST_LOOK);
-        let until = deadline_in(patience.min(self.response_timeout));
+        let until = deadline_in(self.at_least(SHORTEST_LOOK));
         self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
             && self.settle_all(until).is_ok()
             && self.read(until).is_ok()
+    }
+
+    /// This time, or longer where the server is far off; never longer than for any reply.
+    pub(crate) fn at_least(&self, patience: Duration) -> Duration {
+        self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
 
     /// How many replies are not read.
@@ -198,8 +202,13 @@ impl Link {
     /// Reads until no reply is owed that somebody sleeps for; those posted after the last one may
     /// stay unread.
     pub(crate) fn read_awaited(&mut self) -> Result<(), Failure> {
+        self.read_awaited_within(self.response_timeout)
+    }
+
+    /// As [`read_awaited`](Self::read_awaited), and not longer than this.
+    pub(crate) fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
-        let mut until = deadline_in(self.response_timeout);
+        let mut until = deadline_in(patience);
         while awaited > 0 {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
@@ -207,7 +216,7 @@ impl Link {
                 awaited -= usize::from(counts);
             } else {
                 // It was sent anew just now.
-                until = deadline_in(self.response_timeout);
+                until = deadline_in(patience);
             }
         }
         Ok(())

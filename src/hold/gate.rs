@@ -77,10 +77,10 @@ impl Seat {
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
-    /// extension may be on the way, or have an unknown outcome.
+    /// extension may be on the way, or have an unknown outcome, or it was handed on for longer.
     pub(crate) fn may_outlive(&self) -> bool {
         let hold = &self.tenancy.hold;
-        self.renewing || hold.is_unconfirmed()
+        self.renewing || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
     /// Whether some level asked for the watchdog.

@@ -228,6 +228,11 @@ impl Hold {
         self.provisional.store(false, Ordering::Relaxed);
     }
 
+    /// It was handed on for longer than it was wanted.
+    pub(crate) fn outlives_its_terms(&self) -> bool {
+        self.granted_lease > self.first_lease
+    }
+
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::SeqCst)
     }

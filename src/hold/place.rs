@@ -29,11 +29,11 @@ use crate::script::lock::{Acquired, Chain, Refused};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
-/// How often a waiter asks that hears nothing: the first in line, and all others.
-const NEAR: Duration = Duration::from_secs(1);
-const FAR: Duration = Duration::from_secs(5);
-/// So many from the head count as the first in line: they ask soonest, and listen for Redisson's
-/// releases. A second one, in case the first is dead.
+/// How often a waiter asks that hears nothing: once at least while a hand-over lasts, and then it
+/// knows the end of that. So where the process is stopped that was told, the others lose no more. (All
+/// of them, not the first in line: each knows only where it stood when it asked.)
+const POLL: Duration = Duration::from_millis(1_500);
+/// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.
 const PAST_END: u64 = MS;
@@ -333,9 +333,10 @@ impl Place {
         if self.anchor.is_none_or(|anchor| anchor.server < refused.now) {
             self.anchor = Some(Anchor { sent: asked, server: refused.now });
         }
-        // Void: the server refused it after it had granted it. It was taken away again.
+        // Void: the server refused it after it had granted it. It was taken away again, or the server's
+        // clock was set back between the two: it is asked.
         let mut letters = self.mail.state.lock();
-        letters.grant.take_if(|granted| granted.now < refused.now);
+        let void = letters.grant.take_if(|granted| granted.now < refused.now).is_some();
         drop(letters);
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
@@ -364,10 +365,10 @@ impl Place {
                 site.core.listen(&keys.channel)
             });
         }
-        let poll = if place < FIRST { NEAR } else { FAR };
-        let poll = clock::nanos(poll.mul_f64(0.8 + 0.4 * jitter(clock::now())));
-        let end = clock::nanos(refused.left) + PAST_END + u64::from(place) * PER_PLACE;
-        self.ask_at = clock::now().saturating_add(poll.min(end));
+        let poll = clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())));
+        let later = PAST_END + u64::from(place) * PER_PLACE;
+        let end = clock::nanos(refused.left).saturating_add(later);
+        self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
     }
 
     fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32, server: u64) -> Hold {
@@ -390,7 +391,10 @@ impl Place {
         let not_before = match self.anchor {
             // Void: see `refused`.
             Some(anchor) if anchor.server > granted.now => return None,
-            Some(anchor) => anchor.sent + (granted.now - anchor.server) * MS,
+            // (Anybody may write anything on the channel.)
+            Some(anchor) => {
+                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
+            }
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };

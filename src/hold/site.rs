@@ -381,25 +381,26 @@ impl Site {
 
     /// When something is to be done about a seat, and which lease to ask for then.
     fn next_due(&self, seat: &Seat, now: u64) -> Due {
-        let (deadline, since) = (seat.tenancy.hold.deadline(), seat.tenancy.since);
+        let (hold, since) = (&seat.tenancy.hold, seat.tenancy.since);
+        let deadline = hold.deadline();
         let config = &self.core.config;
         let outlived = config
             .max_hold
             .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
-        let watched = seat.is_watched();
-        let raise = seat.tenancy.hold.is_provisional();
-        if !(watched || raise) || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
+        let watched = seat.is_watched() && !outlived && !seat.tenancy.thread.is_dead();
+        // A fixed lease lasts as long as it was wanted, whoever lives.
+        let is_fixed = matches!(hold.terms, Terms::Fixed(_));
+        let raise = hold.is_provisional() && (watched || is_fixed);
+        if !(watched || raise) || seat.renewing {
             return Due { at: deadline, lease: None };
         }
-        let lease = match seat.tenancy.hold.terms {
-            Terms::Fixed(lease) if !watched => {
+        if raise {
+            let mut lease = if watched { config.watchdog_timeout } else { Duration::ZERO };
+            if let Terms::Fixed(fixed) = hold.terms {
                 // Once, and counted from the grant.
                 let spent = Duration::from_nanos(now.saturating_sub(since));
-                lease.saturating_sub(spent)
+                lease = lease.max(fixed.saturating_sub(spent));
             }
-            _ => config.watchdog_timeout,
-        };
-        if raise {
             let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
             return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
         }
@@ -438,9 +439,13 @@ impl Site {
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            self.next_due(seat, sent_at).lease
+            // The watchdog's own may be on its way, and its reply far off.
+            let renewing = std::mem::take(&mut seat.renewing);
+            let lease = self.next_due(seat, sent_at).lease;
+            seat.renewing = renewing;
+            lease
         });
-        // It is on its way already, or not to be raised.
+        // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
         match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {

@@ -18,14 +18,14 @@ use crate::watchdog::{Chore, Errand, Job, Renewal};
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
-/// Script calls written before a reply is read.
-const CALLS_A_PACKET: usize = 16;
+/// And those whose renewals are written before a reply is read.
+const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long an urgent renewal may take, on top of some round trips: three tries must fit into the
-/// lease of a lock that was handed over.
-const SOON: Duration = Duration::from_millis(500);
+/// How long the reply to a renewal may take that raises a hold which was granted by message. Two
+/// more attempts fit into what it has.
+const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
 /// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
@@ -114,42 +114,46 @@ impl Renewer {
         }
     }
 
-    /// Renews what is due, and asks for what is not: a packet for each lease, the longest first.
+    /// Renews what is due, and asks for what is not, the longest lease first. Each lease is a call of
+    /// its own, but no packet: of fixed ones, each has another.
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         renewals.sort_by_key(|due| std::cmp::Reverse(due.lease));
-        for same in renewals.chunk_by(|one, other| one.lease == other.lease) {
-            for packet in same.chunks(NAMES_A_CALL * CALLS_A_PACKET) {
-                self.renew(packet);
+        let same_lease = renewals.chunk_by(|one, other| one.lease == other.lease);
+        let (mut packet, mut names) = (Vec::new(), 0);
+        for call in same_lease.flat_map(|same| same.chunks(NAMES_A_CALL)) {
+            if names + call.len() > NAMES_A_PACKET {
+                self.renew(&packet);
+                packet.clear();
+                names = 0;
             }
+            packet.push(call);
+            names += call.len();
+        }
+        if !packet.is_empty() {
+            self.renew(&packet);
         }
     }
 
-    fn renew(&mut self, packet: &[Renewal]) {
+    fn renew(&mut self, calls: &[&[Renewal]]) {
         let sent_at = clock::now();
-        let lease = packet.first().and_then(|due| due.lease);
-        let raises = lease.is_some();
         // Zero changes nothing.
-        let lease = lease.unwrap_or_default();
-        let calls: Vec<_> = packet.chunks(NAMES_A_CALL).collect();
+        let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (due.hold.name(), due.hold.owner()));
-                script::lock::renew_command(holds, lease)
+                script::lock::renew_command(holds, lease(call))
             })
             .collect();
-        let patience = if packet.iter().any(|due| due.urgent) {
-            SOON.saturating_add(self.core.round_trip.saturating_mul(8))
-        } else {
-            Duration::MAX
-        };
-        let outcomes = self.exchange_again(&commands, patience).0;
+        let raises = calls.iter().copied().flatten().any(|due| due.urgent);
+        let outcomes = self.exchange_again(&commands, raises.then_some(RAISED_WITHIN)).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
-            if raises || renewed == Ok(false) {
-                due.hold.renewed(sent_at, lease, renewed);
+            if due.lease.is_some() || renewed == Ok(false) {
+                due.hold.renewed(sent_at, due.lease.unwrap_or_default(), renewed);
             }
-            unanswered |= renewed.is_err();
+            // What is renewed is tried again by its own alarm.
+            unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
             match script::lock::renewed(outcome) {
@@ -179,8 +183,7 @@ impl Renewer {
             // It may lead to a server that became a replica.
             self.link = None;
         }
-        // What is renewed is tried again by its own alarm.
-        if unanswered && !raises {
+        if unanswered {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
     }
@@ -192,7 +195,7 @@ impl Renewer {
         let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
         let mut errands = errands.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange_again(commands, Duration::MAX);
+            let (outcomes, resent) = self.exchange_again(commands, None);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
@@ -235,28 +238,35 @@ impl Renewer {
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
     /// was none on the old one: it may have been dead for a while.
     fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
-        self.exchange_again(commands, Duration::MAX).0
+        self.exchange_again(commands, None).0
     }
 
-    /// As [`exchange`](Self::exchange), where each reply may take so long. Says, too, whether they were
-    /// sent twice: then the first ones may have run, whatever became of the second ones.
-    fn exchange_again(&mut self, commands: &[Command], patience: Duration) -> (Vec<Outcome>, bool) {
-        let outcomes = self.exchange_once(commands, patience);
+    /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
+    /// may have run, whatever became of the second ones.
+    /// `within`: what the replies may take, besides what a distance asks for.
+    fn exchange_again(
+        &mut self,
+        commands: &[Command],
+        within: Option<Duration>,
+    ) -> (Vec<Outcome>, bool) {
+        let outcomes = self.exchange_once(commands, within);
         match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, patience), true),
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
             _ => (outcomes, false),
         }
     }
 
-    fn exchange_once(&mut self, commands: &[Command], patience: Duration) -> Vec<Outcome> {
-        let patience = patience.min(self.endpoint.response_timeout());
+    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
         let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
             (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
-                let done = link.send(batch).and_then(|()| link.read_all(patience));
+                let done = link.send(batch).and_then(|()| match within {
+                    Some(within) => link.read_awaited_within(link.at_least(within)),
+                    None => link.read_awaited(),
+                });
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }

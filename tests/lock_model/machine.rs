@@ -1,7 +1,7 @@
 //! The client's rules one by one, without a server: what it does when.
 
 use crate::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
-use crate::wire::{Chain, Message, Refused, Released, Reply, Request, Site, What, Whose};
+use crate::wire::{Chain, Message, Refused, Reply, Request, Site, What, Whose};
 
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: i64 = 1_763_692_800_000;
@@ -122,23 +122,6 @@ fn a_grant_that_nobody_waits_for_is_given_back() {
     tried.on(MS, Input::GiveUp);
     let outputs = tried.reply(0, Reply::Granted { already: false, now: SERVER });
     assert!(sends(&outputs, &Request::GiveUp { number: 1, chain: Chain::default() }));
-}
-
-#[test]
-fn who_handed_the_lock_on_looks_once_for_all_hand_overs() {
-    let mut tried = Tried::new();
-    let handed = |tried: &mut Tried, now| {
-        let request = Request::Release { number: 1, chain: CHAIN };
-        let reply = Reply::Released(Released::HandedOn);
-        tried.on(now, Input::Reply { sent: now, request, reply })
-    };
-    assert_eq!(at(&handed(&mut tried, 0), Timer::Look), Some(2_005 * MS));
-    assert!(handed(&mut tried, SECOND).is_empty());
-    let outputs = tried.on(2_005 * MS, Input::Timer(Timer::Look));
-    assert!(sends(&outputs, &Request::Look));
-    assert_eq!(at(&outputs, Timer::Look), Some(3_005 * MS));
-    let outputs = tried.on(3_005 * MS, Input::Timer(Timer::Look));
-    assert_eq!(at(&outputs, Timer::Look), None);
 }
 
 #[test]
