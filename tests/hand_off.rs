@@ -885,6 +885,41 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     wait_left(&server, "fixed");
 }
 
+/// Whoever asks gets the whole lease at once, also while the raise is on its way.
+#[test]
+fn a_check_right_after_a_hand_over_raises_the_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    handed(&server, &proxy, "checked", None, move |guard, _| {
+        guard.check(LONG / 6).unwrap();
+        assert!(guard.remaining() > LONG / 2);
+        guard.check(LONG / 6).unwrap();
+        guard.unlock().unwrap();
+    });
+    let held_back = Arc::new(Proxy::before(&server));
+    on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);
+    let network = Arc::clone(&held_back);
+    handed(&server, &held_back, "checked late", None, move |guard, _| {
+        network.wait_fired(1, SOON);
+        assert!(guard.remaining() <= PROVISIONAL, "its raise is on its way");
+        guard.check(LONG / 6).unwrap();
+        assert_eq!(guard.state(), HoldState::Held);
+        network.release();
+        guard.unlock().unwrap();
+    });
+    let fixed = Proxy::before(&server);
+    handed(&server, &fixed, "checked fixed", Some(LONG), move |guard, _| {
+        guard.check(LONG / 6).unwrap();
+        let error = guard.check(LONG * 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::EndsTooSoon, "{error}");
+        guard.unlock().unwrap();
+    });
+    for name in ["checked", "checked late", "checked fixed"] {
+        wait_left(&server, name);
+    }
+}
+
 /// A time that cannot be, since the server's clock was set, makes no hold longer than a hand-over's.
 #[test]
 fn a_grant_from_the_time_to_come_counts_from_its_receipt() {

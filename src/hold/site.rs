@@ -373,23 +373,10 @@ impl Site {
     fn due(&self, seat: &Seat, now: u64) -> Due {
         let (deadline, since) = (seat.tenancy.hold.deadline(), seat.tenancy.since);
         let config = &self.core.config;
-        let outlived = config
-            .max_hold
-            .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
-        let watched = seat.is_watched();
-        let raise = seat.tenancy.hold.is_provisional();
-        if !(watched || raise) || seat.renewing || outlived || seat.tenancy.thread.is_dead() {
+        let Some(lease) = self.lease_to_ask(seat, now).filter(|_| !seat.renewing) else {
             return Due { at: deadline, lease: None };
-        }
-        let lease = match seat.tenancy.hold.terms {
-            Terms::Fixed(lease) if !watched => {
-                // Once, and counted from the grant.
-                let spent = Duration::from_nanos(now.saturating_sub(since));
-                lease.saturating_sub(spent)
-            }
-            _ => config.watchdog_timeout,
         };
-        if raise {
+        if seat.tenancy.hold.is_provisional() {
             let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
             return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
         }
@@ -431,6 +418,23 @@ impl Site {
             let seat = seat?;
             let due = self.due(seat, now);
             let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+    /// The lease that a renewal asks for now. `None`: the hold is to end.
+    fn lease_to_ask(&self, seat: &Seat, now: u64) -> Option<Duration> {
+        let config = &self.core.config;
+        let spent = Duration::from_nanos(now.saturating_sub(seat.tenancy.since));
+        let outlived = config.max_hold.is_some_and(|longest| spent >= longest);
+        if outlived || seat.tenancy.thread.is_dead() {
+            return None;
+        }
+        match seat.tenancy.hold.terms {
+            _ if seat.is_watched() => Some(config.watchdog_timeout),
+            _ if !seat.tenancy.hold.is_provisional() => None,
+            // Once, and counted from the grant.
+            Terms::Fixed(lease) => Some(lease.saturating_sub(spent)),
+            Terms::Watched => Some(config.watchdog_timeout),
+        }
+    }
+
             Some((Arc::clone(&seat.tenancy.hold), lease))
         })?;
         Some(Renewal { site: Arc::clone(self), hold, lease })
@@ -461,9 +465,9 @@ impl Site {
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            self.due(seat, sent_at).lease
+            // Also while one is on its way: its reply may be late, and it only raises.
+            self.lease_to_ask(seat, sent_at)
         });
-        // It is on its way already, or not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
         match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
