@@ -885,6 +885,34 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     wait_left(&server, "fixed");
 }
 
+/// The server would keep it for two seconds.
+#[test]
+fn a_fixed_lease_that_is_shorter_than_a_hand_overs_frees_the_lock_at_its_end() {
+    let _bounded = bounded();
+    let server = server();
+    for way in ["asleep", "late"] {
+        let proxy = Proxy::before(&server);
+        let before = lapsed(&mut server.connection());
+        handed(&server, &proxy, "short", Some(UNIT * 3), move |guard, entered| {
+            let (tell, lost) = mpsc::channel();
+            guard.on_lost(move |reason| tell.send(reason).unwrap());
+            assert!(guard.remaining() <= UNIT * 3);
+            if way == "asleep" {
+                assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
+            } else {
+                // Its own unlock is the first to know, or nearly.
+                while guard.is_held() {
+                    std::hint::spin_loop();
+                }
+            }
+            assert!(entered.elapsed() + UNIT > UNIT * 3);
+            assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        });
+        wait_left(&server, "short");
+        assert_eq!(lapsed(&mut server.connection()), before, "{way}: it stayed for nobody");
+    }
+}
+
 /// Whoever asks gets the whole lease at once, also while the raise is on its way.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {

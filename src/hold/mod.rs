@@ -253,6 +253,11 @@ impl Hold {
         self.provisional.load(Ordering::Relaxed)
     }
 
+    /// It was granted by message, for longer than its terms say: the server does not end it in time.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.first_lease < self.granted_lease
+    }
+
     /// It has the lease of its terms.
     pub(crate) fn raised(&self) {
         self.provisional.store(false, Ordering::Relaxed);

@@ -283,10 +283,10 @@ impl Site {
     fn bury(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
         self.undo_late_requests(hold);
-        let renewed_late = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
+        let outlives = reason == LostReason::LeaseExpired
+            && (seat.may_outlive() || hold.is_cut_short() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
-        if renewed_late || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
+        if outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
             self.repeat(self.release_command(hold), hold.longest_lease());
         }
     }
