@@ -5,13 +5,12 @@ use std::sync::atomic::Ordering;
 
 use crate::acquire::{Entered, Wait};
 use crate::client::Client;
-use crate::connection::Command;
 use crate::error::Error;
 use crate::hold::{Asked, LostReason, Site, Tenancy, Terms, clock};
 use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Owner;
 use crate::script::fair::FairAcquired;
-use crate::script::{Replied, Trouble};
+use crate::script::{self, Replied, Trouble};
 use crate::sync::Thread;
 
 pub(crate) use self::queue::{FairQueue, take_out};
@@ -92,8 +91,9 @@ impl FairLock {
         Self { handle: Handle::new(client, site), queue }
     }
 
-    fn force_unlock_command(&self) -> Command {
-        self.queue.scripts().force_unlock_command()
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        let Site { lane, name, .. } = &*self.handle.site;
+        script::lock::force_unlock(lane, name, &self.queue.scripts().force_unlock_command())
     }
 
     /// Mine already? Else one script, or a place in the queue that Redis keeps.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::acquire::{Entered, GateWaiter, Signal, Wait};
 use crate::client::Client;
-use crate::connection::Command;
 use crate::error::Error;
 use crate::hold::{Asked, Baton, Hold, LostReason, Place, Share, Site, Tenancy, clock};
 use crate::lock::{Handle, lock_verbs};
@@ -102,8 +101,8 @@ impl ReentrantLock {
         }
     }
 
-    fn force_unlock_command(&self) -> Command {
-        self.handle.site.scripts().force_unlock_command()
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.handle.site.scripts().force_unlock()
     }
 
     /// Sleeps in the process's own queue.

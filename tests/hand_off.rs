@@ -717,6 +717,27 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
+/// Each verb may be the first one.
+#[test]
+fn without_the_right_to_the_queue_every_verb_works() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "poorer");
+    user.set(&["resetkeys", "~shop*"]);
+    let poor = user.client();
+    assert!(!poor.reentrant_lock("shop:1").force_unlock().unwrap());
+    hold_as_redisson(&mut redis, "shop:2", LONG);
+    assert!(poor.reentrant_lock("shop:2").force_unlock().unwrap());
+    poor.reentrant_lock("shop:3").try_lock().unwrap().unwrap().unlock().unwrap();
+    poor.reentrant_lock("shop:4").lock().unwrap().unlock().unwrap();
+    let lock = poor.reentrant_lock("shop:5");
+    lock.lock().unwrap().forget();
+    lock.unlock().unwrap();
+    let left: Vec<String> = redis.keys("*").unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 /// A right less costs time, and no hold and no place.
 #[test]
 fn without_a_right_of_pubsub_a_lock_goes_from_one_to_the_other() {

@@ -116,9 +116,9 @@ impl LockScripts<'_> {
         arguments: &[&[u8]],
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.command(script, arguments);
+        let was_alone = self.alone.load(Ordering::Relaxed);
         let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
-        if !self.alone.load(Ordering::Relaxed) && outcome.as_ref().is_ok_and(is_about_keys) {
-            self.alone.store(true, Ordering::Relaxed);
+        if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.command(script, arguments);
             let (again, resent) = self.lane.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
@@ -128,6 +128,16 @@ impl LockScripts<'_> {
     }
 
     /// Gives the lock back, to the next process if one waits.
+    /// Whether the server refused the keys of the queue, where they were sent: the same can be had
+    /// without.
+    fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
+        let refused = !was_alone && outcome.as_ref().is_ok_and(is_about_keys);
+        if refused {
+            self.alone.store(true, Ordering::Relaxed);
+        }
+        refused
+    }
+
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
         self.ending(&RELEASE, owner.as_bytes(), chain)
     }
@@ -137,8 +147,16 @@ impl LockScripts<'_> {
         self.ending(&GIVE_UP, owner, chain)
     }
 
-    pub(crate) fn force_unlock_command(self) -> Command {
-        self.command(&FORCE_UNLOCK, &[])
+    /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
+    pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
+        let send = || send_force_unlock(self.lane, self.name, &self.command(&FORCE_UNLOCK, &[]));
+        let was_alone = self.alone.load(Ordering::Relaxed);
+        let mut outcome = send()?;
+        if self.is_refused_the_queue(was_alone, &outcome) {
+            // It has taken the lock from nobody.
+            outcome = send()?;
+        }
+        flag(accepted(outcome, Rights::Locks)?)
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
@@ -210,7 +228,7 @@ fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 /// What became of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// Another's, or free.
+    /// Free; or, of a fair lock, another's.
     Done,
     /// Free, and left to Redisson's clients for a moment.
     LeftToOthers,
@@ -307,13 +325,17 @@ pub(crate) fn extend(
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key)?;
-    flag(accepted(lane.call_once(command), Rights::Locks)?)
+    Ok(lane.call_once(command))
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
     ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
+    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
+}
+
+fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
     ask(lane, &command, Rights::Locks, flag)
