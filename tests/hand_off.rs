@@ -717,6 +717,51 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
+/// A client that may use the lock's own key only waits as Redisson does, says so once, and all go on.
+#[test]
+fn without_the_right_to_the_queue_a_client_waits_in_public_and_says_so_once() {
+    let _bounded = bounded();
+    Logger::listen();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "poor");
+    user.set(&["resetkeys", "~shop*"]);
+    let (rich, poor) = (client(&server), user.client());
+    for name in ["shop", "shop:{1}"] {
+        for round in 0..3 {
+            // The rich one has it, the poor one waits; a second rich one stands in line.
+            let guard = rich.reentrant_lock(name).lock().unwrap();
+            let outside = Guest::of(&poor.reentrant_lock(name));
+            let public = match name {
+                "shop" => channel(name),
+                _ => format!("redisson_lock__channel:{name}"),
+            };
+            wait_subscribed(&server, &public);
+            assert!(queue(&mut redis, name).is_empty());
+            guard.unlock().unwrap();
+            outside.wait_in();
+            // And the other way round.
+            let inside = Guest::in_line(&server, &rich, name, 1);
+            outside.leaves();
+            inside.wait_in();
+            if round == 1 {
+                assert!(poor.reentrant_lock(name).try_lock().unwrap().is_none());
+                assert!(poor.reentrant_lock(name).force_unlock().unwrap());
+                assert_eq!(inside.ends().unwrap_err().kind(), ErrorKind::LeaseLost);
+            } else {
+                inside.leaves();
+            }
+            wait_left(&server, name);
+        }
+        wait_until("it is said", SOON, || !LOGGER.about(name).is_empty());
+        let said: Vec<_> = LOGGER.about(name);
+        let said: Vec<_> = said.iter().filter(|(_, line)| line.contains("queue")).collect();
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(said[0].0, Level::Warn);
+        assert!(said[0].1.contains("redlatch_queue:*"), "{}", said[0].1);
+    }
+}
+
 /// Each verb may be the first one.
 #[test]
 fn without_the_right_to_the_queue_every_verb_works() {

@@ -73,6 +73,8 @@ impl Site {
                 "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
             );
             self.core.watchdog.log(log::Level::Warn, || {
+            // Of a key that was not sent the server says nothing that helps.
+            let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
                 format!(
                     "{:?}: no place in the lock's queue ({why}): this process waits for public \
                      releases, as Redisson does, and others wait longer for it (lua/README.md, Rights)",
