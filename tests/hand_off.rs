@@ -230,6 +230,59 @@ fn a_grant_that_overtakes_the_reply_counts() {
     wait_left(&server, "overtaken");
 }
 
+/// The next one is not kept waiting until its own next poll, and who slept over its grant is not
+/// inside together with it.
+#[test]
+fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let clients: Vec<_> = (0..4).map(|_| warm(&server)).collect();
+    let name = "stopped";
+    let played = (0..5).any(|_| {
+        let first = Guest::of(&clients[0].reentrant_lock(name));
+        first.wait_in();
+        // The two before the process and the one behind it. From the third place on a waiter asks
+        // after four seconds at the earliest: until then it is messages that are seen here.
+        let second = Guest::in_line(&server, &clients[1], name, 1);
+        let third = Guest::in_line(&server, &clients[2], name, 2);
+        let mut stopped = process(&server, name);
+        let begun = Instant::now();
+        wait_in_line(&server, name, 3);
+        let last = Guest::in_line(&server, &clients[3], name, 4);
+        let line = queue(&mut redis, name);
+        wait_subscribed(&server, &own_channel(&line[2]));
+        // It has asked once more by then, since it listens now.
+        thread::sleep(UNIT);
+        stopped.sigstop();
+        first.leaves();
+        for guest in [second, third] {
+            guest.wait_in();
+            guest.leaves();
+        }
+        assert_eq!(owner(&mut redis, name).as_ref(), Some(&line[2]), "it is granted the lock");
+        let granted = Instant::now();
+        let entered = last.wait_in();
+        let took = entered - granted;
+        assert!(took + UNIT > PROVISIONAL, "{took:?}");
+        let in_time = begun.elapsed() < Duration::from_millis(3_900);
+        stopped.sigcont();
+        if in_time {
+            // It has asked, and has its place again.
+            wait_in_line(&server, name, 1);
+            assert_eq!(queue(&mut redis, name), line[2..3]);
+            assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
+        }
+        last.leaves();
+        stopped.expect_line("in", SOON);
+        stopped.send_line("leave");
+        stopped.expect_line("out", SOON);
+        wait_left(&server, name);
+        in_time
+    });
+    assert!(played, "whoever comes next waits for its own poll");
+}
+
 /// Its subscriber's connection breaks around the grant: it asks for its place when it listens again.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {

@@ -28,6 +28,9 @@ pub(crate) struct Site {
     alone: AtomicBool,
     /// Whether it was said that there is no place in the queue.
     says_no_place: AtomicBool,
+    /// When this process last handed the lock to another one, while an errand is to look at what
+    /// became of that.
+    handed_on: Mutex<Option<u64>>,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     alarm: Mutex<Option<Alarm>>,
 }
@@ -48,6 +51,7 @@ impl Site {
             keys: OnceLock::new(),
             alone: AtomicBool::new(false),
             says_no_place: AtomicBool::new(false),
+            handed_on: Mutex::new(None),
             alarm: Mutex::new(None),
         }
     }
@@ -69,12 +73,12 @@ impl Site {
     /// The server gives this process no place in the queue, for this reason: it waits in public.
     pub(super) fn no_place(&self, refusal: Option<&str>) {
         if !self.says_no_place.swap(true, Ordering::Relaxed) {
+            // Of a key that was not sent the server says nothing that helps.
+            let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
             let why = refusal.unwrap_or(
                 "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
             );
             self.core.watchdog.log(log::Level::Warn, || {
-            // Of a key that was not sent the server says nothing that helps.
-            let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
                 format!(
                     "{:?}: no place in the lock's queue ({why}): this process waits for public \
                      releases, as Redisson does, and others wait longer for it (lua/README.md, Rights)",
@@ -347,6 +351,28 @@ impl Site {
         Error::new(ErrorKind::NotHeld, message).of(&self.name)
     }
 
+    /// The lock was handed to another process. If that one was stopped just then it does not say so:
+    /// whoever waits behind it is let in at the latest when this one has looked.
+    fn handed_on(self: &Arc<Self>) {
+        if self.handed_on.lock().replace(clock::now()).is_none() {
+            self.core.watchdog.run_errand(Errand::look(self, LOOK_AFTER));
+        }
+    }
+
+    /// What to look with now. `None`: not now, since the lock has been here again, so whatever it was
+    /// handed to before is none of it any more.
+    pub(crate) fn look_command(self: &Arc<Self>) -> Option<Command> {
+        let mut handed_on = self.handed_on.lock();
+        let since = handed_on.map_or(u64::MAX, |at| clock::now().saturating_sub(at));
+        let Some(rest) = LOOK_AFTER.checked_sub(Duration::from_nanos(since)) else {
+            *handed_on = None;
+            return Some(self.scripts().look_command());
+        };
+        drop(handed_on);
+        self.core.watchdog.run_errand(Errand::look(self, rest));
+        None
+    }
+
     // What the wheel does.
 
     /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
@@ -392,6 +418,23 @@ impl Site {
         Due { at: due.min(deadline), lease }
     }
 
+    /// The lease that a renewal asks for now. `None`: the hold is to end.
+    fn lease_to_ask(&self, seat: &Seat, now: u64) -> Option<Duration> {
+        let config = &self.core.config;
+        let spent = Duration::from_nanos(now.saturating_sub(seat.tenancy.since));
+        let outlived = config.max_hold.is_some_and(|longest| spent >= longest);
+        if outlived || seat.tenancy.thread.is_dead() {
+            return None;
+        }
+        match seat.tenancy.hold.terms {
+            _ if seat.is_watched() => Some(config.watchdog_timeout),
+            _ if !seat.tenancy.hold.is_provisional() => None,
+            // Once, and counted from the grant.
+            Terms::Fixed(lease) => Some(lease.saturating_sub(spent)),
+            Terms::Watched => Some(config.watchdog_timeout),
+        }
+    }
+
     /// The alarm went off. `Some`: a renewal to send.
     pub(crate) fn wake(self: &Arc<Self>) -> Option<Renewal> {
         *self.alarm.lock() = None;
@@ -420,23 +463,6 @@ impl Site {
             let seat = seat?;
             let due = self.due(seat, now);
             let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
-    /// The lease that a renewal asks for now. `None`: the hold is to end.
-    fn lease_to_ask(&self, seat: &Seat, now: u64) -> Option<Duration> {
-        let config = &self.core.config;
-        let spent = Duration::from_nanos(now.saturating_sub(seat.tenancy.since));
-        let outlived = config.max_hold.is_some_and(|longest| spent >= longest);
-        if outlived || seat.tenancy.thread.is_dead() {
-            return None;
-        }
-        match seat.tenancy.hold.terms {
-            _ if seat.is_watched() => Some(config.watchdog_timeout),
-            _ if !seat.tenancy.hold.is_provisional() => None,
-            // Once, and counted from the grant.
-            Terms::Fixed(lease) => Some(lease.saturating_sub(spent)),
-            Terms::Watched => Some(config.watchdog_timeout),
-        }
-    }
-
             Some((Arc::clone(&seat.tenancy.hold), lease))
         })?;
         Some(Renewal { site: Arc::clone(self), hold, lease })
@@ -556,6 +582,9 @@ struct Due {
 const RAISE: u64 = 50_000_000;
 const RAISE_AGAIN: u64 = 400_000_000;
 
+/// A grant by message ends after two seconds unless it is raised.
+const LOOK_AFTER: Duration = Duration::from_millis(2_005);
+
 /// Whether who leaves waits for the server's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
@@ -615,9 +644,13 @@ struct GiveUp {
 
 impl Receiver for GiveUp {
     fn receive(&self, outcome: Outcome) {
-        if script::lock::released(outcome).is_err() {
-            let lease = self.site.core.config.watchdog_timeout;
-            self.site.repeat(self.command.clone(), lease);
+        match script::lock::released(outcome) {
+            Ok(script::lock::Released::HandedOn) => self.site.handed_on(),
+            Ok(_) => {}
+            Err(_) => {
+                let lease = self.site.core.config.watchdog_timeout;
+                self.site.repeat(self.command.clone(), lease);
+            }
         }
     }
 }
@@ -656,6 +689,13 @@ impl Release {
         // Not before the release is answered: it would find nothing to release.
         self.site.undo_late_requests(&self.hold);
         match outcome {
+            Ok(script::lock::Released::HandedOn) => {
+                // A fair lock says how many have heard.
+                if self.hold.line.is_none() {
+                    self.site.handed_on();
+                }
+                Ok(())
+            }
             Ok(script::lock::Released::Done) => Ok(()),
             Ok(script::lock::Released::LeftToOthers) => {
                 self.site.gate.left_to_others();

@@ -28,12 +28,13 @@ static TRY: LazyLock<Script> = script!("try.lua");
 static RELEASE: LazyLock<Script> = script!("release.lua");
 static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
+static LOOK: LazyLock<Script> = script!("look.lua");
 static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../lua/lock/renew.lua")));
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &LOOK, &RENEW] {
         LazyLock::force(script);
     }
 }
@@ -115,8 +116,8 @@ impl LockScripts<'_> {
         script: &'static LazyLock<Script>,
         arguments: &[&[u8]],
     ) -> Result<Replied<Acquired>, Trouble> {
-        let command = self.command(script, arguments);
         let was_alone = self.alone.load(Ordering::Relaxed);
+        let command = self.command(script, arguments);
         let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
         if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.command(script, arguments);
@@ -127,7 +128,6 @@ impl LockScripts<'_> {
         Ok(Replied { reply: acquired(reply)?, twice })
     }
 
-    /// Gives the lock back, to the next process if one waits.
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
     /// without.
     fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
@@ -138,6 +138,7 @@ impl LockScripts<'_> {
         refused
     }
 
+    /// Gives the lock back, to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
         self.ending(&RELEASE, owner.as_bytes(), chain)
     }
@@ -164,6 +165,11 @@ impl LockScripts<'_> {
         let [start, count] = &mut digits;
         let chain = [decimal(chain.start, start), decimal(chain.count, count)];
         self.command(script, &[owner, chain[0], chain[1]])
+    }
+
+    /// Grants the lock to the first in its queue, if it is free.
+    pub(crate) fn look_command(self) -> Command {
+        self.command(&LOOK, &[])
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
@@ -230,6 +236,8 @@ fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 pub(crate) enum Released {
     /// Free; or, of a fair lock, another's.
     Done,
+    /// The next process has it.
+    HandedOn,
     /// Free, and left to Redisson's clients for a moment.
     LeftToOthers,
     NotHeld,
@@ -257,6 +265,7 @@ pub(crate) fn release(
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
     match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
+        Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2) => Ok(Released::LeftToOthers),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
@@ -323,6 +332,10 @@ pub(crate) fn extend(
 /// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
 /// lock from the next holder. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
+    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
+}
+
+fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key)?;
     Ok(lane.call_once(command))
@@ -332,10 +345,6 @@ pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
     ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
-    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
-}
-
-fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
     ask(lane, &command, Rights::Locks, flag)

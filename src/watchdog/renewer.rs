@@ -64,6 +64,8 @@ enum Ends {
     Applied(Command, Arc<Requests>, Ticket),
     /// Once nothing is owed any more.
     Paid(Arc<dyn Debtor>),
+    /// At once, whatever comes of it: those who wait ask for themselves some time.
+    Looked(Arc<Site>),
 }
 
 /// Who owes the server something, and says how much when it can be sent.
@@ -117,6 +119,12 @@ impl Errand {
         Self::new(name, Ends::Paid(debtor))
     }
 
+    /// Looks, after a while, whether a lock that was handed on is waited for in vain.
+    pub(crate) fn look(site: &Arc<Site>, after: Duration) -> Self {
+        let due = clock::now().saturating_add(clock::nanos(after));
+        Self { due, ..Self::new(&site.name, Ends::Looked(Arc::clone(site))) }
+    }
+
     /// Due now.
     fn new(name: &Arc<str>, ends: Ends) -> Self {
         Self { name: Arc::clone(name), until: u64::MAX, due: 0, tried: 0, retry: FIRST_RETRY, ends }
@@ -129,6 +137,7 @@ impl Errand {
             | Ends::Answered(command)
             | Ends::Applied(command, ..) => Some(command.clone()),
             Ends::Paid(debtor) => debtor.command(),
+            Ends::Looked(site) => site.look_command(),
         }
     }
 
@@ -153,6 +162,7 @@ impl Errand {
                 }
                 done
             }
+            Ends::Looked(_) => true,
             // It says so when it is asked for the next command.
             Ends::Paid(debtor) => {
                 debtor.paid(outcome, resent);
@@ -190,7 +200,7 @@ impl Errand {
                 "could not be released before the client ended; it ends with its lease, a place in a \
                  queue when it lapses",
             ),
-            Ends::Answered(_) => return,
+            Ends::Answered(_) | Ends::Looked(_) => return,
             Ends::Applied(..) => (
                 Level::Error,
                 "what was given back or counted down before the client ended may not have been \
