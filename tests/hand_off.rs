@@ -487,12 +487,14 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
-    let clients = [client(&server), client(&server), client(&server)];
+    // One thread each: with more, the place goes from one to the next.
+    let clients: [Client; 6] = std::array::from_fn(|_| warm(&server));
+    let before = lapsed(&mut redis);
     let (inside, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let counts: Vec<_> = (0..6).map(|_| Arc::new(<[AtomicU64; 2]>::default())).collect();
     let threads: Vec<_> = (0..6)
         .map(|at| {
-            let lock = clients[at % 3].reentrant_lock("moment");
+            let lock = clients[at].reentrant_lock("moment");
             let (inside, stop) = (Arc::clone(&inside), Arc::clone(&stop));
             let count = Arc::clone(&counts[at]);
             spawn(move || {
@@ -513,12 +515,15 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
     let total = |what: usize| -> u64 {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
-    wait_until("thousands have waited", SOON, || total(0) > 3_000 && total(1) > 300);
+    wait_until("thousands have waited", SOON, || {
+        assert!(queue(&mut redis, "moment").len() <= clients.len(), "a place is left behind");
+        total(0) > 3_000 && total(1) > 300
+    });
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
     println!("{} in vain, {} granted", total(0), total(1));
     wait_left(&server, "moment");
-    assert_eq!(lapsed(&mut redis), 0, "what nobody had had to lapse");
+    assert_eq!(lapsed(&mut redis), before, "what nobody had had to lapse");
     // Nothing goes on in the background.
     let mut before = 0;
     wait_until("nobody sends anything any more", SOON, || {
@@ -1095,7 +1100,7 @@ fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
 
 // Redisson.
 
-/// One of Redisson's clients: it tries at each message, as Java does.
+/// One of Redisson's clients: it tries at each message, and that takes it its time.
 fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &AtomicU64) {
     let take = redis::Script::new(
         "if redis.call('exists', KEYS[1]) == 0 then
@@ -1114,13 +1119,19 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
         let left: Option<i64> = take.key(name).arg(FOREIGN).invoke(&mut redis).unwrap();
         if left.is_some() {
             while !stop.load(Ordering::SeqCst) && messages.get_message().is_err() {}
+            thread::sleep(REDISSONS_DELAY);
             continue;
         }
         count.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(5));
         release_as_redisson(&mut redis, name, &channel(name));
+        // Long enough for ours to have it again.
+        thread::sleep(UNIT / 20);
     }
 }
+
+/// As measured: from a message to the request. Where nothing is left to it, it is late each time.
+const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
 /// A handle for each call is as good a neighbour as one that is kept.
 #[test]
@@ -1139,8 +1150,8 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
                         let guard = client.reentrant_lock(name).lock().unwrap();
                         assert!(guard.is_held());
                         thread::sleep(Duration::from_millis(5));
-                        // Its release and the next request may share a packet.
-                        drop(guard);
+                        // Nothing of the handle is left behind this.
+                        guard.unlock().unwrap();
                         rounds += 1;
                     }
                     rounds
@@ -1152,7 +1163,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
                 (Arc::clone(&server), Arc::clone(&stop), Arc::clone(&theirs));
             spawn(move || run_redisson(&server, name, &stop, &count))
         };
-        wait_until("Redisson's had its turns", SOON, || theirs.load(Ordering::SeqCst) >= 20);
+        wait_until("Redisson's had its turns", SOON, || theirs.load(Ordering::SeqCst) >= 50);
         stop.store(true, Ordering::SeqCst);
         let rounds: Vec<_> = threads.into_iter().map(Running::join).collect();
         redisson.join();
