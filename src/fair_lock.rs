@@ -6,14 +6,13 @@ use std::sync::atomic::Ordering;
 use crate::acquire::Wait;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::Command;
 use crate::error::{Error, LostReason};
 use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
 use crate::protocol::Owner;
 use crate::script::fair::{FairAcquired, Followers};
-use crate::script::{Replied, Trouble};
+use crate::script::{self, Replied, Trouble};
 use crate::sync::{Thread, clock};
 
 pub(crate) use self::queue::{FairQueue, give_back, take_out};
@@ -94,8 +93,9 @@ impl FairLock {
         Self { handle: Handle::new(session.clone(), site), queue }
     }
 
-    fn force_unlock_command(&self) -> Command {
-        self.queue.scripts().force_unlock_command()
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        let Site { lane, name, .. } = &*self.handle.site;
+        script::lock::force_unlock(lane, name, &self.queue.scripts().force_unlock_command())
     }
 
     /// Mine already? Else one script, or a place in the queue that Redis keeps.

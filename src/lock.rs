@@ -554,7 +554,7 @@ macro_rules! lock_verbs {
             ///
             /// Two round trips, and a third if a thread of this client holds the lock.
             pub fn force_unlock(&self) -> Result<bool, crate::Error> {
-                self.handle.force_unlock(&self.force_unlock_command())
+                self.handle.force_unlock(|| self.send_force_unlock())
             }
 
             /// Whether anybody holds the lock: [`Lock::is_locked`](crate::Lock::is_locked).

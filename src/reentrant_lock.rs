@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::acquire::{Signal, Wait};
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::Command;
 use crate::error::Error;
 use crate::error::LostReason;
 use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
@@ -125,8 +124,8 @@ impl ReentrantLock {
         }
     }
 
-    fn force_unlock_command(&self) -> Command {
-        self.handle.site.scripts().force_unlock_command()
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.handle.site.scripts().force_unlock()
     }
 
     /// Sleeps in the process's own queue.

@@ -218,11 +218,6 @@ impl Hold {
         self.provisional.load(Ordering::Relaxed)
     }
 
-    /// Whether the server granted it for longer than it was asked for.
-    pub(crate) fn is_granted_longer(&self) -> bool {
-        self.granted_lease > self.first_lease
-    }
-
     /// It has the lease of its terms.
     pub(crate) fn raised(&self) {
         self.provisional.store(false, Ordering::Relaxed);

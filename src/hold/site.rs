@@ -68,6 +68,8 @@ impl Site {
     /// The server gives this process no place in the queue, for this reason: it waits in public.
     pub(super) fn no_place(&self, refusal: Option<&str>) {
         if !self.says_no_place.swap(true, Ordering::Relaxed) {
+            // Of a key that was not sent the server says nothing that helps.
+            let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
             let why = refusal.unwrap_or(
                 "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
             );
@@ -284,13 +286,10 @@ impl Site {
     fn bury(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
         self.undo_late_requests(hold);
-        let renewed_late = reason == LostReason::LeaseExpired
+        let outlives = reason == LostReason::LeaseExpired
             && (seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
-        if renewed_late
-            || hold.is_granted_longer()
-            || hold.line.as_ref().is_some_and(|line| line.has_passed())
-        {
+        if outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
             self.repeat(self.release_command(hold), hold.longest_lease());
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Wait;
-use crate::connection::Command;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
@@ -116,12 +115,15 @@ impl Handle {
         }
     }
 
-    /// Takes the lock away by this command of its kind.
-    pub(crate) fn force_unlock(&self, command: &Command) -> Result<bool, Error> {
+    /// Takes the lock away, as its kind does.
+    pub(crate) fn force_unlock(
+        &self,
+        send: impl FnOnce() -> Result<bool, Trouble>,
+    ) -> Result<bool, Error> {
         self.check_usable()?;
         let Site { lane, name, gate, .. } = &*self.site;
         let before = gate.tenant();
-        let outcome = script::lock::force_unlock(lane, name, command);
+        let outcome = send();
         // Before the look at the seat: a hold granted meanwhile is either there, or its thread
         // finds this and asks.
         gate.force();

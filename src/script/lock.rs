@@ -115,16 +115,26 @@ impl LockScripts<'_> {
         script: &'static LazyLock<Script>,
         arguments: &[&[u8]],
     ) -> Result<Replied<Acquired>, Trouble> {
+        let was_alone = self.alone.load(Ordering::Relaxed);
         let command = self.command(script, arguments);
         let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
-        if !self.alone.load(Ordering::Relaxed) && outcome.as_ref().is_ok_and(is_about_keys) {
-            self.alone.store(true, Ordering::Relaxed);
+        if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.command(script, arguments);
             let (again, resent) = self.lane.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, Rights::Locks)?;
         Ok(Replied { reply: acquired(reply)?, twice })
+    }
+
+    /// Whether the server refused the keys of the queue, where they were sent: the same can be had
+    /// without.
+    fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
+        let refused = !was_alone && outcome.as_ref().is_ok_and(is_about_keys);
+        if refused {
+            self.alone.store(true, Ordering::Relaxed);
+        }
+        refused
     }
 
     /// Gives the lock back, to the next process if one waits.
@@ -137,8 +147,16 @@ impl LockScripts<'_> {
         self.ending(&GIVE_UP, owner, chain)
     }
 
-    pub(crate) fn force_unlock_command(self) -> Command {
-        self.command(&FORCE_UNLOCK, &[])
+    /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
+    pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
+        let send = || send_force_unlock(self.lane, self.name, &self.command(&FORCE_UNLOCK, &[]));
+        let was_alone = self.alone.load(Ordering::Relaxed);
+        let mut outcome = send()?;
+        if self.is_refused_the_queue(was_alone, &outcome) {
+            // It has taken the lock from nobody.
+            outcome = send()?;
+        }
+        flag(accepted(outcome, Rights::Locks)?)
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
@@ -210,7 +228,7 @@ fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 /// What became of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// Another's, who was told.
+    /// The next one has it, and was told.
     HandedOn,
     /// Free.
     Done,
@@ -308,9 +326,13 @@ pub(crate) fn extend(
 /// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
 /// lock from the next holder. `false`: there was nothing to unlock.
 pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
+    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
+}
+
+fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
     // A connection that has been dead for a while is found out by a question.
     is_locked(lane, key)?;
-    flag(accepted(lane.call_once(command), Rights::Locks)?)
+    Ok(lane.call_once(command))
 }
 
 pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
