@@ -25,8 +25,6 @@ pub(crate) struct Site {
     keys: OnceLock<LockKeys>,
     /// See [`LockScripts::alone`].
     alone: AtomicBool,
-    /// Whether it was said that there is no place in the queue.
-    says_no_place: AtomicBool,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     alarm: Mutex<Option<Alarm>>,
 }
@@ -46,7 +44,6 @@ impl Site {
             core,
             keys: OnceLock::new(),
             alone: AtomicBool::new(false),
-            says_no_place: AtomicBool::new(false),
             alarm: Mutex::new(None),
         }
     }
@@ -67,7 +64,7 @@ impl Site {
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.
     pub(super) fn no_place(&self, refusal: Option<&str>) {
-        if !self.says_no_place.swap(true, Ordering::Relaxed) {
+        if !self.core.says_no_place.swap(true, Ordering::Relaxed) {
             // Of a key that was not sent the server says nothing that helps.
             let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
             let why = refusal.unwrap_or(

@@ -49,6 +49,8 @@ pub(crate) struct Core {
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
     last_heartbeat: AtomicU64,
+    /// Whether it was said that a lock's queue had no place. Once: names come and go.
+    pub(crate) says_no_place: AtomicBool,
     /// Which connected.
     process: Process,
     itself: Weak<Self>,
@@ -97,6 +99,7 @@ impl Core {
             process,
             server_clock: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
+            says_no_place: AtomicBool::new(false),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
