@@ -128,6 +128,57 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
 }
 
 #[test]
+fn who_was_told_and_is_stopped_costs_the_others_the_provisional_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let (first, last) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    let guard = first.reentrant_lock("stopped").lock().unwrap();
+    // Three that listen and do nothing.
+    let stopped = "7a1c3f5e-0b2d-8c6e-8f01-23456789abcd";
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe(format!("redisson_lock__channel:{{redlatch:{stopped}}}")).unwrap();
+    for number in 1..=3 {
+        let _: i64 =
+            redis.rpush("redlatch_queue:{stopped}", format!("{stopped}:{number}")).unwrap();
+    }
+    let lock = last.reentrant_lock("stopped");
+    let waiter = spawn(move || {
+        lock.lock().unwrap().unlock().unwrap();
+        Instant::now()
+    });
+    wait_in_line(&server, "stopped", 4);
+    wait_hearing(&server, 2);
+    waiter.wait_asleep();
+    for number in 2..=3 {
+        let _: i64 =
+            redis.lrem("redlatch_queue:{stopped}", 1, format!("{stopped}:{number}")).unwrap();
+    }
+    let released = Instant::now();
+    guard.unlock().unwrap();
+    let took = waiter.join() - released;
+    assert!(took < PROVISIONAL + UNIT * 3, "{took:?}");
+}
+
+#[test]
+fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    proxy.on(Direction::Request, 1, Action::HoldReply, renews);
+    let lock = client.reentrant_lock("raised");
+    let mut redis = server.connection();
+    let waiter = handed(&server, &lock, move |guard| {
+        wait_until("it is raised", SOON, || pttl(&mut redis, "raised") > 2_000);
+        guard.check(LONG / 2).unwrap();
+    });
+    waiter.join();
+    proxy.release();
+}
+
+#[test]
 fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     let _bounded = bounded();
     let server = server();
@@ -154,6 +205,36 @@ fn a_fixed_lease_outlives_its_thread() {
     handed(&server, &lock, LockGuard::forget).join();
     let mut redis = server.connection();
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
+}
+
+#[test]
+fn many_fixed_leases_are_raised_in_time_at_a_distance() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let first = common::client(&server);
+    let names: Vec<String> = (0..60).map(|number| format!("far {number}")).collect();
+    let guards: Vec<_> =
+        names.iter().map(|name| first.reentrant_lock(name).lock().unwrap()).collect();
+    let waiters: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let lock = client.reentrant_lock(name).with_lease(LONG);
+            spawn(move || {
+                let guard = lock.lock().unwrap();
+                thread::sleep(PROVISIONAL * 2);
+                guard.unlock()
+            })
+        })
+        .collect();
+    names.iter().for_each(|name| wait_in_line(&server, name, 1));
+    wait_hearing(&server, 1);
+    waiters.iter().for_each(Running::wait_asleep);
+    proxy.set_delay(UNIT / 4);
+    guards.into_iter().for_each(|guard| guard.unlock().unwrap());
+    let lost = waiters.into_iter().map(Running::join).filter(Result::is_err).count();
+    assert_eq!(lost, 0);
 }
 
 #[test]

@@ -29,11 +29,11 @@ use crate::script::lock::{Acquired, Chain, Refused};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
-/// How often a waiter asks that hears nothing: the first in line, and all others.
-const NEAR: Duration = Duration::from_secs(1);
-const FAR: Duration = Duration::from_secs(5);
-/// So many from the head count as the first in line: they ask soonest, and listen for Redisson's
-/// releases. A second one, in case the first is dead.
+/// How often a waiter asks that hears nothing: once at least while a hand-over lasts, and then it
+/// knows the end of that. So where the process is stopped that was told, the others lose no more. (All
+/// of them, not the first in line: each knows only where it stood when it asked.)
+const POLL: Duration = Duration::from_secs(1);
+/// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.
 const PAST_END: u64 = MS;
@@ -356,8 +356,7 @@ impl Place {
                 site.core.listen(&keys.channel)
             });
         }
-        let poll = if place < FIRST { NEAR } else { FAR };
-        let poll = clock::nanos(poll.mul_f64(0.8 + 0.4 * jitter(clock::now())));
+        let poll = clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())));
         let later = PAST_END + u64::from(place) * PER_PLACE;
         let end = clock::nanos(refused.left).saturating_add(later);
         self.ask_at = clock::now().saturating_add(poll.min(end));

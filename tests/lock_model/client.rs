@@ -20,8 +20,6 @@ pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
 pub(crate) const SECOND: Time = 1_000 * MS;
 
-/// As the scripts have it.
-const PROVISIONAL: Time = 2 * SECOND;
 /// The scripts' AGE: as long as ours keep the lock before others are given a turn.
 const AGE: Time = 10 * MS;
 /// The whole lease, in ms.
@@ -33,9 +31,9 @@ const DRIFT: Time = 2 * MS;
 /// A hold that lasts so long is raised to the whole lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// How often a waiter asks that hears nothing: the first two, and all others.
-const NEAR: Time = SECOND;
-const FAR: Time = 5 * SECOND;
+/// How often a waiter asks that hears nothing: once at least in a provisional lease, whose end it
+/// hears of then.
+const POLL: Time = SECOND;
 /// A grant that was found by asking should have come as a message so long ago.
 const SUSPECT: Time = 50 * MS;
 /// A copy of a request may reach the server so late: until then it is undone again and again.
@@ -100,7 +98,6 @@ pub(crate) enum Timer {
     Ask(u64),
     Raise(u64),
     Deadline(u64),
-    Look,
     Suspect(u64),
     /// The next of the give-ups after a request in doubt.
     Late(u64, usize),
@@ -176,9 +173,6 @@ pub(crate) struct Process {
     numbers: u64,
     /// The end of the last hold, and its chain.
     last: Option<(Time, Chain)>,
-    /// When it last handed the lock on, and for which of these times it will look.
-    handed: Option<Time>,
-    looks: Option<Time>,
     suspect: Option<u64>,
     random: Random,
     outputs: Vec<Output>,
@@ -192,8 +186,6 @@ impl Process {
             state: State::Idle,
             numbers: 0,
             last: None,
-            handed: None,
-            looks: None,
             suspect: None,
             random: Random::new(seed),
             outputs: Vec::new(),
@@ -206,11 +198,6 @@ impl Process {
 
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting(_))
-    }
-
-    /// It believes that it is one of the first two.
-    pub(crate) fn is_near(&self) -> bool {
-        matches!(&self.state, State::Waiting(Wait { place: Some(place), .. }) if *place < LISTENERS)
     }
 
     pub(crate) fn on(&mut self, now: Time, input: Input) -> Vec<Output> {
@@ -312,8 +299,7 @@ impl Process {
         let listen_now = listens && !wait.listens && self.broken != Some(Rule::Listen);
         wait.listens |= listen_now;
         let after_holder = refused.left.max(0) * MS + MS + place * 300;
-        let poll = if place < LISTENERS { NEAR } else { FAR };
-        let poll = poll * self.random.between(80, 120) / 100;
+        let poll = POLL * self.random.between(80, 120) / 100;
         let timer = Timer::Poll(number, wait.nap);
         if listen_now {
             // Who has no place waits for a public release, as Redisson does, and counts as such.
@@ -466,23 +452,10 @@ impl Process {
         self.give_back(now, number, Chain::default(), in_doubt);
     }
 
-    fn released(&mut self, now: Time, released: Released) {
+    fn released(&mut self, released: Released) {
         match released {
-            Released::HandedOn => {
-                self.handed = Some(now);
-                self.look_later(now);
-            }
             Released::Window => self.last = None,
-            Released::Free | Released::NotHeld => {}
-        }
-    }
-
-    /// If the next process is stopped, its provisional lease ends and nobody is told. One timer for
-    /// all hand-overs: if there was one since, it looks again.
-    fn look_later(&mut self, handed: Time) {
-        if self.looks.is_none() {
-            self.looks = Some(handed);
-            self.outputs.push(Output::At(handed + PROVISIONAL + 5 * MS, Timer::Look));
+            Released::HandedOn | Released::Free | Released::NotHeld => {}
         }
     }
 
@@ -496,7 +469,7 @@ impl Process {
             State::Holding(hold) => Some(hold.number),
         };
         match (request, reply) {
-            (_, Reply::Released(released)) => self.released(now, released),
+            (_, Reply::Released(released)) => self.released(released),
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply)
                 if current == Some(*number) =>
             {
@@ -570,7 +543,7 @@ impl Process {
             }
             Request::Release { .. } | Request::GiveUp { .. } => self.send(request),
             // Timers see to these.
-            Request::Renew { .. } | Request::Look => {}
+            Request::Renew { .. } => {}
         }
     }
 
@@ -594,13 +567,6 @@ impl Process {
                     self.lose(now);
                 } else {
                     self.outputs.push(Output::At(until, timer));
-                }
-            }
-            (Timer::Look, _) => {
-                self.send(Request::Look);
-                let looked_for = self.looks.take();
-                if let Some(handed) = self.handed.filter(|handed| Some(*handed) > looked_for) {
-                    self.look_later(handed);
                 }
             }
             (Timer::Suspect(number), _) if self.suspect == Some(number) => {

@@ -8,14 +8,11 @@ use crate::wire::{Site, own_channel};
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
 
-/// How long a lock may be free while somebody waits who could take it: if nobody is told, the first
-/// two ask within 1.2 s.
+/// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
+/// asks within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// The same if places were lost with the keys, or nobody of the first two can help: until
-/// everybody has asked.
-const FREE_WITHOUT_HELP: Time = 6_300 * MS;
 /// How long it may be held by an owner that does not know or does not want it: the provisional
-/// lease, and a look.
+/// lease, whose end those who wait know.
 const UNCLAIMED: Time = 2_600 * MS;
 /// The same if a copy of its request came late: until its last give-up.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
@@ -224,16 +221,13 @@ impl Lock {
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     free: Option<Time>,
-    helped: Option<Time>,
     unclaimed: Option<(String, Time)>,
 }
 
 impl Waits {
-    /// `is_helped`: one of the first two waits, and knows that it is that.
-    pub(crate) fn free(&mut self, now: Time, is_so: bool, is_helped: bool) -> Result<Time, Broken> {
+    pub(crate) fn free(&mut self, now: Time, is_so: bool) -> Result<Time, Broken> {
         let free = since(&mut self.free, now, is_so);
-        let helped = since(&mut self.helped, now, is_so && is_helped);
-        if helped > FREE || free > FREE_WITHOUT_HELP {
+        if free > FREE {
             return Err(format!("a free lock is waited for since {} ms", free / MS));
         }
         Ok(free)

@@ -828,15 +828,11 @@ impl<'a> Simulation<'a> {
                 (is_ended && could_say).then(|| (holder, own.in_doubt.contains(holder)))
             });
             let now = self.now;
-            // Who has no right to the queue releases past it; and who does not know that it is one
-            // of the first two asks some time.
-            let helps = |own: &Ours| own.site == lock && own.machine.is_near() && self.is_well(own);
             let are_lost = self.locks[lock].disturbed.last().is_some_and(|at| now - at < LOST);
-            let is_helped = self.plan.poor.is_none() && !are_lost && self.ours.iter().any(helps);
             // A clock that was set back makes every lease longer.
             let unclaimed = unclaimed.filter(|_| !are_lost);
             let waits = &mut self.locks[lock].waits;
-            let free = waits.free(now, is_awaited && is_free, is_helped)?;
+            let free = waits.free(now, is_awaited && is_free)?;
             let unclaimed = waits.unclaimed(now, unclaimed.filter(|_| is_awaited))?;
             self.summary.most("longest free (ms)", free / MS);
             self.summary.most("longest unclaimed (ms)", unclaimed / MS);

@@ -22,7 +22,6 @@ pub(crate) enum Script {
     Release,
     GiveUp,
     Renew,
-    Look,
     ForceUnlock,
     RedissonAcquire,
     /// Of Redisson 3.16.8.
@@ -39,20 +38,11 @@ impl Script {
             Request::Release { .. } => Self::Release,
             Request::GiveUp { .. } => Self::GiveUp,
             Request::Renew { .. } => Self::Renew,
-            Request::Look => Self::Look,
         }
     }
 
     fn has_prelude(self) -> bool {
-        matches!(
-            self,
-            Self::Acquire
-                | Self::Try
-                | Self::Release
-                | Self::GiveUp
-                | Self::Look
-                | Self::ForceUnlock
-        )
+        matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
     }
 }
 
@@ -69,7 +59,6 @@ impl Scripts {
             (Script::Release, include_str!("../../lua/lock/release.lua")),
             (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
             (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::Look, include_str!("../../lua/lock/look.lua")),
             (Script::ForceUnlock, include_str!("../../lua/lock/force_unlock.lua")),
             (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
             (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
@@ -114,7 +103,6 @@ pub(crate) fn call(
         Request::Renew { number, lease } => {
             return (vec![site.lock.clone()], vec![lease.to_string(), owner(number)]);
         }
-        Request::Look => {}
     }
     let mut keys = keys(site);
     if is_poor {

@@ -60,7 +60,6 @@ pub(crate) enum Request {
     Release { number: u64, chain: Chain },
     GiveUp { number: u64, chain: Chain },
     Renew { number: u64, lease: i64 },
-    Look,
 }
 
 /// What a script answers.
@@ -78,7 +77,6 @@ pub(crate) enum Reply {
     Released(Released),
     /// Of `renew`: whether it is the owner's.
     Renewed(bool),
-    Looked,
     /// The server refused the script; nothing was done.
     Error(String),
 }
@@ -148,7 +146,6 @@ impl Reply {
                 })
             }
             (Request::Renew { .. }, [held]) => Self::Renewed(*held == 1),
-            (Request::Look, [_]) => Self::Looked,
             _ => Self::Error(format!("{request:?} answers {value:?}")),
         }
     }
