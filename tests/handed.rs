@@ -251,3 +251,36 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     });
     waiter.join().unwrap();
 }
+/// The server's clock was set back by a second between the two, and the message was faster.
+#[test]
+fn a_grant_that_an_older_refusal_makes_void_is_asked_for_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    // The subscriber has its connection.
+    handed(&server, &client.reentrant_lock("before"), LockGuard::unlock).join().unwrap();
+    let first = common::client(&server);
+    let guard = first.reentrant_lock("void").lock().unwrap();
+    proxy.on_request("redlatch_queue:{void}", Action::HoldReply);
+    let lock = client.reentrant_lock("void");
+    let waiter = spawn(move || {
+        let guard = lock.lock().unwrap();
+        (Instant::now(), guard.is_held())
+    });
+    proxy.wait_fired(1, SOON);
+    let mut redis = server.connection();
+    let places: Vec<String> = redis.lrange("redlatch_queue:{void}", 0, -1).unwrap();
+    let (id, number) = places[0].split_once(':').unwrap();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let channel = format!("redisson_lock__channel:{{redlatch:{id}}}");
+    let message = format!("grant {number} {}000 2000 lock,0,0,0 0 void", seconds - 1);
+    let () = redis.publish(channel, message).unwrap();
+    guard.unlock().unwrap();
+    // It is read by then.
+    thread::sleep(UNIT);
+    let released = Instant::now();
+    proxy.release();
+    let (granted, held) = waiter.join();
+    assert!(held && granted - released < UNIT * 10, "{:?}", granted - released);
+}

@@ -325,9 +325,10 @@ impl Place {
         if self.anchor.is_none_or(|anchor| anchor.server < refused.now) {
             self.anchor = Some(Anchor { sent: asked, server: refused.now });
         }
-        // Void: the server refused it after it had granted it. It was taken away again.
+        // Void: the server refused it after it had granted it. It was taken away again, or the server's
+        // clock was set back between the two: it is asked.
         let mut letters = self.mail.state.lock();
-        letters.grant.take_if(|granted| granted.now < refused.now);
+        let void = letters.grant.take_if(|granted| granted.now < refused.now).is_some();
         drop(letters);
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
@@ -359,7 +360,7 @@ impl Place {
         let poll = clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())));
         let later = PAST_END + u64::from(place) * PER_PLACE;
         let end = clock::nanos(refused.left).saturating_add(later);
-        self.ask_at = clock::now().saturating_add(poll.min(end));
+        self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
     }
 
     fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32, server: u64) -> Hold {
