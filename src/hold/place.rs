@@ -32,7 +32,7 @@ const MS: u64 = 1_000_000;
 /// How often a waiter asks that hears nothing: once at least while a hand-over lasts, and then it
 /// knows the end of that. So where the process is stopped that was told, the others lose no more. (All
 /// of them, not the first in line: each knows only where it stood when it asked.)
-const POLL: Duration = Duration::from_millis(1_500);
+const POLL: Duration = Duration::from_secs(1);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.

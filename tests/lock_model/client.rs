@@ -33,7 +33,7 @@ const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
 /// How often a waiter asks that hears nothing: once at least in a provisional lease, whose end it
 /// hears of then.
-const POLL: Time = 1_500 * MS;
+const POLL: Time = SECOND;
 /// A grant that was found by asking should have come as a message so long ago.
 const SUSPECT: Time = 50 * MS;
 /// A copy of a request may reach the server so late: until then it is undone again and again.

@@ -181,13 +181,13 @@ fn a_waiter_asks_when_subscribed_when_told_and_now_and_then() {
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
-    let near = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Poll(1, 1)).unwrap();
-    assert!((800 * MS..=1_201 * MS).contains(&near));
-    let far = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Poll(1, 2)).unwrap();
-    assert!((4 * SECOND..=6_001 * MS).contains(&far));
+    // Once in a provisional lease, wherever it stands.
+    let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Poll(1, 1)).unwrap();
+    let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Poll(1, 2)).unwrap();
+    assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));
     // The nap that has ended since is not this one.
-    assert_eq!(tried.asks(near, Input::Timer(Timer::Poll(1, 1))), 0);
-    assert_eq!(tried.asks(far, Input::Timer(Timer::Poll(1, 2))), 1);
+    assert_eq!(tried.asks(first, Input::Timer(Timer::Poll(1, 1))), 0);
+    assert_eq!(tried.asks(next, Input::Timer(Timer::Poll(1, 2))), 1);
 }
 
 #[test]

@@ -138,7 +138,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         Script::GiveUp,
         "redis.pcall('lrem', queue, 1, ARGV[3])",
         "",
-        21,
+        697,
     ),
     script(
         "who gives up keeps what it was granted",

@@ -9,8 +9,8 @@ use crate::wire::{Site, own_channel};
 pub(crate) type Broken = String;
 
 /// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
-/// asks within 1.8 s.
-const FREE: Time = 2_200 * MS;
+/// asks within 1.2 s.
+const FREE: Time = 1_600 * MS;
 /// How long it may be held by an owner that does not know or does not want it: the provisional
 /// lease, whose end those who wait know.
 const UNCLAIMED: Time = 2_600 * MS;
