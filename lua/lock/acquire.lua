@@ -63,7 +63,9 @@ if not who then
         place = redis.pcall('lpos', queue, owner)
         place = type(place) == 'number' and place or -1
     end
-elseif whose == 1 and place > 0 then
-    see_that_one_hears(owner)
+elseif whose == 1 and place > 1 and fresh == 0 then
+    -- Redisson's release is told in public, and only the first two listen there. It has lasted: are
+    -- they dead, or do they not know that they are first?
+    announce(0, owner)
 end
 return {0, now(), left, place, whose, fresh, refusal}

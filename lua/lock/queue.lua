@@ -151,7 +151,7 @@ local function window_left()
 end
 
 -- Tells the first that listens to ask when the window ends: nobody else would then. `asker` keeps its
--- place: its subscription may be on the way, and when it is there it asks.
+-- place: its subscription may be on the way, and it asks when that is there.
 local function announce(left, asker)
     while true do
         local head = redis.pcall('lindex', queue, 0)
@@ -159,15 +159,6 @@ local function announce(left, asker)
             or type(redis.pcall('lpop', queue)) ~= 'string' then
             return
         end
-    end
-end
-
--- Redisson has the lock, and its release is told in public only. If none of ours listens there, those
--- who should are dead, or do not know that they are first: the first that lives is told to ask.
-local function see_that_one_hears(asker)
-    local heard = redis.pcall('pubsub', 'numsub', public .. ':redlatch')
-    if refused(heard) or heard[2] == 0 then
-        announce(0, asker)
     end
 end
 
