@@ -309,10 +309,13 @@ impl Place {
         self.own.version = Some(site.core.pubsub.own_version());
         self.public.catch_up();
         let asked = Asked::now(site);
-        let began = *self.began.get_or_insert(asked.at);
+        self.began.get_or_insert(asked.at);
+        if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
+            // Another server, with another clock.
+            self.anchor = None;
+        }
         self.asked = Some(asked);
         let acquired = site.scripts().acquire(&self.owner, terms.lease(&site.core));
-        debug_assert!(began <= asked.at);
         let trouble = match acquired {
             Ok(replied) => {
                 self.in_doubt |= replied.twice;
