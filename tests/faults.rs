@@ -74,8 +74,8 @@ fn contains(bytes: &[u8], part: &str) -> bool {
 }
 
 macro_rules! lock_script {
-    ($file:literal) => {
-        concat!(include_str!("../lua/lock/queue.lua"), include_str!(concat!("../lua/lock/", $file)))
+    ($($file:literal),+) => {
+        concat!($(include_str!(concat!("../lua/lock/", $file))),+)
     };
 }
 
@@ -89,16 +89,23 @@ fn calls(bytes: &[u8], scripts: &[&str]) -> bool {
 /// Whether it takes a lock, or makes its lease longer.
 fn takes(bytes: &[u8]) -> bool {
     let renew = include_str!("../lua/lock/renew.lua");
-    calls(bytes, &[lock_script!("acquire.lua"), lock_script!("try.lua"), renew])
+    calls(
+        bytes,
+        &[
+            lock_script!("free.lua", "queue.lua", "acquire.lua"),
+            lock_script!("free.lua", "queue.lua", "try.lua"),
+            renew,
+        ],
+    )
 }
 
 fn gives_back(bytes: &[u8]) -> bool {
     calls(
         bytes,
         &[
-            lock_script!("release.lua"),
-            lock_script!("give_up.lua"),
-            lock_script!("force_unlock.lua"),
+            lock_script!("unwanted.lua", "queue.lua", "release.lua"),
+            lock_script!("queue.lua", "give_up.lua"),
+            lock_script!("queue.lua", "force_unlock.lua"),
         ],
     )
 }

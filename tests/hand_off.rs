@@ -131,8 +131,8 @@ fn contains(bytes: &[u8], part: &str) -> bool {
 const RENEW: &str = include_str!("../lua/lock/renew.lua");
 
 macro_rules! lock_script {
-    ($file:literal) => {
-        concat!(include_str!("../lua/lock/queue.lua"), include_str!(concat!("../lua/lock/", $file)))
+    ($($file:literal),+) => {
+        concat!($(include_str!(concat!("../lua/lock/", $file))),+)
     };
 }
 
@@ -212,9 +212,16 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
-    let asked = count_script(&proxy, lock_script!("acquire.lua"), "overtaken");
+    let asked =
+        count_script(&proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), "overtaken");
     let guard = one.reentrant_lock("overtaken").lock().unwrap();
-    on_script(&proxy, lock_script!("acquire.lua"), "overtaken", 1, Action::HoldReply);
+    on_script(
+        &proxy,
+        lock_script!("free.lua", "queue.lua", "acquire.lua"),
+        "overtaken",
+        1,
+        Action::HoldReply,
+    );
     let guest = Guest::in_line(&server, &other, "overtaken", 1);
     // The reply says "refused", and waits on its way.
     proxy.wait_fired(1, SOON);
@@ -329,7 +336,8 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
-    let asked = count_script(&proxy, lock_script!("acquire.lua"), "half open");
+    let asked =
+        count_script(&proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), "half open");
     proxy.on_reply("grant ", Action::Silence);
     let mut rounds = 0;
     loop {
@@ -729,7 +737,13 @@ fn a_release_that_is_sent_twice_grants_once() {
     let guard = releasing.reentrant_lock("twice").lock().unwrap();
     let guests = [1, 2].map(|places| Guest::in_line(&server, &warm(&server), "twice", places));
     let line = queue(&mut redis, "twice");
-    on_script(&proxy, lock_script!("release.lua"), "twice", 1, Action::LoseReply);
+    on_script(
+        &proxy,
+        lock_script!("unwanted.lua", "queue.lua", "release.lua"),
+        "twice",
+        1,
+        Action::LoseReply,
+    );
     assert!(guard.unlock().unwrap_err().outcome_unknown());
     assert_eq!(proxy.fired(), 1);
     assert_eq!(owner(&mut redis, "twice").as_ref(), Some(&line[0]));
@@ -932,7 +946,7 @@ fn handed(
     let giver = client(server).reentrant_lock(name).lock().unwrap();
     let lock = behind(server, proxy).reentrant_lock(name);
     let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
-    let asked = count_script(proxy, lock_script!("acquire.lua"), name);
+    let asked = count_script(proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), name);
     let (tell, released) = mpsc::channel();
     let count = Arc::clone(&asked);
     let taker = spawn(move || {

@@ -493,6 +493,7 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     // Released when nobody knows whether it was: the work was done, and its result counts.
     let release = redis::Script::new(concat!(
+        include_str!("../lua/lock/unwanted.lua"),
         include_str!("../lua/lock/queue.lua"),
         include_str!("../lua/lock/release.lua")
     ));

@@ -28,6 +28,7 @@ impl RawPair {
         };
         let acquire = call(
             concat!(
+                include_str!("../../lua/lock/free.lua"),
                 include_str!("../../lua/lock/queue.lua"),
                 include_str!("../../lua/lock/acquire.lua")
             ),
@@ -35,6 +36,7 @@ impl RawPair {
         );
         let release = call(
             concat!(
+                include_str!("../../lua/lock/unwanted.lua"),
                 include_str!("../../lua/lock/queue.lua"),
                 include_str!("../../lua/lock/release.lua")
             ),

@@ -11,6 +11,6 @@ elseif not who then
 end
 redis.call('del', lock)
 if not grant_head(now(), 1) then
-    publish()
+    publish(0)
 end
 return 1

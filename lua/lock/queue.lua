@@ -182,8 +182,8 @@ local function others()
     return not refused(heard) and heard[2] - heard[4] or nil
 end
 
-local function publish()
-    return refused(redis.pcall('publish', public, '0')) and -1 or 0
+local function publish(told)
+    return refused(redis.pcall('publish', public, '0')) and -1 or told
 end
 
 -- Whether the others' turn has come: each of them gets one while each of ours does, those who wait
@@ -196,7 +196,8 @@ local function is_due(age, count, waiting)
 end
 
 -- Ends the hold of `owner`. false: it has none (any more). 1: handed to the next process. 2: left
--- to the others for a window. 0: free, and told so in public. -1: free, and that was refused.
+-- to the others for a window. 0: free, and told so in public; 3: the same, and the chain ends, since
+-- nobody else listens. -1: free, and that was refused.
 -- DEL comes first and is allowed without memory; whatever is refused after it, the lock is free.
 local function release(owner, start, count)
     local held = redis.pcall('hexists', lock, owner)
@@ -215,14 +216,14 @@ local function release(owner, start, count)
         if is_due(age, count, waiting) then
             -- Kept by the server: the next request of this process may be in the same packet.
             redis.pcall('set', window, '', 'px', WINDOW)
-            if publish() == 0 then
+            if publish(0) == 0 then
                 announce(WINDOW)
                 return 2
             end
             redis.pcall('del', window)
         elseif waiting == 0 then
-            start, count = 0, 0
+            return grant_head(now(), 1) and 1 or publish(3)
         end
     end
-    return grant_head(start > 0 and start or now(), count + 1) and 1 or publish()
+    return grant_head(start > 0 and start or now(), count + 1) and 1 or publish(0)
 end

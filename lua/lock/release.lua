@@ -3,7 +3,8 @@
 -- KEYS, ARGV 1 and 2 see queue.lua
 -- ARGV 3 owner, 4 start of the chain, 5 its count
 -- reply: nil = not this owner's (any more); 1 = handed on; 2 = left to Redisson for a window;
---        0 = free, nobody is in the queue; -1 = the same, and the public message was refused
+--        0 = free, nobody is in the queue; 3 = the same, and nobody listens in public: the chain ends;
+--        -1 = free, and the public message was refused
 --
 -- The owner names one acquisition, so the request may be sent again: the second time it answers nil
 -- and grants nothing, since the first one left nothing to grant. A lock that was lost meanwhile may

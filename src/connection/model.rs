@@ -351,21 +351,16 @@ pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
 static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
 macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            sha(concat!(
-                include_str!("../../lua/lock/queue.lua"),
-                include_str!(concat!("../../lua/lock/", $file))
-            ))
-        })
+    ($($file:literal),+) => {
+        LazyLock::new(|| sha(concat!($(include_str!(concat!("../../lua/lock/", $file))),+)))
     };
 }
 
-static ACQUIRE: LazyLock<String> = script!("acquire.lua");
-static TRY: LazyLock<String> = script!("try.lua");
-static RELEASE: LazyLock<String> = script!("release.lua");
-static GIVE_UP: LazyLock<String> = script!("give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> = script!("force_unlock.lua");
+static ACQUIRE: LazyLock<String> = script!("free.lua", "queue.lua", "acquire.lua");
+static TRY: LazyLock<String> = script!("free.lua", "queue.lua", "try.lua");
+static RELEASE: LazyLock<String> = script!("unwanted.lua", "queue.lua", "release.lua");
+static GIVE_UP: LazyLock<String> = script!("queue.lua", "give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!("queue.lua", "force_unlock.lua");
 /// Its clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 

@@ -13,21 +13,18 @@ use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::{LockKeys, Owner};
 
 macro_rules! script {
-    ($file:literal) => {
+    ($($file:literal),+) => {
         LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/lock/queue.lua"),
-                include_str!(concat!("../../lua/lock/", $file))
-            ))
+            Script::new(concat!($(include_str!(concat!("../../lua/lock/", $file))),+))
         })
     };
 }
 
-static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
-static TRY: LazyLock<Script> = script!("try.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
-static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
+static ACQUIRE: LazyLock<Script> = script!("free.lua", "queue.lua", "acquire.lua");
+static TRY: LazyLock<Script> = script!("free.lua", "queue.lua", "try.lua");
+static RELEASE: LazyLock<Script> = script!("unwanted.lua", "queue.lua", "release.lua");
+static GIVE_UP: LazyLock<Script> = script!("queue.lua", "give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("queue.lua", "force_unlock.lua");
 static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../lua/lock/renew.lua")));
 
@@ -232,7 +229,7 @@ pub(crate) enum Released {
     HandedOn,
     /// Free.
     Done,
-    /// Free, and left to Redisson's clients for a moment.
+    /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain ends.
     LeftToOthers,
     NotHeld,
     /// Not held when it was asked for once more: released by the first copy, whose reply was lost,
@@ -260,7 +257,7 @@ pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
     match accepted(outcome, Rights::Locks)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
-        Value::Int(2) => Ok(Released::LeftToOthers),
+        Value::Int(2 | 3) => Ok(Released::LeftToOthers),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
     }

@@ -454,7 +454,7 @@ impl Process {
 
     fn released(&mut self, released: Released) {
         match released {
-            Released::Window => self.last = None,
+            Released::Window | Released::Alone => self.last = None,
             Released::HandedOn | Released::Free | Released::NotHeld => {}
         }
     }

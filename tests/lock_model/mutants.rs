@@ -78,8 +78,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a release grants nobody",
         Script::Queue,
-        "return grant_head(start > 0 and start or now(), count + 1) and 1 or publish()",
-        "return publish()",
+        "return grant_head(start > 0 and start or now(), count + 1) and 1 or publish(0)",
+        "return publish(0)",
         0,
     ),
     script(

@@ -41,6 +41,15 @@ impl Script {
         }
     }
 
+    /// What stands before the prelude.
+    fn shortcut(self) -> &'static str {
+        match self {
+            Self::Acquire | Self::Try => include_str!("../../lua/lock/free.lua"),
+            Self::Release => include_str!("../../lua/lock/unwanted.lua"),
+            _ => "",
+        }
+    }
+
     fn has_prelude(self) -> bool {
         matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
     }
@@ -79,8 +88,9 @@ impl Scripts {
 
     /// As the server gets it.
     pub(crate) fn text(&self, script: Script) -> String {
+        let shortcut = script.shortcut();
         let prelude = if script.has_prelude() { &self.0[&Script::Queue] } else { "" };
-        format!("{prelude}{}", self.0[&script])
+        format!("{shortcut}{prelude}{}", self.0[&script])
     }
 }
 

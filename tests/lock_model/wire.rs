@@ -106,6 +106,8 @@ pub(crate) enum Released {
     NotHeld,
     HandedOn,
     Window,
+    /// Free, and nobody listens in public: the chain ends.
+    Alone,
     Free,
 }
 
@@ -142,6 +144,7 @@ impl Reply {
                 Self::Released(match what {
                     1 => Released::HandedOn,
                     2 => Released::Window,
+                    3 => Released::Alone,
                     _ => Released::Free,
                 })
             }
