@@ -10,7 +10,6 @@ use crate::error::LostReason;
 use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
-use crate::script::lock::Acquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
 use crate::sync::clock;
@@ -200,11 +199,9 @@ impl ReentrantLock {
         let undo = || site.repeat(site.give_up_command(&owner), lease);
         let asked = Asked::now(site);
         let replied = site.scripts().try_acquire(&owner, lease);
-        let (places, now, twice) = match replied {
-            Ok(Replied { reply: Acquired::Granted { places, now, .. }, twice }) => {
-                (places, now, twice)
-            }
-            Ok(Replied { reply: Acquired::Refused(_), twice }) => {
+        let (places, twice) = match replied {
+            Ok(Replied { reply: Some(places), twice }) => (places, twice),
+            Ok(Replied { reply: None, twice }) => {
                 if twice {
                     undo();
                 }
@@ -217,7 +214,7 @@ impl ReentrantLock {
                 return Err(site.not_taken(trouble, arrivals));
             }
         };
-        let share = Share { places, chain: site.gate.chain(now) };
+        let share = Share { places, chain: site.gate.chain(asked.at) };
         let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
         let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
         if baton.admit(&tenancy, terms).inspect_err(|_| undo())? {

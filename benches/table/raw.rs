@@ -47,8 +47,7 @@ impl RawPair {
 
     pub(crate) fn acquire(&mut self) {
         let reply = self.connection.req_packed_command(&self.acquire).unwrap();
-        let taken = matches!(&reply, Value::Array(parts) if parts.first() == Some(&Value::Int(1)));
-        assert!(taken, "the raw pair's name is its own: {reply:?}");
+        assert_eq!(reply, Value::Int(0), "the raw pair's name is its own");
     }
 
     pub(crate) fn release(&mut self) {

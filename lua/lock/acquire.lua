@@ -2,12 +2,12 @@
 --
 -- KEYS, ARGV 1 and 2 see queue.lua
 -- ARGV 3 lease in ms, 4 owner
--- reply: {1, places, now} = taken; {2, places, now} = it was this owner's already; places: so many
---        wait; now: the server's time in ms
---        {0, now, left, place, whose, fresh} = refused; left: ms until it is worth another
---        question; place 0 = first in line; whose: 0 = a holder of ours, 1 = Redisson's, 2 =
---        nobody's, a window is open; fresh: 1 = the place is new
---        {0, now, left, -1, whose, 0, refusal} = refused, and without a place, since that was
+-- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
+--        -1 - n wait
+--        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until it
+--        is worth another question; place 0 = first in line; whose: 0 = a holder of ours, 1 =
+--        Redisson's, 2 = nobody's, a window is open; fresh: 1 = the place is new
+--        {now, left, -1, whose, 0, refusal} = refused, and without a place, since that was
 --        refused: this client waits on the public channel
 --        WRONGTYPE = what is there is no lock
 --
@@ -36,7 +36,7 @@ local function stand()
 end
 
 if redis.pcall('exists', lock, queue, window) == 0 then
-    return hold(owner, lease) or {1, 0, now()}
+    return hold(owner, lease) or 0
 end
 local who, left, foreign = holder()
 if foreign then
@@ -45,7 +45,7 @@ elseif who == owner then
     if left < tonumber(lease) then
         redis.call('pexpire', lock, lease)
     end
-    return {2, length(), now()}
+    return -1 - length()
 end
 
 local place, fresh, refusal = stand()
@@ -55,9 +55,9 @@ if not who then
     if not left or place < 0 then
         local granted, trouble = grant_head(now(), 1, owner, lease)
         if granted == owner then
-            return trouble or {1, length(), now()}
+            return trouble or length()
         elseif not granted and place < 0 then
-            return hold(owner, lease) or {1, 0, now()}
+            return hold(owner, lease) or 0
         end
         left, whose = PROVISIONAL, 0
         place = redis.pcall('lpos', queue, owner)
@@ -68,4 +68,4 @@ elseif whose == 1 and place > 1 and fresh == 0 then
     -- they dead, or do they not know that they are first?
     announce(0, owner)
 end
-return {0, now(), left, place, whose, fresh, refusal}
+return {now(), left, place, whose, fresh, refusal}

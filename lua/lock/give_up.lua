@@ -1,7 +1,8 @@
 -- Leaves the queue; and the lock, if it was granted meanwhile.
 --
 -- KEYS, ARGV 1 and 2 see queue.lua
--- ARGV 3 owner, 4 start of the chain, 5 its count (0 and 0, if they are not known)
+-- ARGV 3 owner, 4 since when the chain lasts, 5 its count, as of release.lua (0 and 0, if they are
+--      not known)
 -- reply: as of release.lua
 --
 -- Whoever was granted a lock and does not want it sends this, too. If the head leaves while a

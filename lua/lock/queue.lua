@@ -199,7 +199,7 @@ end
 -- to the others for a window. 0: free, and told so in public; 3: the same, and the chain ends, since
 -- nobody else listens. -1: free, and that was refused.
 -- DEL comes first and is allowed without memory; whatever is refused after it, the lock is free.
-local function release(owner, start, count)
+local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)
     -- Something else that was written over the lock is not this owner's either.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
@@ -209,8 +209,9 @@ local function release(owner, start, count)
         return false
     end
     redis.call('del', lock)
+    local start = math.max(since > 0 and since or now() + since, 0)
     -- A chain from the time to come: the clock was set back.
-    local age = start > 0 and math.abs(now() - start) or 0
+    local age = math.abs(now() - start)
     if age >= AGE then
         local waiting = others()
         if is_due(age, count, waiting) then
@@ -225,5 +226,5 @@ local function release(owner, start, count)
             return grant_head(now(), 1) and 1 or publish(3)
         end
     end
-    return grant_head(start > 0 and start or now(), count + 1) and 1 or publish(0)
+    return grant_head(start, count + 1) and 1 or publish(0)
 end

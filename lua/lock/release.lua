@@ -1,7 +1,8 @@
 -- Gives a lock back, to the next process if one waits.
 --
 -- KEYS, ARGV 1 and 2 see queue.lua
--- ARGV 3 owner, 4 start of the chain, 5 its count
+-- ARGV 3 owner, 4 since when the chain lasts: more than 0 by the server's clock, else minus its age
+--      (both in ms), 5 its count
 -- reply: nil = not this owner's (any more); 1 = handed on; 2 = left to Redisson for a window;
 --        0 = free, nobody is in the queue; 3 = the same, and nobody listens in public: the chain ends;
 --        -1 = free, and the public message was refused

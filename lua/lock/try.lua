@@ -2,8 +2,8 @@
 --
 -- KEYS, ARGV 1 and 2 see queue.lua
 -- ARGV 3 lease in ms, 4 owner
--- reply: {1, places, now} = taken; {2, places, now} = it was this owner's already; {0} = not;
---        WRONGTYPE = what is there is no lock
+-- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
+--        -1 - n wait; nil = not taken; WRONGTYPE = what is there is no lock
 local lease, owner = ARGV[3], ARGV[4]
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
@@ -18,11 +18,11 @@ elseif not who then
         look()
         return trouble
     end
-    return {1, length(), now()}
+    return length()
 elseif who ~= owner then
-    return {0}
+    return nil
 end
 if left < tonumber(lease) then
     redis.call('pexpire', lock, lease)
 end
-return {2, length(), now()}
+return -1 - length()

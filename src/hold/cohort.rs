@@ -4,8 +4,7 @@
 //! process has the lock for a *turn*, and then hands it to the next one. The more wait, the shorter
 //! is a turn, so that the last of sixteen processes need not wait for a second.
 
-use super::clock;
-use crate::script::lock::Chain;
+use crate::script::lock::{Chain, Start};
 
 /// What one round of turns should take.
 const ROUND: u64 = 20_000_000;
@@ -55,16 +54,16 @@ impl Cohort {
         self.last = None;
     }
 
-    /// The chain of a hold that was granted by a reply, at `server`'s time. It goes on where the lock
-    /// was free for a moment only: nobody else of ours wanted it, and Redisson's had no turn.
-    pub(crate) fn chain(&self, server: u64) -> Chain {
+    /// The chain of a hold that was granted by the reply to a question of `asked_at`. It goes on where
+    /// the lock was free for a moment only: nobody else of ours wanted it, and Redisson's had no turn.
+    pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         match self.last {
             Some((end, chain))
-                if chain.start > 0 && clock::now().saturating_sub(end) < SAME_CHAIN =>
+                if chain.start != Start::Unknown && asked_at.saturating_sub(end) < SAME_CHAIN =>
             {
                 Chain { count: chain.count.saturating_add(1), ..chain }
             }
-            _ => Chain { start: server, count: 1 },
+            _ => Chain { start: Start::Here(asked_at), count: 1 },
         }
     }
 }
@@ -97,10 +96,12 @@ mod tests {
     #[test]
     fn a_chain_goes_on_while_nobody_else_was_let_in() {
         let mut cohort = Cohort::default();
-        assert_eq!(cohort.chain(7), Chain { start: 7, count: 1 });
-        cohort.released(clock::now(), Chain { start: 7, count: 1 });
-        assert_eq!(cohort.chain(9), Chain { start: 7, count: 2 });
+        let (first, second) = (Chain { start: Start::Here(7), count: 1 }, 9 + SAME_CHAIN);
+        assert_eq!(cohort.chain(7), first);
+        cohort.released(10, first);
+        assert_eq!(cohort.chain(second), Chain { count: 2, ..first });
+        assert_eq!(cohort.chain(second + 1), Chain { start: Start::Here(second + 1), count: 1 });
         cohort.left_to_others();
-        assert_eq!(cohort.chain(9), Chain { start: 9, count: 1 });
+        assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
     }
 }

@@ -372,9 +372,9 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The chain of a hold that was granted by a reply, at the server's time `now`.
-    pub(crate) fn chain(&self, now: u64) -> Chain {
-        self.state.lock().cohort.chain(now)
+    /// The chain of a hold that was granted by a reply to a question of this time.
+    pub(crate) fn chain(&self, asked_at: u64) -> Chain {
+        self.state.lock().cohort.chain(asked_at)
     }
 
     /// The last release left the lock to Redisson's clients.

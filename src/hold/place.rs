@@ -25,7 +25,7 @@ use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Standing, Subscription, confirmation_deadline};
 use crate::script::Trouble;
-use crate::script::lock::{Acquired, Chain, Refused};
+use crate::script::lock::{Acquired, Chain, Refused, Start};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
@@ -200,7 +200,7 @@ pub(super) fn share(details: &str) -> Option<Share> {
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
-    Some(Share { places, chain: Chain { start, count } })
+    Some(Share { places, chain: Chain { start: Start::Server(start), count } })
 }
 
 impl Place {
@@ -257,12 +257,12 @@ impl Place {
             if self.is_time_to_ask() {
                 match self.ask(site, terms)? {
                     Acquired::Refused(refused) => self.refused(site, &refused),
-                    Acquired::Granted { already, places, now } => {
+                    Acquired::Granted { already, places } => {
                         if already {
                             // The message of that is on its way, or was lost.
                             site.core.pubsub.suspect();
                         }
-                        let hold = self.granted_by_reply(site, terms, places, now);
+                        let hold = self.granted_by_reply(site, terms, places);
                         if clock::now() < hold.deadline() {
                             return Ok(Some(hold));
                         }
@@ -374,10 +374,10 @@ impl Place {
         self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
     }
 
-    fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32, server: u64) -> Hold {
+    fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32) -> Hold {
         // It has the whole lease: who asks is alive.
-        let share = Share { places, chain: site.gate.chain(server) };
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
+        let share = Share { places, chain: site.gate.chain(asked.at) };
         let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
             .shared(share, Some(Arc::clone(&self.expected)))

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::{LockKeys, Owner};
+use crate::sync::clock;
 
 macro_rules! script {
     ($($file:literal),+) => {
@@ -35,12 +36,35 @@ pub(super) fn prepare() {
     }
 }
 
-/// Since when processes of ours have had the lock without leaving it to Redisson's, by the server's
-/// clock in ms, and how many of them, the holder included. All zero: not known.
+/// Since when processes of ours have had the lock without leaving it to Redisson's, and how many of
+/// them, the holder included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
-    pub(crate) start: u64,
+    pub(crate) start: Start,
     pub(crate) count: u64,
+}
+
+/// When a chain began. Who is granted the lock by reply counts by its own clock: the server's would
+/// cost each uncontended lock a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Start {
+    #[default]
+    Unknown,
+    /// By the server's clock, in ms: it came with a grant by message.
+    Server(u64),
+    /// By [`clock`].
+    Here(u64),
+}
+
+impl Start {
+    /// As the scripts want it: by the server's clock, or minus the age, in ms.
+    fn since(self) -> String {
+        match self {
+            Self::Unknown => "0".to_owned(),
+            Self::Server(at) => at.to_string(),
+            Self::Here(at) => format!("-{}", clock::now().saturating_sub(at) / 1_000_000),
+        }
+    }
 }
 
 /// What became of an attempt.
@@ -51,8 +75,6 @@ pub(crate) enum Acquired {
         already: bool,
         /// So many processes wait behind it.
         places: u32,
-        /// The server's clock, in ms.
-        now: u64,
     },
     Refused(Refused),
 }
@@ -93,25 +115,38 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let mut digits = [0; 20];
-        self.ask(&ACQUIRE, &[millis(lease, &mut digits), owner.as_bytes()])
+        self.ask(&ACQUIRE, owner, lease, |reply| match reply {
+            Value::Int(reply) => {
+                let (already, places) = granted(reply);
+                Ok(Acquired::Granted { already, places })
+            }
+            reply => Ok(Acquired::Refused(refusal(reply)?)),
+        })
     }
 
-    /// Takes the lock if it is free, past the queue. `None`: it is not.
+    /// Takes the lock if it is free, past the queue, and says how many processes wait behind.
+    /// `None`: it is not free.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
         lease: Duration,
-    ) -> Result<Replied<Acquired>, Trouble> {
-        let mut digits = [0; 20];
-        self.ask(&TRY, &[millis(lease, &mut digits), owner.as_bytes()])
+    ) -> Result<Replied<Option<u32>>, Trouble> {
+        self.ask(&TRY, owner, lease, |reply| match reply {
+            Value::Nil => Ok(None),
+            Value::Int(reply) => Ok(Some(granted(reply).1)),
+            reply => Err(unexpected(&reply)),
+        })
     }
 
-    fn ask(
+    fn ask<T>(
         self,
         script: &'static LazyLock<Script>,
-        arguments: &[&[u8]],
-    ) -> Result<Replied<Acquired>, Trouble> {
+        owner: &Owner,
+        lease: Duration,
+        read: impl FnOnce(Value) -> Result<T, Trouble>,
+    ) -> Result<Replied<T>, Trouble> {
+        let mut digits = [0; 20];
+        let arguments = &[millis(lease, &mut digits), owner.as_bytes()];
         let was_alone = self.alone.load(Ordering::Relaxed);
         let command = self.command(script, arguments);
         let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
@@ -121,7 +156,7 @@ impl LockScripts<'_> {
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, Rights::Locks)?;
-        Ok(Replied { reply: acquired(reply)?, twice })
+        Ok(Replied { reply: read(reply)?, twice })
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -157,10 +192,8 @@ impl LockScripts<'_> {
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
-        let mut digits = [[0; 20]; 2];
-        let [start, count] = &mut digits;
-        let chain = [decimal(chain.start, start), decimal(chain.count, count)];
-        self.command(script, &[owner, chain[0], chain[1]])
+        let (since, mut digits) = (chain.start.since(), [0; 20]);
+        self.command(script, &[owner, since.as_bytes(), decimal(chain.count, &mut digits)])
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
@@ -178,47 +211,36 @@ fn is_about_keys(reply: &Value) -> bool {
     error.code() == "NOPERM" && error.details().is_some_and(|details| details.contains("key"))
 }
 
-fn acquired(reply: Value) -> Result<Acquired, Trouble> {
-    let unexpected = |reply| Err(unexpected(&Value::Array(reply)));
-    let reply = match reply {
-        Value::Array(reply) => reply,
-        other => return Err(super::unexpected(&other)),
-    };
-    let numbers: Vec<i64> = reply
-        .iter()
-        .map_while(|part| match part {
-            Value::Int(number) => Some(*number),
-            _ => None,
-        })
-        .collect();
+/// Whether it was this owner's before, and how many processes wait behind it.
+fn granted(reply: i64) -> (bool, u32) {
+    let already = reply < 0;
+    let places = if already { -1 - reply } else { reply };
+    (already, u32::try_from(places).unwrap_or(u32::MAX))
+}
+
+fn refusal(reply: Value) -> Result<Refused, Trouble> {
+    let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
-    match numbers.as_slice() {
-        [taken @ (1 | 2), places, now] => Ok(Acquired::Granted {
-            already: *taken == 2,
-            places: u32::try_from(*places).unwrap_or(0),
-            now: number(*now),
-        }),
-        // Of `try`, which has no place.
-        [0] => Ok(Acquired::Refused(Refused {
-            now: 0,
-            left: Duration::ZERO,
-            place: None,
-            by_redisson: false,
-            is_new: false,
-            refusal: None,
-        })),
-        [0, now, left, place, whose, fresh] => Ok(Acquired::Refused(Refused {
+    match parts.as_slice() {
+        [
+            Value::Int(now),
+            Value::Int(left),
+            Value::Int(place),
+            Value::Int(whose),
+            Value::Int(fresh),
+            refusal @ ..,
+        ] => Ok(Refused {
             now: number(*now),
             left: Duration::from_millis(number(*left)),
             place: u32::try_from(*place).ok(),
             by_redisson: *whose == 1,
             is_new: *fresh == 1,
-            refusal: match reply.last() {
-                Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
+            refusal: match refusal {
+                [Value::BulkString(text)] => Some(String::from_utf8_lossy(text).into_owned()),
                 _ => None,
             },
-        })),
-        _ => unexpected(reply),
+        }),
+        _ => Err(unexpected(&reply)),
     }
 }
 

@@ -162,7 +162,24 @@ struct Hold {
     in_doubt: bool,
     /// The server's time of a grant by message.
     granted: Option<Time>,
+    chain: OwnChain,
+}
+
+/// The chain of a hold, and when it began if no message said so.
+#[derive(Clone, Copy, Debug)]
+struct OwnChain {
+    here: Option<Time>,
     chain: Chain,
+}
+
+impl OwnChain {
+    /// As a release says it.
+    fn said(self, now: Time) -> Chain {
+        match self.here {
+            Some(here) => Chain { since: -((now - here) / MS), ..self.chain },
+            None => self.chain,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -172,7 +189,7 @@ pub(crate) struct Process {
     state: State,
     numbers: u64,
     /// The end of the last hold, and its chain.
-    last: Option<(Time, Chain)>,
+    last: Option<(Time, OwnChain)>,
     suspect: Option<u64>,
     random: Random,
     outputs: Vec<Output>,
@@ -374,10 +391,10 @@ impl Process {
             // Too late. The owner finds out whether it still has it.
             return self.ask();
         }
-        self.hold(now, until, Some(granted), chain);
+        self.hold(now, until, Some(granted), OwnChain { here: None, chain });
     }
 
-    fn granted_by_reply(&mut self, now: Time, sent: Time, already: bool, server: i64) {
+    fn granted_by_reply(&mut self, now: Time, sent: Time, already: bool) {
         let until = sent + LEASE * MS - DRIFT;
         match &mut self.state {
             State::Holding(hold) => {
@@ -390,12 +407,11 @@ impl Process {
             State::Waiting(_) | State::Trying { .. } => {
                 // Ours have kept the lock among themselves all the while.
                 let chain = match self.last {
-                    Some((end, chain))
-                        if now - end < AGE && self.broken != Some(Rule::Continue) =>
-                    {
-                        Chain { count: chain.count + 1, ..chain }
+                    Some((end, own)) if sent - end < AGE && self.broken != Some(Rule::Continue) => {
+                        let chain = Chain { count: own.chain.count + 1, ..own.chain };
+                        OwnChain { chain, ..own }
                     }
-                    _ => Chain { start: server, count: 1 },
+                    _ => OwnChain { here: Some(sent), chain: Chain { since: 0, count: 1 } },
                 };
                 if let (true, State::Waiting(wait)) = (already, &self.state) {
                     let number = wait.number;
@@ -407,7 +423,7 @@ impl Process {
         }
     }
 
-    fn hold(&mut self, now: Time, until: Time, granted: Option<Time>, chain: Chain) {
+    fn hold(&mut self, now: Time, until: Time, granted: Option<Time>, chain: OwnChain) {
         let (number, in_doubt) = match &self.state {
             State::Waiting(wait) => (wait.number, wait.in_doubt),
             State::Trying { number, in_doubt } => (*number, *in_doubt),
@@ -416,7 +432,7 @@ impl Process {
         self.idle();
         if until <= now {
             self.state = State::Idle;
-            self.give_back(now, number, chain, in_doubt);
+            self.give_back(now, number, chain.said(now), in_doubt);
             self.outputs.push(Output::Refused);
             return;
         }
@@ -434,9 +450,9 @@ impl Process {
     fn unlock(&mut self, now: Time) {
         let State::Holding(hold) = &self.state else { return };
         let (number, in_doubt) = (hold.number, hold.in_doubt);
-        let chain = hold.chain;
+        let (own, chain) = (hold.chain, hold.chain.said(now));
         self.state = State::Idle;
-        self.last = Some((now, chain));
+        self.last = Some((now, own));
         self.send(Request::Release { number, chain });
         if in_doubt {
             self.give_back(now, number, chain, true);
@@ -474,9 +490,7 @@ impl Process {
                 if current == Some(*number) =>
             {
                 match reply {
-                    Reply::Granted { already, now: server } => {
-                        self.granted_by_reply(now, sent, already, server);
-                    }
+                    Reply::Granted { already } => self.granted_by_reply(now, sent, already),
                     Reply::Refused(refused) => self.refused(now, sent, &refused),
                     Reply::NotTaken | Reply::Error(_) => self.not_taken(now),
                     _ => {}

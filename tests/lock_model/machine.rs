@@ -5,7 +5,7 @@ use crate::wire::{Chain, Message, Refused, Reply, Request, Site, What, Whose};
 
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: i64 = 1_763_692_800_000;
-const CHAIN: Chain = Chain { start: SERVER, count: 3 };
+const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
 /// A process, and what it does at which time.
 struct Tried(Process);
@@ -120,7 +120,7 @@ fn a_grant_that_nobody_waits_for_is_given_back() {
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     tried.on(MS, Input::GiveUp);
-    let outputs = tried.reply(0, Reply::Granted { already: false, now: SERVER });
+    let outputs = tried.reply(0, Reply::Granted { already: false });
     assert!(sends(&outputs, &Request::GiveUp { number: 1, chain: Chain::default() }));
 }
 
@@ -157,19 +157,19 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     };
     // It was granted the lock, or dropped from the queue, and has heard nothing of it.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: true, now: SERVER + 700 });
+    tried.reply(700 * MS, Reply::Granted { already: true });
     assert!(renews(&mut tried));
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
     // The message was only slower than the reply.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: true, now: SERVER + 700 });
+    tried.reply(700 * MS, Reply::Granted { already: true });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
     assert!(!renews(&mut tried));
     // A free lock was its to take.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: false, now: SERVER + 700 });
+    tried.reply(700 * MS, Reply::Granted { already: false });
     assert!(!renews(&mut tried));
 }
 

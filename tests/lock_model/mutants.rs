@@ -78,7 +78,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a release grants nobody",
         Script::Queue,
-        "return grant_head(start > 0 and start or now(), count + 1) and 1 or publish(0)",
+        "return grant_head(start, count + 1) and 1 or publish(0)",
         "return publish(0)",
         0,
     ),
@@ -208,8 +208,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     unfair(
         "a chain begins anew with each grant",
         Script::Queue,
-        "grant_head(start > 0 and start or now(), count + 1)",
+        "grant_head(start, count + 1)",
         "grant_head(now(), 1)",
+    ),
+    unfair(
+        "a chain that began with a reply has no age",
+        Script::Queue,
+        "or now() + since, 0)",
+        "or now(), 0)",
     ),
     client("a deadline counts from the receipt of the message", Rule::Anchor, 18),
     client("a copy that comes late is not undone", Rule::Late, 67),

@@ -108,7 +108,7 @@ pub(crate) fn call(
             args.extend([lease.to_string(), owner(number)]);
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            args.extend([owner(number), chain.start.to_string(), chain.count.to_string()]);
+            args.extend([owner(number), chain.since.to_string(), chain.count.to_string()]);
         }
         Request::Renew { number, lease } => {
             return (vec![site.lock.clone()], vec![lease.to_string(), owner(number)]);

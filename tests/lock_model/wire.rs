@@ -44,11 +44,11 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// Since when ours have had the lock without a turn of Redisson's (the server's time, ms), and how
-/// many of them, the holder included. All zero: not known.
+/// Since when ours have had the lock without a turn of Redisson's (more than zero: the server's time;
+/// else minus its age; ms), and how many of them, the holder included. All zero: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
-    pub(crate) start: i64,
+    pub(crate) since: i64,
     pub(crate) count: i64,
 }
 
@@ -68,8 +68,6 @@ pub(crate) enum Reply {
     Granted {
         /// It was this owner's before the request.
         already: bool,
-        /// The server's time, ms.
-        now: i64,
     },
     Refused(Refused),
     /// Of `try`.
@@ -124,19 +122,17 @@ impl Reply {
             _ => Vec::new(),
         };
         match (request, &numbers[..]) {
-            (Request::Acquire { .. } | Request::Try { .. }, [taken @ 1..=2, _, now]) => {
-                Self::Granted { already: *taken == 2, now: *now }
+            (Request::Acquire { .. } | Request::Try { .. }, [taken]) => {
+                Self::Granted { already: *taken < 0 }
             }
-            (Request::Acquire { .. }, [0, now, left, place, whose, fresh]) => {
-                Self::Refused(Refused {
-                    now: *now,
-                    left: *left,
-                    place: (*place >= 0).then_some(*place),
-                    whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
-                    is_fresh: *fresh == 1,
-                })
-            }
-            (Request::Try { .. }, [0]) => Self::NotTaken,
+            (Request::Acquire { .. }, [now, left, place, whose, fresh]) => Self::Refused(Refused {
+                now: *now,
+                left: *left,
+                place: (*place >= 0).then_some(*place),
+                whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
+                is_fresh: *fresh == 1,
+            }),
+            (Request::Try { .. }, []) => Self::NotTaken,
             (Request::Release { .. } | Request::GiveUp { .. }, []) => {
                 Self::Released(Released::NotHeld)
             }
@@ -183,10 +179,10 @@ impl Message {
                 let (lease, rest) = integer(rest)?;
                 let (details, rest) = rest.split_once(' ')?;
                 let (places, chain) = details.strip_prefix("lock,")?.split_once(',')?;
-                let (start, count) = chain.split_once(',')?;
-                let (places, start, count) =
-                    (places.parse().ok()?, start.parse().ok()?, count.parse().ok()?);
-                (What::Grant { now, lease, places, chain: Chain { start, count } }, rest)
+                let (since, count) = chain.split_once(',')?;
+                let (places, since, count) =
+                    (places.parse().ok()?, since.parse().ok()?, count.parse().ok()?);
+                (What::Grant { now, lease, places, chain: Chain { since, count } }, rest)
             }
             "open" => {
                 let (left, rest) = integer(rest)?;
