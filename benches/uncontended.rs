@@ -14,6 +14,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use redlatch::Client;
 use redlatch_testkit::{PlainClient, Server};
 
+#[allow(dead_code)]
 #[path = "table/cores.rs"]
 mod cores;
 #[path = "table/raw.rs"]

@@ -95,6 +95,7 @@ cargo bench --bench family -- [options] [section…]
   --quick        everything once and short, in less than a minute: does it still run?
   --rounds N     so many rounds of each comparison (5)
   --seconds S    so long each measurement (1)
+  --busy         beside a loop on each core
   --help
 
 Sections: fair, queue, semaphore, permits, held, opening, waiters. None named: all.

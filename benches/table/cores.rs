@@ -48,6 +48,10 @@ impl Machine {
         }
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.cores.len().max(1)
+    }
+
     pub(crate) fn clients(&self, cores: Cores) -> Place {
         Place(match cores {
             Cores::Any => self.cores.clone(),

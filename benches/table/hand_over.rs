@@ -19,34 +19,38 @@ use crate::round_trips::{self, Figures, numbers, text};
 pub(crate) const ROLE: &str = "hand-over";
 
 /// Long enough that the other one sleeps.
-const HOLD: u64 = 2 * MILLISECOND;
+const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
 /// After a release: long enough that the other one has it when this one asks again.
 const REST: u64 = MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two processes pass the lock to and fro.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
-    let hold = time(HOLD as f64);
+    HOLDS.into_iter().for_each(|hold| compare_all(lab, hold, goals));
+}
+
+fn compare_all(lab: &Lab, length: u64, goals: &mut Goals) {
+    let hold = time(length as f64);
     println!("From release to grant between two processes, each holds {hold}, against two PINGs");
     println!("after as long a silence, and against two back to back:\n");
     let heads = ["number", "least", "median", "99th", "x two PINGs", "99th", "x back to back"];
     let mut table = Table::new(&[&["where", "what"], heads.as_slice()].concat());
     let all = [Cores::Two, Cores::One, Cores::Any];
     for cores in all.into_iter().filter(|cores| lab.machine.can(*cores)) {
-        compare(lab, cores, &mut table, goals);
+        compare(lab, cores, length, &mut table, goals);
     }
     println!("{table}");
 }
 
-fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
+fn compare(lab: &Lab, cores: Cores, hold: u64, table: &mut Table, goals: &mut Goals) {
     let (mut rested, mut hurried) = (Figures::default(), Figures::default());
     let mut waits = [Peer::Plain, Peer::Unlock, Peer::Drop].map(|peer| (peer, Figures::default()));
     lab.put_server(cores);
     lab.rounds(|| {
-        rested.0.extend(round_trips::measure(lab, cores, HOLD));
+        rested.0.extend(round_trips::measure(lab, cores, hold));
         hurried.0.extend(round_trips::measure(lab, cores, 0));
         for (peer, waits) in &mut waits {
-            waits.0.extend(hand_overs(lab, cores, *peer));
+            waits.0.extend(hand_overs(lab, cores, hold, *peer));
         }
     });
     let [rested, hurried] = [rested, hurried].map(|mut trips| 2.0 * trips.at(0.5));
@@ -68,7 +72,8 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
             &x_hurried,
         ]);
         if peer != Peer::Plain && cores != Cores::One {
-            let work = format!("hand-over, {}, {cores}, in two round trips", peer.name());
+            let (peer, hold) = (peer.name(), time(hold as f64));
+            let work = format!("hand-over, {peer}, holds of {hold}, {cores}, in two round trips");
             goals.add(
                 format!("{work}: median"),
                 format!("{x_median} (back to back: {x_hurried})"),
@@ -88,11 +93,11 @@ struct Held {
     process: usize,
 }
 
-fn hand_overs(lab: &Lab, cores: Cores, peer: Peer) -> Vec<f64> {
+fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
     let name = format!("bench {}", lab.next());
     let length = lab.options.length.as_nanos().to_string();
     let place = lab.machine.clients(cores).to_string();
-    let args = [peer.name().to_owned(), lab.url(false), name, length, place];
+    let args = [peer.name().to_owned(), lab.url(false), name, length, place, hold.to_string()];
     let mut workers = [(); 2].map(|()| Worker::spawn(ROLE, &args.each_ref().map(String::as_str)));
     for worker in &mut workers {
         worker.expect_line("ready", PATIENCE);
@@ -126,6 +131,7 @@ pub(crate) fn work(job: &Job) {
     job.say("ready");
     let _ = job.wait_line();
     let end = clock::now() + job.arg(3).parse::<u64>().unwrap();
+    let hold: u64 = job.arg(5).parse().unwrap();
     let mut times = Vec::new();
     loop {
         let asked = clock::now();
@@ -134,7 +140,7 @@ pub(crate) fn work(job: &Job) {
         }
         turn(&mut || {
             let granted = clock::now();
-            clock::sleep_until(granted + HOLD);
+            clock::sleep_until(granted + hold);
             times.extend([asked, granted, clock::now()]);
         });
         clock::sleep_until(clock::now() + REST);

@@ -88,6 +88,7 @@ cargo bench --bench table -- [options] [section…]
   --quick        everything once and short, in less than a minute: does it still run?
   --rounds N     so many rounds of each comparison (5)
   --seconds S    so long each measurement (1)
+  --busy         beside a loop on each core
   --holds N      so many watched holds (100000)
   --help
 

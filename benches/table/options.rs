@@ -8,6 +8,8 @@ pub(crate) struct Options {
     pub(crate) length: Duration,
     pub(crate) holds: usize,
     pub(crate) lease: Duration,
+    /// Beside a loop on each core.
+    pub(crate) busy: bool,
     pub(crate) sections: Vec<String>,
 }
 
@@ -22,6 +24,7 @@ impl Options {
             length: Duration::from_millis(if quick { 200 } else { 1_000 }),
             holds: if quick { 5_000 } else { 100_000 },
             lease: Duration::from_secs(if quick { 3 } else { 30 }),
+            busy: false,
             sections: Vec::new(),
         };
         let mut args = args.into_iter();
@@ -31,6 +34,7 @@ impl Options {
             match arg.as_str() {
                 "--bench" | "--quick" => {}
                 "--help" => return Ok(None),
+                "--busy" => options.busy = true,
                 "--rounds" => options.rounds = value()?.parse().map_err(|it| wrong(&it))?,
                 "--holds" => options.holds = value()?.parse().map_err(|it| wrong(&it))?,
                 "--seconds" => {

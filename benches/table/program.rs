@@ -3,6 +3,8 @@
 use std::env;
 use std::fs;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
 
 use redlatch_testkit::Job;
 
@@ -56,6 +58,11 @@ impl Program<'_> {
             }
         };
         println!("{}\n", surroundings(&lab));
+        let work = lab.options.busy.then(|| Arc::new(()));
+        for _ in 0..work.as_ref().map_or(0, |_| lab.machine.count()) {
+            let work = work.as_ref().map(Arc::downgrade).unwrap_or_default();
+            thread::spawn(move || while work.strong_count() > 0 {});
+        }
         let mut goals = Goals::new();
         for (name, section) in *sections {
             if wanted.is_empty() || wanted.iter().any(|it| it == name) {
@@ -75,12 +82,13 @@ fn surroundings(lab: &Lab) -> String {
     let load = read("/proc/loadavg");
     let load = load.split(' ').next().filter(|load| !load.is_empty());
     format!(
-        "{}, {}; load before the run: {}.\nCores: {}.\n{} x {} ms for each figure.",
+        "{}, {}; load before the run: {}.\nCores: {}.\n{} x {} ms for each figure{}.",
         lab.server(),
         model.map_or("unknown processor", |(_, model)| model),
         load.unwrap_or("unknown"),
         lab.machine,
         lab.options.rounds,
         lab.options.length.as_millis(),
+        if lab.options.busy { ", beside a loop on each core" } else { "" },
     )
 }
