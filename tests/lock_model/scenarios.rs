@@ -424,3 +424,77 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(master.place(3), Some(0));
     assert_eq!(poor.release(2), Some(0));
 }
+
+/// What is there, what is asked for and what is denied, all with all.
+#[test]
+fn a_shortcut_does_what_the_rest_would() {
+    let Some(server) = real_server() else { return };
+    let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
+    let [lock, queue, window] = keys(&Site::new(0, "orders")).try_into().unwrap();
+    let held: &[&[&str]] = &[&["HSET", &lock, &owner, "1"], &["PEXPIRE", &lock, "20000"]];
+    let others: &[&[&str]] = &[&["HSET", &lock, &other, "1"], &["PEXPIRE", &lock, "20000"]];
+    let queued: &[&[&str]] = &[&["RPUSH", &queue, &other]];
+    let (open, string): (&[&[&str]], &[&[&str]]) =
+        (&[&["SET", &window, "", "PX", "60000"]], &[&["SET", &lock, "mine"]]);
+    let strange: &[&[&str]] = &[&["SET", &queue, "mine"]];
+    let states = [
+        vec![],
+        vec![held],
+        vec![others],
+        vec![string],
+        vec![queued],
+        vec![held, queued],
+        vec![held, strange],
+        vec![strange],
+        vec![open],
+        vec![held, open],
+        vec![open, queued],
+    ];
+    let release = |since| Request::Release { number: 1, chain: Chain { since, count: 1 } };
+    let requests = [
+        Request::Acquire { number: 1, lease: LEASE },
+        Request::Try { number: 1, lease: LEASE },
+        release(0),
+        release(-9),
+        release(-10),
+        release(-5_000),
+        release(1),
+    ];
+    // But for HLEN, which a lock that is free can do without.
+    let denied =
+        "none exists hset pexpire time del publish hexists lpop lpos rpush pttl hkeys llen pubsub";
+    let mut master = Direct::new(&server);
+    for denied in denied.split(' ') {
+        let rule = format!("-{denied}");
+        let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
+        let mut user = Direct::without(&server, rules);
+        for (at, state) in states.iter().enumerate() {
+            for request in &requests {
+                let script = Script::of(request);
+                let both = [user.scripts.text(script), user.scripts.rest(script)].map(|text| {
+                    let () = master.command(&["FLUSHALL"]);
+                    for words in state.iter().copied().flatten() {
+                        let _: Value = master.command(words);
+                    }
+                    let (keys, args) = call(&user.site, &uuid(true, 1), request, false);
+                    let mut command = redis::cmd("EVAL");
+                    command.arg(text).arg(keys.len()).arg(&keys).arg(args);
+                    let reply = command.query(&mut user.connection);
+                    let left: Vec<Value> =
+                        keys.iter().map(|key| master.command(&["DUMP", key])).collect();
+                    (reply.map(without_times).map_err(|_| "refused"), left)
+                });
+                let [short, rest] = both;
+                assert_eq!(short, rest, "{denied} denied, state {at}, {request:?}");
+            }
+        }
+    }
+}
+
+/// A reply without the server's clock, and what is left until then.
+fn without_times(reply: Value) -> Value {
+    match reply {
+        Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),
+        reply => reply,
+    }
+}

@@ -88,9 +88,13 @@ impl Scripts {
 
     /// As the server gets it.
     pub(crate) fn text(&self, script: Script) -> String {
-        let shortcut = script.shortcut();
+        script.shortcut().to_owned() + &self.rest(script)
+    }
+
+    /// The same without its shortcut.
+    pub(crate) fn rest(&self, script: Script) -> String {
         let prelude = if script.has_prelude() { &self.0[&Script::Queue] } else { "" };
-        format!("{shortcut}{prelude}{}", self.0[&script])
+        format!("{prelude}{}", self.0[&script])
     }
 }
 
