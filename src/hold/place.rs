@@ -16,14 +16,14 @@
 //! once, and within its deadline. Every other message is a hint.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Asked, Hold, Share, Site, Terms, clock};
-use crate::acquire::Wait;
-use crate::error::{Error, ErrorKind};
+use crate::acquire::{Heard, Listening, Queued, Try};
+use crate::error::Error;
 use crate::node::Core;
 use crate::protocol::Owner;
-use crate::pubsub::{Addressee, News, Standing, Subscription, confirmation_deadline};
+use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::Trouble;
 use crate::script::lock::{Acquired, Chain, Refused};
 use crate::sync::{Mutex, Thread, jitter};
@@ -36,9 +36,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.
-const PAST_END: u64 = MS;
+const PAST_END: Duration = Duration::from_millis(1);
 /// And so much later for each place, so that not all come at once.
-const PER_PLACE: u64 = 300_000;
+const PER_PLACE: Duration = Duration::from_micros(300);
 /// So many grants in a row may arrive after their own end.
 const MOST_LATE: u32 = 3;
 
@@ -60,9 +60,8 @@ pub(crate) struct Place {
     pub(super) is_known: bool,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
-    ask_at: u64,
-    own: Heard,
-    public: Heard,
+    /// So many grants in a row were read after their own end.
+    late: u32,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
 }
@@ -72,50 +71,6 @@ pub(crate) struct Place {
 struct Anchor {
     sent: u64,
     server: u64,
-}
-
-/// A channel, and its version when the last request was sent.
-#[derive(Debug, Default)]
-struct Heard {
-    subscription: Option<Subscription>,
-    version: Option<u64>,
-    /// Until when it must be confirmed; `None`: it was.
-    latest: Option<Instant>,
-}
-
-impl Heard {
-    /// Whether messages may have come, or been missed, since the last request.
-    fn has_moved(&self) -> bool {
-        self.subscription.as_ref().is_some_and(|subscription| {
-            subscription.is_confirmed() && self.version != Some(subscription.version())
-        })
-    }
-
-    fn catch_up(&mut self) {
-        self.version = self.subscription.as_ref().map(Subscription::version);
-    }
-
-    /// Fails if it cannot be listened to.
-    fn check(&mut self, name: &Arc<str>, core: &Core) -> Result<(), Error> {
-        let (Some(subscription), Some(latest)) = (&self.subscription, self.latest) else {
-            return Ok(());
-        };
-        match subscription.standing() {
-            Standing::Confirmed => self.latest = None,
-            Standing::Refused(error) => return Err(error.of(name)),
-            Standing::Pending if Instant::now() >= latest => {
-                let message = format!(
-                    "no subscription could be had in time from the server at {}, so what ends the \
-                     wait would not be heard; nothing is held",
-                    core.address()
-                );
-                let error = Error::new(ErrorKind::Redis, message);
-                return Err(error.transient(true).of(name));
-            }
-            Standing::Pending => {}
-        }
-        Ok(())
-    }
 }
 
 /// An owner that messages may name, as long as it waits or holds. While it holds, too: the message
@@ -223,9 +178,7 @@ impl Place {
             in_doubt: false,
             is_known: false,
             at: None,
-            ask_at: 0,
-            own: Heard::default(),
-            public: Heard::default(),
+            late: 0,
             _companion: None,
         }
     }
@@ -235,79 +188,78 @@ impl Place {
         self.mail.state.lock().grant.map_or_else(Chain::default, |granted| granted.share.chain)
     }
 
-    /// The next thing it does is to ask: what it was granted was perhaps taken away.
-    pub(crate) fn ask_again(&mut self) {
-        self.ask_at = 0;
+    /// Whether something was told and not read.
+    pub(crate) fn has_news(&self) -> bool {
+        let letters = self.mail.state.lock();
+        letters.grant.is_some() || letters.open_until.is_some()
     }
 
-    /// Asks, and sleeps until the lock is granted to this place. `None`: the wait is over first.
-    pub(crate) fn await_grant(
+    /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
+    /// here on `thread` is woken for it.
+    pub(crate) fn read(
         &mut self,
-        site: &Arc<Site>,
+        listening: &mut Listening,
+        site: &Site,
         thread: &Arc<Thread>,
         terms: Terms,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Hold>, Error> {
-        self.mail.state.lock().reader = Some(Arc::clone(thread));
-        let mut late = 0;
-        loop {
-            if let Some(hold) = self.take_grant(site, terms) {
-                return Ok(Some(hold));
-            }
-            if self.is_time_to_ask() {
-                match self.ask(site, terms)? {
-                    Acquired::Refused(refused) => self.refused(site, &refused),
-                    Acquired::Granted { already, places, now } => {
-                        if already {
-                            // The message of that is on its way, or was lost.
-                            site.core.pubsub.suspect();
-                        }
-                        let hold = self.granted_by_reply(site, terms, places, now);
-                        if clock::now() < hold.deadline() {
-                            return Ok(Some(hold));
-                        }
-                        // Read after its own deadline. Whether it is still ours the server knows.
-                        late += 1;
-                        if late == MOST_LATE {
-                            return Err(Error::late_grant(&site.name));
-                        }
-                        self.ask_at = 0;
-                    }
-                }
-            } else {
-                self.sleep(site, thread, wait)?;
-            }
-            // A grant that came before the end of the wait wins.
-            if wait.is_over() {
-                return Ok(self.take_grant(site, terms));
-            }
+    ) -> Option<Hold> {
+        let mut letters = self.mail.state.lock();
+        if !letters.reader.as_ref().is_some_and(|reader| Arc::ptr_eq(reader, thread)) {
+            letters.reader = Some(Arc::clone(thread));
         }
-    }
-
-    fn is_time_to_ask(&mut self) -> bool {
-        let now = clock::now();
-        if self.own.has_moved() {
-            return true;
+        let (grant, open_until) = (letters.grant.take(), letters.open_until.take());
+        drop(letters);
+        if let Some(until) = open_until {
+            listening.ask_at = listening.ask_at.min(until);
         }
-        if let Some(until) = self.mail.state.lock().open_until.take() {
-            self.ask_at = self.ask_at.min(until);
-        }
-        if self.public.has_moved() {
-            self.public.catch_up();
+        if listening.public.has_moved() {
+            listening.public.catch_up();
             // The first one asks at once, the second in case the first one is dead.
             let place = u64::from(self.at.unwrap_or(0));
             if place < u64::from(FIRST) {
-                self.ask_at = self.ask_at.min(now + place * MS);
+                listening.ask_at = listening.ask_at.min(clock::now() + place * MS);
             }
         }
-        self.ask_at <= now
+        let granted = grant?;
+        // If it may be ours, but that is not certain, the next thing to do is to ask.
+        listening.ask_at = 0;
+        self.granted_by_message(site, terms, granted)
     }
 
     /// One request: the first one, a poll, and the one after a reconnect are the same.
-    fn ask(&mut self, site: &Arc<Site>, terms: Terms) -> Result<Acquired, Error> {
+    pub(crate) fn ask(
+        &mut self,
+        listening: &mut Listening,
+        site: &Arc<Site>,
+        terms: Terms,
+    ) -> Result<Try<Hold>, Error> {
+        listening.own.known(site.core.pubsub.own_version());
+        match self.request(site, terms)? {
+            Acquired::Refused(refused) => {
+                self.late = 0;
+                Ok(Try::Busy(self.refused(listening, site, &refused)))
+            }
+            Acquired::Granted { already, places, now } => {
+                if already {
+                    // The message of that is on its way, or was lost.
+                    site.core.pubsub.suspect();
+                }
+                let hold = self.granted_by_reply(site, terms, places, now);
+                if clock::now() < hold.deadline() {
+                    return Ok(Try::Granted(hold));
+                }
+                // Read after its own deadline. Whether it is still ours the server knows.
+                self.late += 1;
+                if self.late == MOST_LATE {
+                    return Err(Error::late_grant(&site.name));
+                }
+                Ok(Try::Busy(Duration::ZERO))
+            }
+        }
+    }
+
+    fn request(&mut self, site: &Arc<Site>, terms: Terms) -> Result<Acquired, Error> {
         let arrivals = site.gate.arrivals();
-        self.own.version = Some(site.core.pubsub.own_version());
-        self.public.catch_up();
         let asked = Asked::now(site);
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
@@ -331,7 +283,8 @@ impl Place {
         Err(site.not_taken(trouble, arrivals))
     }
 
-    fn refused(&mut self, site: &Site, refused: &Refused) {
+    /// Listens to what may change that. When to ask again though nothing is heard.
+    fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
         let asked = self.asked.map_or(0, |asked| asked.at);
         if self.anchor.is_none_or(|anchor| anchor.server < refused.now) {
             self.anchor = Some(Anchor { sent: asked, server: refused.now });
@@ -347,11 +300,8 @@ impl Place {
         }
         self.at = refused.place;
         let place = refused.place.unwrap_or(0);
-        let confirmed_by = confirmation_deadline(site.core.response_timeout());
-        self.own.subscription.get_or_insert_with(|| {
-            self.own.latest = confirmed_by;
-            site.core.pubsub.listen_to_own()
-        });
+        let latest = Heard::latest(&site.core);
+        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own());
         if refused.place.is_none() || refused.by_redisson && place < FIRST {
             let keys = site.keys();
             if refused.place.is_some() {
@@ -360,18 +310,13 @@ impl Place {
             } else {
                 site.no_place(refused.refusal.as_deref());
             }
-            self.public.subscription.get_or_insert_with(|| {
-                // Only who has no place depends on it.
-                self.public.latest = confirmed_by.filter(|_| refused.place.is_none());
-                // What was said before it was asked again counts as missed.
-                self.public.version = None;
-                site.core.listen(&keys.channel)
-            });
+            // Only who has no place depends on it.
+            let latest = latest.filter(|_| refused.place.is_none());
+            listening.public.subscribe(latest, || site.core.listen(&keys.channel));
         }
-        let poll = clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())));
-        let later = PAST_END + u64::from(place) * PER_PLACE;
-        let end = clock::nanos(refused.left).saturating_add(later);
-        self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
+        let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
+        let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
+        if void { Duration::ZERO } else { poll.min(end) }
     }
 
     fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32, server: u64) -> Hold {
@@ -383,11 +328,8 @@ impl Place {
             .shared(share, Some(Arc::clone(&self.expected)))
     }
 
-    /// The lock, if a message said that it is ours and that is still so. If it may be, the next thing
-    /// to do is to ask.
-    fn take_grant(&mut self, site: &Site, terms: Terms) -> Option<Hold> {
-        let granted = self.mail.state.lock().grant.take()?;
-        self.ask_at = 0;
+    /// `None`: it is certain no more that it is ours.
+    fn granted_by_message(&self, site: &Site, terms: Terms, granted: Granted) -> Option<Hold> {
         let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.
@@ -405,56 +347,5 @@ impl Place {
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt)
             .shared(granted.share, expected);
         (clock::now() < hold.deadline()).then_some(hold)
-    }
-
-    fn sleep(&mut self, site: &Site, thread: &Arc<Thread>, wait: &Wait<'_>) -> Result<(), Error> {
-        let (core, name) = (&site.core, &site.name);
-        let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
-        let until = wait.sleep_until(rest);
-        self.own.check(name, core)?;
-        self.public.check(name, core)?;
-        wait.wakeable(thread, || {
-            let [own, public] = [&self.own, &self.public]
-                .map(|heard| heard.subscription.as_ref().map(|channel| channel.wake(thread)));
-            let slept = loop {
-                if let Err(error) = wait.check(core, name) {
-                    break Err(error);
-                }
-                let news = {
-                    let letters = self.mail.state.lock();
-                    letters.grant.is_some() || letters.open_until.is_some()
-                };
-                if news
-                    || self.own.has_moved()
-                    || self.public.has_moved()
-                    || until.is_some_and(|until| Instant::now() >= until)
-                {
-                    break Ok(());
-                }
-                let latest = [self.own.latest, self.public.latest];
-                if latest.iter().flatten().any(|latest| Instant::now() >= *latest)
-                    || self.is_refused()
-                {
-                    break Ok(());
-                }
-                let until = latest.into_iter().chain([until]).flatten().min();
-                thread.parker().park_until(until);
-            };
-            drop((own, public));
-            slept
-        })?;
-        self.own.check(name, core)?;
-        self.public.check(name, core)
-    }
-
-    /// Whether a channel that must be listened to is refused.
-    fn is_refused(&self) -> bool {
-        [&self.own, &self.public].into_iter().any(|heard| {
-            heard.latest.is_some()
-                && heard
-                    .subscription
-                    .as_ref()
-                    .is_some_and(|channel| matches!(channel.standing(), Standing::Refused(_)))
-        })
     }
 }

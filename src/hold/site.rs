@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
+use crate::acquire::{Baton, Lead, Led, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
@@ -100,7 +101,7 @@ impl Site {
     }
 
     /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+    fn give_up(self: &Arc<Self>, place: &Place) {
         // While the server is away, each call's would be sent for minutes.
         if !place.is_known {
             return;
@@ -205,7 +206,7 @@ impl Site {
             }
             Left::Release { seat } => {
                 // Whatever happens from here on, the baton is handed on.
-                let baton = Baton::new(self, None);
+                let mut baton = Baton::new(self, None);
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -602,44 +603,21 @@ pub(crate) enum Leaving {
     Awaited,
 }
 
-/// The right to talk to Redis about a name. Handed on when dropped, on every path.
-#[derive(Debug)]
-pub(crate) struct Baton<'a> {
-    site: &'a Arc<Site>,
-    /// The process's place in the lock's queue, which goes with it.
-    pub(crate) place: Option<Box<Place>>,
-    is_laid_down: bool,
-}
+impl Led for Arc<Site> {
+    type Gate = Gate;
 
-impl<'a> Baton<'a> {
-    pub(crate) fn new(site: &'a Arc<Site>, place: Option<Box<Place>>) -> Self {
-        Self { site, place, is_laid_down: false }
+    fn gate(&self) -> &Gate {
+        &self.gate
     }
 
-    /// The leader was granted a hold: the seat has it, nobody leads. `false`: the hold is not ours
-    /// any more.
-    pub(crate) fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<bool, Error> {
-        let admitted = self.site.admit(tenancy, terms)?;
-        if admitted {
-            self.place = None;
-            self.is_laid_down = true;
-        }
-        Ok(admitted)
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
     }
 
-    /// The seat is taken, and nobody leads any more.
-    fn lay_down(mut self) {
-        self.is_laid_down = true;
-    }
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        if self.is_laid_down {
-            return;
-        }
-        if let Some(place) = self.site.gate.hand_on(self.place.take()) {
-            self.site.give_up(&place);
+    /// Place: it goes to the next leader of the process, or is given up.
+    fn hand_on(&self, lead: Option<Lead<Box<Place>>>) {
+        if let Some(left) = self.gate.hand_on(lead) {
+            self.give_up(&left.place);
         }
     }
 }

@@ -512,10 +512,6 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    pub(crate) fn channel(&self) -> &Arc<str> {
-        self.entry.channel()
-    }
-
     pub(crate) fn version(&self) -> u64 {
         self.entry.version()
     }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::permits::PermitGate;
+use super::permits::{Asking, PermitGate};
 use super::turn::Before;
+use crate::acquire::{Lead, Led, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::node::{Core, Member};
@@ -276,6 +277,26 @@ impl Debtor for SemaphoreSite {
     }
 }
 
+impl Led for Arc<SemaphoreSite> {
+    type Gate = PermitGate;
+
+    fn gate(&self) -> &PermitGate {
+        &self.gate
+    }
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn hand_on(&self, _: Option<Lead<Asking>>) {
+        // It got permits from the server, or gave up, and was passed some at the same moment.
+        let left = self.gate.leader_leaves();
+        if left > 0 {
+            let _ = self.give_back(left, Giving::Posted);
+        }
+    }
+}
+
 impl Member for SemaphoreSite {
     fn end(self: Arc<Self>) {
         self.gate.nudge();
@@ -286,21 +307,6 @@ impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
-    }
-}
-
-/// The right to ask the server first. Handed on when dropped, on every path.
-pub(super) struct Baton<'a> {
-    pub(super) site: &'a Arc<SemaphoreSite>,
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        // It got permits from the server, or gave up, and was passed some at the same moment.
-        let left = self.site.gate.hand_on();
-        if left > 0 {
-            let _ = self.site.give_back(left, Giving::Posted);
-        }
     }
 }
 
