@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::{
-    Claim, Enter, Lead, Led, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
 };
 use crate::cancel::CancelToken;
 #[cfg(doc)]
@@ -277,14 +277,14 @@ impl CountDownLatch {
 
 /// One thread of this process asks for all that wait.
 impl Synchronizer for CountDownLatch {
-    type Led = LatchSite;
+    type Site = LatchSite;
 
-    fn led(&self) -> &LatchSite {
+    fn site(&self) -> &LatchSite {
         &self.site
     }
 
-    fn enter(&self, claim: &Claim<'_, ()>) -> Result<Enter<LatchGate>, Error> {
-        let queued = self.site.gate.with_queue(|queue| {
+    fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
+        let queued = self.site.with_queue(|queue| {
             if queue.lead() { None } else { Some(queue.push(claim.thread, ())) }
         });
         Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
@@ -300,7 +300,7 @@ impl Synchronizer for CountDownLatch {
         let Asked { exact, fence, arrivals } = &lead.place;
         let open =
             exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
-        open.then(|| self.site.gate.tell_until(*arrivals, || Signal::Granted(())))
+        open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
     }
 
     /// Asks whether the latch is open, for all that came before.
@@ -308,7 +308,7 @@ impl Synchronizer for CountDownLatch {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, place } = lead;
         // Who comes after this may wait for another count: a latch may be set anew.
-        place.arrivals = site.gate.arrivals();
+        place.arrivals = site.arrivals();
         let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.opened));
         place.fence = fence.as_ref().map(|fence| fence.number);
         let count = match &fence {
@@ -317,7 +317,7 @@ impl Synchronizer for CountDownLatch {
         };
         match count {
             Ok(count) if count <= 0 => {
-                site.gate.tell_until(place.arrivals, || Signal::Granted(()));
+                site.tell_until(place.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
             Ok(_) => {
@@ -333,7 +333,7 @@ impl Synchronizer for CountDownLatch {
                 // A question changes nothing, whatever became of it.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
-                site.gate.fail_before(place.arrivals, &error);
+                site.fail_before(place.arrivals, &error);
                 Err(error)
             }
         }
@@ -356,9 +356,6 @@ pub(crate) struct Asked {
     arrivals: u64,
 }
 
-/// Who of this process waits for one latch.
-type LatchGate = Mutex<Queue<(), (), Asked>>;
-
 /// One latch's place in a client.
 pub(crate) struct LatchSite {
     core: Arc<Core>,
@@ -367,7 +364,7 @@ pub(crate) struct LatchSite {
     channel: Arc<str>,
     opened: Arc<str>,
     requests: Arc<Requests>,
-    gate: LatchGate,
+    queue: Mutex<Queue<(), (), Asked>>,
 }
 
 impl LatchSite {
@@ -383,7 +380,7 @@ impl LatchSite {
                 requests: core
                     .requests
                     .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                gate: Mutex::new(Queue::new()),
+                queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
                 name,
             }
@@ -413,26 +410,28 @@ impl LatchSite {
     }
 }
 
-impl Led for LatchSite {
-    type Gate = LatchGate;
-
-    fn gate(&self) -> &LatchGate {
-        &self.gate
-    }
+impl Queued for LatchSite {
+    type Need = ();
+    type Grant = ();
+    type Place = Asked;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), Asked>) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
     fn hand_on(&self, _: Option<Lead<Asked>>) {
-        // The next one asks for itself.
-        self.gate.hand_on(None);
+        // The next one may wait for another count than this one asked for.
+        self.promote(None);
     }
 }
 
 impl Member for LatchSite {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
     }
 }
 

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::acquire::{Baton, Claim, Enter, Lead, Queued, Synchronizer, Try, Wait, acquire};
+use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
-use crate::hold::{Asked, Entered, Gate, Hold, Place, Share, Site, Tenancy, Terms};
+use crate::hold::{Entered, Place, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
-use crate::script::lock::Acquired;
-use crate::script::{Replied, Trouble};
+use crate::script::Trouble;
 use crate::sync::Thread;
-use crate::sync::clock;
 
 /// A lock that its holder may take again, in one thread of one process at a time, on any machine:
 /// `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by
@@ -92,61 +90,18 @@ impl ReentrantLock {
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
         self.handle.site.scripts().force_unlock()
     }
-
-    /// Takes the lock if it is free: past the queue, and without a place in it.
-    fn try_once(
-        &self,
-        mut baton: Baton<'_, Arc<Site>>,
-        claim: &Claim<'_, Terms>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let site = &self.handle.site;
-        let (terms, arrivals) = (claim.need, site.gate.arrivals());
-        let (owner, lease) = (site.core.id.next_owner(), terms.lease(&site.core));
-        let undo = || site.repeat(site.give_up_command(&owner), lease);
-        let asked = Asked::now(site);
-        let replied = site.scripts().try_acquire(&owner, lease);
-        let (places, now, twice) = match replied {
-            Ok(Replied { reply: Acquired::Granted { places, now, .. }, twice }) => {
-                (places, now, twice)
-            }
-            Ok(Replied { reply: Acquired::Refused(_), twice }) => {
-                if twice {
-                    undo();
-                }
-                return Ok(None);
-            }
-            Err(trouble) => {
-                if let Trouble::Unknown(_) = trouble {
-                    undo();
-                }
-                return Err(site.not_taken(trouble, arrivals));
-            }
-        };
-        let share = Share { places, chain: site.gate.chain(now) };
-        let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
-        let tenancy = tenancy(hold, claim);
-        let deadline = tenancy.hold.deadline();
-        let installed = self.install(&mut baton, tenancy, claim).inspect_err(|_| undo())?;
-        if installed.is_none() {
-            undo();
-            if clock::now() >= deadline {
-                return Err(Error::late_grant(&site.name));
-            }
-        }
-        Ok(installed)
-    }
 }
 
 impl Synchronizer for ReentrantLock {
-    type Led = Arc<Site>;
+    type Site = Arc<Site>;
 
-    fn led(&self) -> &Arc<Site> {
+    fn site(&self) -> &Arc<Site> {
         &self.handle.site
     }
 
     /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
     /// process that does.
-    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<Enter<Gate>, Error> {
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let site = &self.handle.site;
         loop {
             return match site.gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
@@ -160,11 +115,7 @@ impl Synchronizer for ReentrantLock {
                     site.lose(&tenancy, LostReason::LeaseExpired);
                     continue;
                 }
-                Entered::Leads if claim.wait.blocks() => Ok(Enter::Leads(None)),
-                Entered::Leads => {
-                    let taken = self.try_once(Baton::new(site, None), claim)?;
-                    Ok(taken.map_or(Enter::NotNow, Enter::Granted))
-                }
+                Entered::Leads => Ok(Enter::Leads(None)),
                 Entered::Queued(waiter) => Ok(Enter::Queued(waiter)),
                 Entered::Occupied => Ok(Enter::NotNow),
                 Entered::TooDeep => Err(self.handle.too_deep()),
@@ -190,30 +141,24 @@ impl Synchronizer for ReentrantLock {
         Ok(None)
     }
 
-    fn place(&self) -> Box<Place> {
-        Box::new(Place::new(&self.handle.site))
+    fn place(&self) -> Place {
+        Place::new(&self.handle.site)
     }
 
-    fn take(&self, lead: &mut Lead<Box<Place>>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        let Lead { listening, place } = lead;
-        let hold = place.read(listening, &self.handle.site, claim.thread, claim.need)?;
-        Some(tenancy(hold, claim))
+    fn take(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.place.read(&mut lead.listening, &self.handle.site, claim)
     }
 
-    fn has_news(&self, place: &Box<Place>) -> bool {
+    fn has_news(&self, place: &Place) -> bool {
         place.has_news()
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<Box<Place>>,
+        lead: &mut Lead<Place>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let Lead { listening, place } = lead;
-        Ok(match place.ask(listening, &self.handle.site, claim.need)? {
-            Try::Granted(hold) => Try::Granted(tenancy(hold, claim)),
-            Try::Busy(sleep) => Try::Busy(sleep),
-        })
+        lead.place.ask(&mut lead.listening, &self.handle.site, claim)
     }
 
     /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
@@ -231,8 +176,4 @@ impl Synchronizer for ReentrantLock {
         baton.lay_down();
         self.handle.admitted(tenancy).map(Some)
     }
-}
-
-fn tenancy(hold: Hold, claim: &Claim<'_, Terms>) -> Arc<Tenancy> {
-    Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Claim, Enter, Lead, Synchronizer, Try, Wait, acquire, slow_poll};
+use crate::acquire::{Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire, slow_poll};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
@@ -20,7 +20,7 @@ mod site;
 mod turn;
 
 pub use self::permit::Permit;
-use self::permits::{Asking, PermitGate, first_unmet};
+use self::permits::{Asking, first_unmet};
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
@@ -461,15 +461,15 @@ impl Semaphore {
 }
 
 impl Synchronizer for Semaphore {
-    type Led = Arc<SemaphoreSite>;
+    type Site = Arc<SemaphoreSite>;
 
-    fn led(&self) -> &Arc<SemaphoreSite> {
+    fn site(&self) -> &Arc<SemaphoreSite> {
         &self.site
     }
 
     /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
     /// queue.
-    fn enter(&self, claim: &Claim<'_, u32>) -> Result<Enter<PermitGate>, Error> {
+    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
         let (site, Claim { thread, need, wait }) = (&self.site, claim);
         if let Some(entered) = site.gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);

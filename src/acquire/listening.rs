@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Claim, doze};
 use crate::error::{Error, ErrorKind};
 use crate::node::Core;
-use crate::pubsub::{Standing, Subscription, Waking, confirmation_deadline};
+use crate::pubsub::{Standing, Subscription, Waking};
 use crate::sync::{Thread, clock};
 use crate::wait::Wait;
 
@@ -31,6 +31,11 @@ pub(crate) struct Heard {
 }
 
 impl Listening {
+    /// How long a new channel's confirmation may take.
+    pub(crate) fn latest(core: &Core) -> Option<Instant> {
+        Instant::now().checked_add(core.response_timeout().saturating_mul(2))
+    }
+
     /// Whether something was said or missed since the last request, or that was long ago.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_moved() || self.public.has_moved() || self.ask_at <= clock::now()
@@ -79,7 +84,7 @@ impl Heard {
     /// Listens from here on, if it does not yet. Once that is confirmed it is time to ask: what was
     /// said before counts as missed.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
-        self.subscribe(Self::latest(core), || core.listen(channel));
+        self.subscribe(Listening::latest(core), || core.listen(channel));
     }
 
     /// As [`listen`](Self::listen), but the wait fails if it is not confirmed by `latest`, and what
@@ -93,11 +98,6 @@ impl Heard {
             self.latest = latest;
             self.subscription = Some(listen());
         }
-    }
-
-    /// How long a confirmation may take.
-    pub(crate) fn latest(core: &Core) -> Option<Instant> {
-        confirmation_deadline(core.response_timeout())
     }
 
     /// The channel's version before a request, sent perhaps without listening yet.
@@ -155,7 +155,7 @@ pub(crate) fn await_confirmation(
     wait: &Wait<'_>,
     news: impl Fn() -> bool,
 ) -> Result<bool, Error> {
-    let Some(latest) = Heard::latest(core) else { return Ok(true) };
+    let Some(latest) = Listening::latest(core) else { return Ok(true) };
     while !news() && !is_confirmed(subscription, latest, core, name)? {
         if wait.is_over() {
             return Ok(false);

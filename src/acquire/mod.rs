@@ -25,11 +25,9 @@ mod queue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use listening::{Heard, Listening, await_confirmation};
-use queue::PlaceOf;
-pub(crate) use queue::{
-    Baton, LeadOf, Led, Queue, Queued, Signal, SignalOf, Waiter, WaiterOf, Wake,
-};
+pub(crate) use listening::{Listening, await_confirmation};
+pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
+use queue::{LeadOf, SignalOf, WaiterOf};
 
 use crate::error::Error;
 use crate::node::Core;
@@ -38,13 +36,13 @@ pub(crate) use crate::wait::Wait;
 
 /// What a synchronizer is to the driver: hooks, called in the order in which they stand here.
 pub(crate) trait Synchronizer {
-    /// Where its threads queue, and one of them leads.
-    type Led: Led;
+    /// Where its threads queue.
+    type Site: Queued;
 
-    fn led(&self) -> &Self::Led;
+    fn site(&self) -> &Self::Site;
 
     /// A thread comes. May ask the server once, where that needs no lead.
-    fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<Enter<GateOf<Self>>, Error>;
+    fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// A thread in the process's queue has woken up.
     fn look(&self) {}
@@ -55,36 +53,36 @@ pub(crate) trait Synchronizer {
     }
 
     /// Of a leader to whom none was left.
-    fn place(&self) -> PlaceOf<Self::Led>;
+    fn place(&self) -> PlaceOf<Self>;
 
     /// What the leader was granted without asking, since it last looked.
     fn take(
         &self,
-        lead: &mut LeadOf<Self::Led>,
+        lead: &mut LeadOf<Self::Site>,
         claim: &ClaimOf<'_, Self>,
     ) -> Option<GrantOf<Self>>;
 
     /// Whether there is something to take, or other news than the channels'.
-    fn has_news(&self, _place: &PlaceOf<Self::Led>) -> bool {
+    fn has_news(&self, _place: &PlaceOf<Self>) -> bool {
         false
     }
 
     /// How long the leader leaves what there is to others, before it asks.
-    fn pause(&self, _place: &PlaceOf<Self::Led>) -> Duration {
+    fn pause(&self, _place: &PlaceOf<Self>) -> Duration {
         Duration::ZERO
     }
 
     /// Asks the server, in one request. If it says no, the leader listens to what may change that.
     fn ask(
         &self,
-        lead: &mut LeadOf<Self::Led>,
+        lead: &mut LeadOf<Self::Site>,
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
     /// What the leader was granted becomes the thread's. `None`: it is not ours any more.
     fn install(
         &self,
-        _baton: &mut Baton<'_, Self::Led>,
+        _baton: &mut Baton<'_, Self::Site>,
         grant: GrantOf<Self>,
         _claim: &ClaimOf<'_, Self>,
     ) -> Result<Option<GrantOf<Self>>, Error> {
@@ -101,12 +99,12 @@ pub(crate) struct Claim<'a, N> {
 }
 
 /// How a thread came in.
-pub(crate) enum Enter<Q: Queued> {
-    Granted(Q::Grant),
+pub(crate) enum Enter<N, G, P> {
+    Granted(G),
     /// Others are before it, or have it, and the thread will not wait.
     NotNow,
-    Queued(Arc<WaiterOf<Q>>),
-    Leads(Option<Lead<Q::Place>>),
+    Queued(Arc<Waiter<N, G, P>>),
+    Leads(Option<Lead<P>>),
 }
 
 /// What became of a request.
@@ -131,9 +129,11 @@ impl<P> Lead<P> {
     }
 }
 
-type GateOf<S> = <<S as Synchronizer>::Led as Led>::Gate;
-type GrantOf<S> = <GateOf<S> as Queued>::Grant;
-type ClaimOf<'a, S> = Claim<'a, <GateOf<S> as Queued>::Need>;
+type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
+type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+type PlaceOf<S> = <<S as Synchronizer>::Site as Queued>::Place;
+type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, PlaceOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`).
 pub(crate) fn acquire<S: Synchronizer>(
@@ -146,7 +146,7 @@ pub(crate) fn acquire<S: Synchronizer>(
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead,
             Enter::Queued(waiter) => match stand(synchronizer, &waiter, &claim.wait)? {
-                Some(Signal::Baton(lead)) => lead,
+                Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
                 Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                     None => continue,
                     granted => return Ok(granted),
@@ -155,17 +155,18 @@ pub(crate) fn acquire<S: Synchronizer>(
                 None => return Ok(None),
             },
         };
-        return lead_until_granted(synchronizer, Baton::new(synchronizer.led(), lead), claim);
+        return lead_until_granted(synchronizer, Baton::new(synchronizer.site(), lead), claim);
     }
 }
 
 /// Sleeps in the process's queue until told something, or until the wait is over (`None`).
 fn stand<S: Synchronizer>(
     synchronizer: &S,
-    waiter: &Arc<WaiterOf<GateOf<S>>>,
+    waiter: &Arc<WaiterOf<S::Site>>,
     wait: &Wait<'_>,
-) -> Result<Option<SignalOf<GateOf<S>>>, Error> {
-    let (gate, (core, name)) = (synchronizer.led().gate(), synchronizer.led().whose());
+) -> Result<Option<SignalOf<S::Site>>, Error> {
+    let site = synchronizer.site();
+    let (core, name) = site.whose();
     loop {
         waiter.spin_if_called();
         if let Some(signal) = waiter.take_signal() {
@@ -173,10 +174,10 @@ fn stand<S: Synchronizer>(
         }
         // A grant that was decided before the end of the wait wins.
         if wait.is_over() {
-            return Ok(gate.give_up(waiter));
+            return Ok(site.give_up(waiter));
         }
         if let Err(error) = wait.check(core, name) {
-            return match gate.give_up(waiter) {
+            return match site.give_up(waiter) {
                 None => Err(error),
                 signal => Ok(signal),
             };
@@ -194,7 +195,7 @@ fn stand<S: Synchronizer>(
 /// Waits on behalf of the process, until a grant stays or the wait is over.
 fn lead_until_granted<S: Synchronizer>(
     synchronizer: &S,
-    mut baton: Baton<'_, S::Led>,
+    mut baton: Baton<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
@@ -213,10 +214,10 @@ fn lead_until_granted<S: Synchronizer>(
 
 fn await_grant<S: Synchronizer>(
     synchronizer: &S,
-    lead: &mut LeadOf<S::Led>,
+    lead: &mut LeadOf<S::Site>,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
-    let ((core, name), wait) = (synchronizer.led().whose(), &claim.wait);
+    let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
     loop {
         if let Some(grant) = synchronizer.take(lead, claim) {
             return Ok(Some(grant));

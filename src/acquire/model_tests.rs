@@ -25,29 +25,33 @@ struct Client<'a> {
     core: &'a Core,
     name: Arc<str>,
     /// Empty.
-    gate: Mutex<Queue<(), (), ()>>,
+    queue: Mutex<Queue<(), (), ()>>,
 }
 
-impl Led for Client<'_> {
-    type Gate = Mutex<Queue<(), (), ()>>;
-
-    fn gate(&self) -> &Self::Gate {
-        &self.gate
-    }
+impl Queued for Client<'_> {
+    type Need = ();
+    type Grant = ();
+    type Place = ();
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core, &self.name)
     }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
+    fn hand_on(&self, _: Option<Lead<()>>) {}
 }
 
 impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
-    type Led = Client<'a>;
+    type Site = Client<'a>;
 
-    fn led(&self) -> &Client<'a> {
+    fn site(&self) -> &Client<'a> {
         &self.client
     }
 
-    fn enter(&self, _: &Claim<'_, ()>) -> Result<Enter<Mutex<Queue<(), (), ()>>>, Error> {
+    fn enter(&self, _: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
         Ok(Enter::Leads(None))
     }
 
@@ -68,7 +72,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
 
 /// Waits until `attempt` says yes; `false` if that was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
-    let client = Client { core, name: KEY.into(), gate: Mutex::new(Queue::new()) };
+    let client = Client { core, name: KEY.into(), queue: Mutex::new(Queue::new()) };
     let alone = Alone { client, channel: channel.into(), attempt };
     let thread = Thread::current();
     match acquire(&alone, &Claim { thread: &thread, need: (), wait: Wait::from(cancel) }) {

@@ -45,7 +45,7 @@ pub(crate) enum Signal<G, P> {
     /// It has what it waits for.
     Granted(G),
     /// It leads now, and has this of the one before.
-    Baton(Option<Lead<P>>),
+    Baton(Option<Box<Lead<P>>>),
     /// The leader found the server in trouble.
     Failed(Error),
 }
@@ -122,7 +122,7 @@ impl<N, G, P> Queue<N, G, P> {
         }
     }
 
-    fn give_up(&mut self, waiter: &Arc<Waiter<N, G, P>>) -> Option<Signal<G, P>> {
+    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, P>>) -> Option<Signal<G, P>> {
         let signal = waiter.take_signal();
         if signal.is_none() {
             self.waiters.retain(|queued| !Arc::ptr_eq(queued, waiter));
@@ -148,11 +148,11 @@ impl<N, G, P> Queue<N, G, P> {
     }
 
     /// Gives the baton to the first in the queue, or lays it down: then the lead comes back.
-    pub(crate) fn hand_on(&mut self, lead: Option<Lead<P>>) -> (Wake, Option<Lead<P>>) {
+    pub(crate) fn promote(&mut self, lead: Option<Lead<P>>) -> (Wake, Option<Lead<P>>) {
         let first = self.waiters.pop_front();
         self.led = first.is_some();
         match first {
-            Some(first) => (first.tell(Signal::Baton(lead)), None),
+            Some(first) => (first.tell(Signal::Baton(lead.map(Box::new))), None),
             None => (Wake::NOBODY, lead),
         }
     }
@@ -204,26 +204,31 @@ impl<N, G, P> Waiter<N, G, P> {
     }
 }
 
-/// What decides who of a process is next: it has a [`Queue`] behind its mutex.
+/// A name in one client: its threads stand in a [`Queue`], and one of them leads.
 pub(crate) trait Queued {
     type Need: Copy;
     type Grant;
     type Place;
 
-    /// Looks at the queue, under the mutex.
+    fn whose(&self) -> (&Core, &Arc<str>);
+
+    /// Looks at the queue, under the mutex that it is behind.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
+
+    /// A leader is done: the next one is [promoted](Self::promote).
+    fn hand_on(&self, lead: Option<LeadOf<Self>>);
+
+    /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
+    /// comes back.
+    fn promote(&self, lead: Option<LeadOf<Self>>) -> Option<LeadOf<Self>> {
+        let (wake, left) = self.with_queue(|queue| queue.promote(lead));
+        wake.now();
+        left
+    }
 
     /// Leaves the queue with nothing. `Some`: something was decided first, and counts.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
-    }
-
-    /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
-    /// comes back.
-    fn hand_on(&self, lead: Option<Lead<Self::Place>>) -> Option<Lead<Self::Place>> {
-        let (wake, left) = self.with_queue(|queue| queue.hand_on(lead));
-        wake.now();
-        left
     }
 
     /// How many have queued so far.
@@ -250,52 +255,25 @@ pub(crate) trait Queued {
 }
 
 type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
-pub(crate) type WaiterOf<Q> =
+pub(super) type WaiterOf<Q> =
     Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
-pub(crate) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>;
-
-/// A queue, and nothing else to decide.
-impl<N: Copy, G, P> Queued for Mutex<Queue<N, G, P>> {
-    type Need = N;
-    type Grant = G;
-    type Place = P;
-
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<N, G, P>) -> R) -> R {
-        look(&mut self.lock())
-    }
-}
-
-/// What one thread at a time leads: a name in one client.
-pub(crate) trait Led {
-    type Gate: Queued;
-
-    fn gate(&self) -> &Self::Gate;
-
-    fn whose(&self) -> (&Core, &Arc<str>);
-
-    /// The baton goes to the next one in the queue.
-    fn hand_on(&self, lead: Option<LeadOf<Self>>) {
-        self.gate().hand_on(lead);
-    }
-}
-
+pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>;
 /// What goes with the baton.
-pub(crate) type LeadOf<L> = Lead<PlaceOf<L>>;
-pub(super) type PlaceOf<L> = <<L as Led>::Gate as Queued>::Place;
+pub(super) type LeadOf<Q> = Lead<<Q as Queued>::Place>;
 
 /// The right to talk to Redis about a name. Handed on when dropped, on every path.
-pub(crate) struct Baton<'a, L: Led> {
-    led: &'a L,
-    lead: Option<LeadOf<L>>,
+pub(crate) struct Baton<'a, Q: Queued> {
+    queued: &'a Q,
+    lead: Option<LeadOf<Q>>,
     is_laid_down: bool,
 }
 
-impl<'a, L: Led> Baton<'a, L> {
-    pub(crate) fn new(led: &'a L, lead: Option<LeadOf<L>>) -> Self {
-        Self { led, lead, is_laid_down: false }
+impl<'a, Q: Queued> Baton<'a, Q> {
+    pub(crate) fn new(queued: &'a Q, lead: Option<LeadOf<Q>>) -> Self {
+        Self { queued, lead, is_laid_down: false }
     }
 
-    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> PlaceOf<L>) -> &mut LeadOf<L> {
+    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut LeadOf<Q> {
         self.lead.get_or_insert_with(|| Lead::new(place()))
     }
 
@@ -306,10 +284,10 @@ impl<'a, L: Led> Baton<'a, L> {
     }
 }
 
-impl<L: Led> Drop for Baton<'_, L> {
+impl<Q: Queued> Drop for Baton<'_, Q> {
     fn drop(&mut self) {
         if !self.is_laid_down {
-            self.led.hand_on(self.lead.take());
+            self.queued.hand_on(self.lead.take());
         }
     }
 }

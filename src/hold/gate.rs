@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use super::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
-use crate::acquire::{Queue, Queued, Waiter, Wake};
+use crate::acquire::{Queue, Waiter, Wake};
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
 
@@ -36,7 +36,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 struct State {
     seat: Option<Seat>,
-    queue: Queue<Terms, Arc<Tenancy>, Box<Place>>,
+    queue: Threads,
     cohort: Cohort,
     forced: u64,
 }
@@ -127,7 +127,9 @@ impl Levels {
     }
 }
 
-pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Box<Place>>;
+/// Who of this process waits, on what terms.
+pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
+pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
 /// What a thread found at the gate.
 #[derive(Debug)]
@@ -293,7 +295,7 @@ impl Gate {
             return (None, Wake::NOBODY);
         }
         let seat = state.seat.take();
-        let wake = if state.queue.is_led() { Wake::NOBODY } else { state.queue.hand_on(None).0 };
+        let wake = if state.queue.is_led() { Wake::NOBODY } else { state.queue.promote(None).0 };
         (seat, wake)
     }
 
@@ -333,17 +335,8 @@ impl Gate {
     pub(crate) fn left_to_others(&self) {
         self.state.lock().cohort.left_to_others();
     }
-}
 
-impl Queued for Gate {
-    type Need = Terms;
-    type Grant = Arc<Tenancy>;
-    type Place = Box<Place>;
-
-    fn with_queue<R>(
-        &self,
-        look: impl FnOnce(&mut Queue<Terms, Arc<Tenancy>, Box<Place>>) -> R,
-    ) -> R {
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 }

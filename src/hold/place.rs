@@ -15,17 +15,18 @@
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Asked, Hold, Share, Site, Terms, clock};
-use crate::acquire::{Heard, Listening, Queued, Try};
+use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
+use crate::acquire::{Claim, Listening, Queued, Try};
 use crate::error::Error;
 use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Subscription};
-use crate::script::Trouble;
 use crate::script::lock::{Acquired, Chain, Refused};
+use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
@@ -47,8 +48,8 @@ const MOST_LATE: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) owner: Owner,
-    mail: Arc<Mail>,
-    expected: Arc<Expected>,
+    /// What messages say that name it, from before its first request for a place on.
+    mail: Option<Arc<Expected<Mail>>>,
     /// When its first request was sent.
     began: Option<u64>,
     /// The last request, and what the reply of some request said of the server's clock.
@@ -58,6 +59,8 @@ pub(crate) struct Place {
     pub(super) in_doubt: bool,
     /// The server may know of it.
     pub(super) is_known: bool,
+    /// The longest lease that was asked for.
+    pub(super) longest: Duration,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
     /// So many grants in a row were read after their own end.
@@ -73,23 +76,31 @@ struct Anchor {
     server: u64,
 }
 
-/// An owner that messages may name, as long as it waits or holds. While it holds, too: the message
-/// of a grant that was found by asking comes late, and must not be given back.
-#[derive(Debug)]
-pub(crate) struct Expected {
+/// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
+/// too: the message of a grant that was found by asking comes late, and must not be given back.
+pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
     owner: u64,
+    who: A,
 }
 
-impl Expected {
+impl<A: Addressee + 'static> Expected<A> {
     /// From here on messages that name this owner reach `who`.
-    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: Arc<dyn Addressee>) -> Arc<Self> {
-        core.pubsub.expect(owner, who);
-        Arc::new(Self { core: Arc::clone(core), owner })
+    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: A) -> Arc<Self> {
+        let expected = Arc::new(Self { core: Arc::clone(core), owner, who });
+        let addressee: Weak<dyn Addressee> = Arc::<Self>::downgrade(&expected);
+        core.pubsub.expect(owner, addressee);
+        expected
     }
 }
 
-impl Drop for Expected {
+impl<A: Addressee + ?Sized> Addressee for Expected<A> {
+    fn told(&self, news: &News<'_>) {
+        self.who.told(news);
+    }
+}
+
+impl<A: ?Sized> Drop for Expected<A> {
     fn drop(&mut self) {
         if !self.core.is_forked() {
             self.core.pubsub.dismiss(self.owner);
@@ -97,18 +108,22 @@ impl Drop for Expected {
     }
 }
 
+impl<A: ?Sized> fmt::Debug for Expected<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expected({})", self.owner)
+    }
+}
+
 /// What a place was told and has not read.
-#[derive(Debug)]
 struct Mail {
     name: Arc<str>,
     database: i64,
     state: Mutex<Letters>,
 }
 
-#[derive(Debug, Default)]
 struct Letters {
     /// Who waits for them.
-    reader: Option<Arc<Thread>>,
+    reader: Arc<Thread>,
     grant: Option<Granted>,
     /// When a window ends, after which it should ask.
     open_until: Option<u64>,
@@ -141,11 +156,9 @@ impl Addressee for Mail {
             }
             _ => return,
         }
-        let reader = state.reader.clone();
+        let reader = Arc::clone(&state.reader);
         drop(state);
-        if let Some(reader) = reader {
-            reader.parker().unpark();
-        }
+        reader.parker().unpark();
     }
 }
 
@@ -160,23 +173,15 @@ pub(super) fn share(details: &str) -> Option<Share> {
 
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
-        let core = &site.core;
-        let owner = core.id.next_owner();
-        let mail = Arc::new(Mail {
-            name: Arc::clone(&site.name),
-            database: core.database(),
-            state: Mutex::default(),
-        });
-        let expected = Expected::new(core, owner.number(), Arc::clone(&mail) as _);
         Self {
-            owner,
-            mail,
-            expected,
+            owner: site.core.id.next_owner(),
+            mail: None,
             began: None,
             asked: None,
             anchor: None,
             in_doubt: false,
             is_known: false,
+            longest: Duration::ZERO,
             at: None,
             late: 0,
             _companion: None,
@@ -185,27 +190,29 @@ impl Place {
 
     /// The chain of a grant that nobody has read.
     pub(super) fn unread_chain(&self) -> Chain {
-        self.mail.state.lock().grant.map_or_else(Chain::default, |granted| granted.share.chain)
+        let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
+        grant.map_or_else(Chain::default, |granted| granted.share.chain)
     }
 
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
-        let letters = self.mail.state.lock();
-        letters.grant.is_some() || letters.open_until.is_some()
+        self.mail.as_ref().is_some_and(|mail| {
+            let letters = mail.who.state.lock();
+            letters.grant.is_some() || letters.open_until.is_some()
+        })
     }
 
     /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
-    /// here on `thread` is woken for it.
+    /// here on the thread is woken for it.
     pub(crate) fn read(
         &mut self,
         listening: &mut Listening,
         site: &Site,
-        thread: &Arc<Thread>,
-        terms: Terms,
-    ) -> Option<Hold> {
-        let mut letters = self.mail.state.lock();
-        if !letters.reader.as_ref().is_some_and(|reader| Arc::ptr_eq(reader, thread)) {
-            letters.reader = Some(Arc::clone(thread));
+        claim: &Claim<'_, Terms>,
+    ) -> Option<Arc<Tenancy>> {
+        let mut letters = self.mail.as_ref()?.who.state.lock();
+        if !Arc::ptr_eq(&letters.reader, claim.thread) {
+            letters.reader = Arc::clone(claim.thread);
         }
         let (grant, open_until) = (letters.grant.take(), letters.open_until.take());
         drop(letters);
@@ -223,34 +230,45 @@ impl Place {
         let granted = grant?;
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
-        self.granted_by_message(site, terms, granted)
+        self.granted_by_message(site, claim.need, granted).map(|hold| tenancy(hold, claim))
     }
 
-    /// One request: the first one, a poll, and the one after a reconnect are the same.
+    /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
+    /// wait takes the lock if it is free, past the queue, and leaves no place behind.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
         site: &Arc<Site>,
-        terms: Terms,
-    ) -> Result<Try<Hold>, Error> {
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let waits = claim.wait.blocks();
+        if waits && self.mail.is_none() {
+            let reader = Arc::clone(claim.thread);
+            let state = Mutex::new(Letters { reader, grant: None, open_until: None });
+            let (name, database) = (Arc::clone(&site.name), site.core.database());
+            let mail = Mail { name, database, state };
+            self.mail = Some(Expected::new(&site.core, self.owner.number(), mail));
+        }
         listening.own.known(site.core.pubsub.own_version());
-        match self.request(site, terms)? {
+        match self.request(site, claim)? {
             Acquired::Refused(refused) => {
                 self.late = 0;
-                Ok(Try::Busy(self.refused(listening, site, &refused)))
+                let sleep =
+                    if waits { self.refused(listening, site, &refused) } else { Duration::ZERO };
+                Ok(Try::Busy(sleep))
             }
             Acquired::Granted { already, places, now } => {
                 if already {
                     // The message of that is on its way, or was lost.
                     site.core.pubsub.suspect();
                 }
-                let hold = self.granted_by_reply(site, terms, places, now);
+                let hold = self.granted_by_reply(site, claim.need, places, now);
                 if clock::now() < hold.deadline() {
-                    return Ok(Try::Granted(hold));
+                    return Ok(Try::Granted(tenancy(hold, claim)));
                 }
                 // Read after its own deadline. Whether it is still ours the server knows.
                 self.late += 1;
-                if self.late == MOST_LATE {
+                if self.late == MOST_LATE || !waits {
                     return Err(Error::late_grant(&site.name));
                 }
                 Ok(Try::Busy(Duration::ZERO))
@@ -258,8 +276,8 @@ impl Place {
         }
     }
 
-    fn request(&mut self, site: &Arc<Site>, terms: Terms) -> Result<Acquired, Error> {
-        let arrivals = site.gate.arrivals();
+    fn request(&mut self, site: &Arc<Site>, claim: &Claim<'_, Terms>) -> Result<Acquired, Error> {
+        let arrivals = site.arrivals();
         let asked = Asked::now(site);
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
@@ -267,20 +285,26 @@ impl Place {
             self.anchor = None;
         }
         self.asked = Some(asked);
-        let acquired = site.scripts().acquire(&self.owner, terms.lease(&site.core));
-        let trouble = match acquired {
-            Ok(replied) => {
-                self.in_doubt |= replied.twice;
-                self.is_known = true;
-                return Ok(replied.reply);
-            }
-            Err(trouble) => trouble,
+        let (scripts, lease) = (site.scripts(), claim.need.lease(&site.core));
+        self.longest = self.longest.max(lease);
+        let acquired = if claim.wait.blocks() {
+            scripts.acquire(&self.owner, lease)
+        } else {
+            scripts.try_acquire(&self.owner, lease)
         };
-        if let Trouble::Unknown(_) = trouble {
-            self.in_doubt = true;
-            self.is_known = true;
+        let (in_doubt, is_known) = match &acquired {
+            Ok(Replied { reply: Acquired::Refused(refused), twice }) => {
+                (*twice, refused.place.is_some())
+            }
+            Ok(Replied { reply: Acquired::Granted { .. }, twice }) => (*twice, true),
+            Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
+        };
+        self.in_doubt |= in_doubt;
+        self.is_known |= in_doubt || is_known;
+        match acquired {
+            Ok(replied) => Ok(replied.reply),
+            Err(trouble) => Err(site.not_taken(trouble, arrivals)),
         }
-        Err(site.not_taken(trouble, arrivals))
     }
 
     /// Listens to what may change that. When to ask again though nothing is heard.
@@ -291,16 +315,17 @@ impl Place {
         }
         // Void: the server refused it after it had granted it. It was taken away again, or the server's
         // clock was set back between the two: it is asked.
-        let mut letters = self.mail.state.lock();
-        let void = letters.grant.take_if(|granted| granted.now < refused.now).is_some();
-        drop(letters);
+        let void = self.mail.as_ref().is_some_and(|mail| {
+            let mut letters = mail.who.state.lock();
+            letters.grant.take_if(|granted| granted.now < refused.now).is_some()
+        });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
             site.core.pubsub.suspect();
         }
         self.at = refused.place;
         let place = refused.place.unwrap_or(0);
-        let latest = Heard::latest(&site.core);
+        let latest = Listening::latest(&site.core);
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own());
         if refused.place.is_none() || refused.by_redisson && place < FIRST {
             let keys = site.keys();
@@ -325,7 +350,7 @@ impl Place {
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
         let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
-            .shared(share, Some(Arc::clone(&self.expected)))
+            .shared(share, self.expected())
     }
 
     /// `None`: it is certain no more that it is ours.
@@ -343,9 +368,17 @@ impl Place {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        let expected = Some(Arc::clone(&self.expected));
+        let expected = self.expected();
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt)
             .shared(granted.share, expected);
         (clock::now() < hold.deadline()).then_some(hold)
     }
+
+    fn expected(&self) -> Option<Arc<Expected>> {
+        self.mail.clone().map(|mail| mail as Arc<Expected>)
+    }
+}
+
+fn tenancy(hold: Hold, claim: &Claim<'_, Terms>) -> Arc<Tenancy> {
+    Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)))
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use super::gate::Threads;
 use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
-use crate::acquire::{Baton, Lead, Led, Queued};
+use crate::acquire::{Baton, Lead, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
@@ -83,7 +84,7 @@ impl Site {
 
     /// A request for the lock has failed, and so has the wait of those who queued before it if the
     /// server cannot be reached.
-    pub(crate) fn not_taken(&self, trouble: Trouble, arrivals: u64) -> Error {
+    pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
@@ -95,7 +96,7 @@ impl Site {
         let error = trouble.into_error().of(&self.name).now(state);
         if !alone {
             // A dead server is not found out one waiter at a time.
-            self.gate.fail_before(arrivals, &error);
+            self.fail_before(arrivals, &error);
         }
         error
     }
@@ -108,10 +109,11 @@ impl Site {
         }
         let chain = place.unread_chain();
         let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        let lease = self.core.config.watchdog_timeout.max(place.longest);
         if place.in_doubt {
-            self.repeat(command.clone(), self.core.config.watchdog_timeout);
+            self.repeat(command.clone(), lease);
         }
-        let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        let leaving = GiveUp { site: Arc::clone(self), command: command.clone(), lease };
         self.core.post(&self.lane, command, Arc::new(leaving));
     }
 
@@ -523,7 +525,7 @@ impl Task for Site {
 
 impl Member for Site {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
         if let Some((tenancy, _)) = self.gate.tenant() {
             self.lose(&tenancy, LostReason::ShutDown);
             // An error was logged, and the lease ends by itself.
@@ -603,20 +605,22 @@ pub(crate) enum Leaving {
     Awaited,
 }
 
-impl Led for Arc<Site> {
-    type Gate = Gate;
-
-    fn gate(&self) -> &Gate {
-        &self.gate
-    }
+impl Queued for Arc<Site> {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Place = Place;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
     /// Place: it goes to the next leader of the process, or is given up.
-    fn hand_on(&self, lead: Option<Lead<Box<Place>>>) {
-        if let Some(left) = self.gate.hand_on(lead) {
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        if let Some(left) = self.promote(lead) {
             self.give_up(&left.place);
         }
     }
@@ -626,13 +630,13 @@ impl Led for Arc<Site> {
 struct GiveUp {
     site: Arc<Site>,
     command: Command,
+    lease: Duration,
 }
 
 impl Receiver for GiveUp {
     fn receive(&self, outcome: Outcome) {
         if script::lock::released(outcome).is_err() {
-            let lease = self.site.core.config.watchdog_timeout;
-            self.site.repeat(self.command.clone(), lease);
+            self.site.repeat(self.command.clone(), self.lease);
         }
     }
 }

@@ -12,9 +12,13 @@ use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Semaphore;
 use super::turn::{Backoff, Turn};
-use crate::acquire::{Enter, Queue, Queued, Wake};
+use crate::acquire::{Enter, EnterOf, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
+
+/// Who waits for so many.
+pub(super) type Permits = Queue<u32, (), Asking>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
@@ -24,7 +28,7 @@ pub(crate) struct PermitGate {
 
 #[derive(Debug)]
 struct State {
-    queue: Queue<u32, (), Asking>,
+    queue: Permits,
     /// Who leads: the first in line, though no longer in the queue.
     leader: Option<Leader>,
     turn: Turn,
@@ -98,7 +102,7 @@ impl PermitGate {
         thread: &Arc<Thread>,
         need: u32,
         waits: bool,
-    ) -> Option<Enter<Self>> {
+    ) -> Option<EnterOf<Semaphore>> {
         let mut state = self.state.lock();
         match (state.queue.is_busy(), waits) {
             (false, _) => None,
@@ -108,7 +112,7 @@ impl PermitGate {
     }
 
     /// The server has refused the thread: it leads, or queues if somebody was refused before it.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> Enter<Self> {
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> EnterOf<Semaphore> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
             return Enter::Queued(state.queue.push(thread, need));
@@ -165,7 +169,7 @@ impl PermitGate {
         let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
         let left = left.filter(|leader| leader.given).map_or(0, |left| left.need);
-        let (wake, _) = state.queue.hand_on(None);
+        let (wake, _) = state.queue.promote(None);
         drop(state);
         wake.now();
         left
@@ -227,22 +231,16 @@ impl PermitGate {
         rest
     }
 
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        look(&mut self.state.lock().queue)
+    }
+
     pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
         look(&mut self.state.lock().turn)
     }
 
     pub(crate) fn with_backoff<R>(&self, look: impl FnOnce(&mut Backoff) -> R) -> R {
         look(&mut self.state.lock().backoff)
-    }
-}
-
-impl Queued for PermitGate {
-    type Need = u32;
-    type Grant = ();
-    type Place = Asking;
-
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<u32, (), Asking>) -> R) -> R {
-        look(&mut self.state.lock().queue)
     }
 }
 

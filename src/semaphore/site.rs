@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::permits::{Asking, PermitGate};
+use super::permits::{Asking, PermitGate, Permits};
 use super::turn::Before;
-use crate::acquire::{Lead, Led, Queued};
+use crate::acquire::{Lead, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::node::{Core, Member};
@@ -98,7 +98,7 @@ impl SemaphoreSite {
     /// behind it. Returns how many permits it gave: what some of the first needs are together, or
     /// zero. What it gave for others has gone to them, or back.
     pub(super) fn ask(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<u32, Error> {
-        let arrivals = self.gate.arrivals();
+        let arrivals = self.arrivals();
         let ticket = self.open();
         let trouble = match self.scripts().try_acquire(ticket, clients, needs) {
             Ok(taken) => {
@@ -117,7 +117,7 @@ impl SemaphoreSite {
         let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = self.not_taken(ticket, trouble);
         if !alone {
-            self.gate.fail_before(arrivals, &error);
+            self.fail_before(arrivals, &error);
         }
         Err(error)
     }
@@ -277,15 +277,17 @@ impl Debtor for SemaphoreSite {
     }
 }
 
-impl Led for Arc<SemaphoreSite> {
-    type Gate = PermitGate;
-
-    fn gate(&self) -> &PermitGate {
-        &self.gate
-    }
+impl Queued for Arc<SemaphoreSite> {
+    type Need = u32;
+    type Grant = ();
+    type Place = Asking;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        self.gate.with_queue(look)
     }
 
     fn hand_on(&self, _: Option<Lead<Asking>>) {
@@ -299,7 +301,7 @@ impl Led for Arc<SemaphoreSite> {
 
 impl Member for SemaphoreSite {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
     }
 }
 

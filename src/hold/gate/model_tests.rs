@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Entered, Gate, GateWaiter, Left, Place, Queued};
+use super::{Admitted, Entered, Gate, GateWaiter, Left, Place, Threads};
 use crate::acquire::{
-    Baton, Claim, Enter, Lead, Led, Queue, Signal, Synchronizer, Try, Wait, acquire,
+    Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
 use crate::cancel::CancelToken;
 use crate::error::LostReason;
@@ -78,40 +78,29 @@ struct Name {
 impl Queued for Name {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Place = Box<Place>;
+    type Place = Place;
 
-    fn with_queue<R>(
-        &self,
-        look: impl FnOnce(&mut Queue<Terms, Arc<Tenancy>, Box<Place>>) -> R,
-    ) -> R {
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
         self.gate.with_queue(look)
     }
 
-    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, Box<Place>>> {
-        let decided = self.gate.give_up(waiter);
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        self.leads_no_more();
+        self.promote(lead);
+    }
+
+    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, Place>> {
+        let decided = self.with_queue(|queue| queue.give_up(waiter));
         let seen = match decided {
             Some(_) => &self.seen.won_against_giving_up,
             None => &self.seen.given_up,
         };
         seen.fetch_add(1, Ordering::SeqCst);
         decided
-    }
-}
-
-impl Led for Name {
-    type Gate = Self;
-
-    fn gate(&self) -> &Self {
-        self
-    }
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
-
-    fn hand_on(&self, lead: Option<Lead<Box<Place>>>) {
-        self.leads_no_more();
-        self.gate.hand_on(lead);
     }
 }
 
@@ -125,13 +114,13 @@ struct Visitor<'a> {
 }
 
 impl Synchronizer for Visitor<'_> {
-    type Led = Name;
+    type Site = Name;
 
-    fn led(&self) -> &Name {
+    fn site(&self) -> &Name {
         self.name
     }
 
-    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<Enter<Name>, Error> {
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         loop {
             let (entered, ticket) = self.name.enter(claim.thread, claim.need);
             self.ticket.set(ticket);
@@ -161,11 +150,11 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn place(&self) -> Box<Place> {
-        Box::new(Place::new(&Site::of(&self.name.core, "of another gate")))
+    fn place(&self) -> Place {
+        Place::new(&Site::of(&self.name.core, "of another gate"))
     }
 
-    fn take(&self, _: &mut Lead<Box<Place>>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn take(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
         self.name.leads(claim.thread);
         None
     }
@@ -173,18 +162,18 @@ impl Synchronizer for Visitor<'_> {
     /// Asks the server, unless that is in trouble.
     fn ask(
         &self,
-        _: &mut Lead<Box<Place>>,
+        _: &mut Lead<Place>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (name, terms) = (self.name, claim.need);
         name.leads(claim.thread);
-        let arrivals = name.gate.arrivals();
+        let arrivals = name.arrivals();
         if chance(name.odds.error) {
             self.has_failed.set(true);
             thread::yield_now();
             name.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
             let error = Error::new(ErrorKind::Redis, "no server".to_owned());
-            name.gate.fail_before(arrivals, &error);
+            name.fail_before(arrivals, &error);
             return Err(error);
         }
         let owner = name.core.id.next_owner();
@@ -374,11 +363,11 @@ impl Name {
 
     /// Leaves the queue at once, or gives back what came first.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
-        match self.gate.give_up(waiter) {
+        match self.give_up(waiter) {
             Some(Signal::Granted(tenancy)) => {
                 self.leave(&tenancy, *waiter.need());
             }
-            Some(Signal::Baton(lead)) => drop(Baton::new(self, lead)),
+            Some(Signal::Baton(lead)) => drop(Baton::new(self, lead.map(|lead| *lead))),
             Some(Signal::Failed(_)) | None => {}
         }
     }
@@ -398,7 +387,7 @@ impl Name {
                 wake.now();
                 // Who is called to be ready, or wakes for no reason, looks at the seat just now.
                 if chance(0.3) {
-                    self.gate.nudge();
+                    self.nudge();
                 }
                 tenancy.release();
                 true

@@ -8,7 +8,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::*;
-use crate::acquire::{Claim, Lead, Led, Synchronizer, Try, Wait, acquire};
+use crate::acquire::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
 use crate::node::Core;
@@ -54,15 +54,17 @@ struct Pool {
     in_use: AtomicU32,
 }
 
-impl Led for Pool {
-    type Gate = PermitGate;
-
-    fn gate(&self) -> &PermitGate {
-        &self.gate
-    }
+impl Queued for Pool {
+    type Need = u32;
+    type Grant = ();
+    type Place = Asking;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        self.gate.with_queue(look)
     }
 
     fn hand_on(&self, _: Option<Lead<Asking>>) {
@@ -76,13 +78,13 @@ impl Led for Pool {
 }
 
 impl Synchronizer for Pool {
-    type Led = Self;
+    type Site = Self;
 
-    fn led(&self) -> &Self {
+    fn site(&self) -> &Self {
         self
     }
 
-    fn enter(&self, claim: &Claim<'_, u32>) -> Result<Enter<PermitGate>, Error> {
+    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
         if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
             return Ok(entered);
         }
@@ -166,7 +168,7 @@ impl Pool {
 
     /// As `SemaphoreSite::ask` and its script do it.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
-        let arrivals = self.gate.arrivals();
+        let arrivals = self.arrivals();
         let taken = {
             let mut free = self.free.lock();
             let share = if chance(0.5) { *free } else { *free / 2 };
@@ -186,7 +188,7 @@ impl Pool {
             self.seen.failed.fetch_add(1, Ordering::SeqCst);
             self.give_to_server(taken);
             let error = Error::new(ErrorKind::Redis, "no server".to_owned());
-            self.gate.fail_before(arrivals, &error);
+            self.fail_before(arrivals, &error);
             return Err(error);
         }
         if let Some(others) = taken.checked_sub(needs[0]) {
