@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use listening::{Listening, await_confirmation};
 pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
-use queue::{LeadOf, SignalOf, WaiterOf};
+use queue::{SignalOf, WaiterOf};
 
 use crate::error::Error;
 use crate::node::Core;
@@ -56,11 +56,7 @@ pub(crate) trait Synchronizer {
     fn place(&self) -> PlaceOf<Self>;
 
     /// What the leader was granted without asking, since it last looked.
-    fn take(
-        &self,
-        lead: &mut LeadOf<Self::Site>,
-        claim: &ClaimOf<'_, Self>,
-    ) -> Option<GrantOf<Self>>;
+    fn take(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
     /// Whether there is something to take, or other news than the channels'.
     fn has_news(&self, _place: &PlaceOf<Self>) -> bool {
@@ -75,7 +71,7 @@ pub(crate) trait Synchronizer {
     /// Asks the server, in one request. If it says no, the leader listens to what may change that.
     fn ask(
         &self,
-        lead: &mut LeadOf<Self::Site>,
+        lead: &mut LeadOf<Self>,
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
@@ -131,6 +127,7 @@ impl<P> Lead<P> {
 
 type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
 type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+type LeadOf<S> = Lead<PlaceOf<S>>;
 type PlaceOf<S> = <<S as Synchronizer>::Site as Queued>::Place;
 type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, PlaceOf<S>>;
@@ -214,7 +211,7 @@ fn lead_until_granted<S: Synchronizer>(
 
 fn await_grant<S: Synchronizer>(
     synchronizer: &S,
-    lead: &mut LeadOf<S::Site>,
+    lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);

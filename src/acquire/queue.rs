@@ -216,11 +216,11 @@ pub(crate) trait Queued {
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
     /// A leader is done: the next one is [promoted](Self::promote).
-    fn hand_on(&self, lead: Option<LeadOf<Self>>);
+    fn hand_on(&self, lead: Option<Lead<Self::Place>>);
 
     /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
     /// comes back.
-    fn promote(&self, lead: Option<LeadOf<Self>>) -> Option<LeadOf<Self>> {
+    fn promote(&self, lead: Option<Lead<Self::Place>>) -> Option<Lead<Self::Place>> {
         let (wake, left) = self.with_queue(|queue| queue.promote(lead));
         wake.now();
         left
@@ -258,22 +258,20 @@ type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>
 pub(super) type WaiterOf<Q> =
     Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
 pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>;
-/// What goes with the baton.
-pub(super) type LeadOf<Q> = Lead<<Q as Queued>::Place>;
 
 /// The right to talk to Redis about a name. Handed on when dropped, on every path.
 pub(crate) struct Baton<'a, Q: Queued> {
     queued: &'a Q,
-    lead: Option<LeadOf<Q>>,
+    lead: Option<Lead<Q::Place>>,
     is_laid_down: bool,
 }
 
 impl<'a, Q: Queued> Baton<'a, Q> {
-    pub(crate) fn new(queued: &'a Q, lead: Option<LeadOf<Q>>) -> Self {
+    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Place>>) -> Self {
         Self { queued, lead, is_laid_down: false }
     }
 
-    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut LeadOf<Q> {
+    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut Lead<Q::Place> {
         self.lead.get_or_insert_with(|| Lead::new(place()))
     }
 
