@@ -512,14 +512,24 @@ impl Synchronizer for Semaphore {
         self.site.gate.is_given()
     }
 
+    /// After the process's turn others go first, and after a message too. The second request only
+    /// makes up for what was said before it listened.
+    fn pause(&self, place: &Asking) -> Duration {
+        match (place.tries, place.since) {
+            (0, _) => place.rest,
+            (2.., Some(since)) => self.site.stay_away(since.elapsed()),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// Asks for the first in line, and those behind it.
     fn ask(&self, lead: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<()>, Error> {
         let (site, Lead { listening, place }) = (&self.site, lead);
         let version = listening.public.version();
         let tries = place.tries;
         place.tries = tries.saturating_add(1);
-        let refused = tries == 0 && place.was_refused;
-        if !refused && !site.gate.would_be_refused(version, claim.need) {
+        let was_refused = version.is_none() && place.was_refused;
+        if !was_refused && !site.gate.would_be_refused(version, claim.need) {
             let needs = site.gate.needs(claim.need);
             let clients = site.clients();
             let taken = site.ask(&needs, clients)?;
@@ -541,16 +551,6 @@ impl Synchronizer for Semaphore {
             place.since.get_or_insert_with(Instant::now);
         }
         Ok(Try::Busy(slow_poll()))
-    }
-
-    /// After the process's turn others go first, and after a message too. The second request only
-    /// makes up for what was said before it listened.
-    fn pause(&self, place: &Asking) -> Duration {
-        match (place.tries, place.since) {
-            (0, _) => place.rest,
-            (2.., Some(since)) => self.site.stay_away(since.elapsed()),
-            _ => Duration::ZERO,
-        }
     }
 }
 

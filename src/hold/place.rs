@@ -10,7 +10,8 @@
 //!
 //! One for each process and name, however many threads wait: it is the leader's, who hands it to the
 //! next leader with the lead. The owner is registered before the first request is sent, since the
-//! grant may overtake its reply.
+//! grant may overtake its reply. (Not for one that takes the lock now or not at all: it has no place
+//! in the queue, and no message names it.)
 //!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
@@ -205,7 +206,7 @@ impl Place {
     /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
     /// here on the thread is woken for it.
     pub(crate) fn read(
-        &mut self,
+        &self,
         listening: &mut Listening,
         site: &Site,
         claim: &Claim<'_, Terms>,
