@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Attempt, Contender, Queue, Signal, Try, Wait, Waiter, Wake};
+use crate::acquire::{
+    Claim, Enter, EnterOf, Lead, Queue, Queued, Signal, Synchronizer, Try, Wait, acquire, slow_poll,
+};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
@@ -12,7 +14,7 @@ use crate::connection::Lane;
 use crate::error::{Error, ErrorKind};
 use crate::node::{Core, Member, Session};
 use crate::protocol::{self, LatchKeys};
-use crate::pubsub::{Fence, Subscription};
+use crate::pubsub::Subscription;
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
@@ -262,60 +264,79 @@ impl CountDownLatch {
         Ok(())
     }
 
-    /// Leads if nobody of this process does, else waits for what the leader finds.
     fn await_open(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.check(&wait)?;
-        let site = &self.site;
         if wait.is_over() {
             // Whoever leads may have asked long ago, and sleep.
             return Ok(self.count()? == 0);
         }
-        let core = self.session.core();
         let thread = Thread::current();
-        if let Some(waiter) = site.gate.enter(&thread) {
-            let give_up = |waiter: &Arc<LatchWaiter>| site.gate.give_up(waiter);
-            match waiter.stand(core, &site.name, &wait, give_up, || {})? {
-                Some(Signal::Granted(())) => return Ok(true),
-                Some(Signal::Failed(error)) => return Err(error),
-                Some(Signal::Baton) => {}
-                None => return Ok(false),
+        Ok(acquire(self, &Claim { thread: &thread, need: (), wait })?.is_some())
+    }
+}
+
+/// One thread of this process asks for all that wait.
+impl Synchronizer for CountDownLatch {
+    type Site = LatchSite;
+
+    fn site(&self) -> &LatchSite {
+        &self.site
+    }
+
+    fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
+        let queued = self.site.with_queue(|queue| {
+            if queue.lead() { None } else { Some(queue.push(claim.thread, ())) }
+        });
+        Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
+    }
+
+    fn place(&self) -> Asked {
+        Asked::default()
+    }
+
+    /// The message says it all, and it came before the one that woke this thread. A latch that was
+    /// set anew meanwhile was open nevertheless, for all who waited then.
+    fn take(&self, lead: &mut Lead<Asked>, _: &Claim<'_, ()>) -> Option<()> {
+        let Asked { exact, fence, arrivals } = &lead.place;
+        let open =
+            exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
+        open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
+    }
+
+    /// Asks whether the latch is open, for all that came before.
+    fn ask(&self, lead: &mut Lead<Asked>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+        let (site, core) = (&self.site, &self.site.core);
+        let Lead { listening, place } = lead;
+        // Who comes after this may wait for another count: a latch may be set anew.
+        place.arrivals = site.arrivals();
+        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.opened));
+        place.fence = fence.as_ref().map(|fence| fence.number);
+        let count = match &fence {
+            None => site.scripts().count(),
+            Some(fence) => site.scripts().wait(fence.control, &fence.message),
+        };
+        match count {
+            Ok(count) if count <= 0 => {
+                site.tell_until(place.arrivals, || Signal::Granted(()));
+                Ok(Try::Granted(()))
+            }
+            Ok(_) => {
+                if !claim.wait.is_over() {
+                    // Before the other channel: once that one is confirmed, this one is. Where it
+                    // is refused the latch is asked for.
+                    place.exact.get_or_insert_with(|| core.listen(&site.opened));
+                    listening.public.listen(core, &site.channel);
+                }
+                Ok(Try::Busy(slow_poll()))
+            }
+            Err(trouble) => {
+                // A question changes nothing, whatever became of it.
+                let error = trouble.into_error().unknown(false).of(&site.name);
+                let error = error.now("waiting has ended");
+                site.fail_before(place.arrivals, &error);
+                Err(error)
             }
         }
-        let _baton = Baton { site };
-        let contender = Contender {
-            core,
-            name: &site.name,
-            channel: &site.channel,
-            thread: &thread,
-            wait,
-            news: &|| false,
-        };
-        let mut exact: Option<Subscription> = None;
-        let mut asked: Option<Asked> = None;
-        let opened = contender.acquire(
-            |Attempt { listening, .. }| {
-                let Some(exact) = listening.and(exact.as_ref()) else {
-                    let tried = site.ask(None)?;
-                    if matches!(tried, Try::Busy(_)) && !wait.is_over() {
-                        // Before the other channel: once that one is confirmed, this one is. Where
-                        // it is refused the latch is asked for.
-                        exact = Some(core.listen(&site.opened));
-                    }
-                    return Ok(tried);
-                };
-                // The message says it all, and it came before the one that woke this thread. A
-                // latch that was set anew meanwhile was open nevertheless, for all who waited then.
-                if let Some(asked) = asked.filter(|asked| exact.is_zero_since(asked.fence)) {
-                    site.gate.tell_until(asked.arrivals, || Signal::Granted(()));
-                    return Ok(Try::Granted(()));
-                }
-                let fence = core.pubsub.fence(&site.opened);
-                asked = Some(Asked { fence: fence.number, arrivals: site.gate.arrivals() });
-                site.ask(Some(&fence))
-            },
-            |_| Duration::ZERO,
-        )?;
-        Ok(opened.is_some())
     }
 }
 
@@ -326,43 +347,13 @@ impl fmt::Debug for CountDownLatch {
 }
 
 /// What the leader asked last.
-#[derive(Clone, Copy)]
-struct Asked {
-    fence: u64,
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// To the channel where this latch alone is said to be open.
+    exact: Option<Subscription>,
+    fence: Option<u64>,
     /// How many had come before.
     arrivals: u64,
-}
-
-type LatchWaiter = Waiter<(), ()>;
-
-/// Who of this process waits for one latch.
-#[derive(Debug)]
-pub(crate) struct LatchGate(Mutex<Queue<(), ()>>);
-
-impl LatchGate {
-    /// `None`: the thread leads.
-    fn enter(&self, thread: &Arc<Thread>) -> Option<Arc<LatchWaiter>> {
-        let mut queue = self.0.lock();
-        if queue.lead() { None } else { Some(queue.push(thread, ())) }
-    }
-
-    fn give_up(&self, waiter: &Arc<LatchWaiter>) -> Option<Signal<()>> {
-        self.0.lock().give_up(waiter)
-    }
-
-    fn arrivals(&self) -> u64 {
-        self.0.lock().arrivals()
-    }
-
-    fn tell_until(&self, arrival: u64, signal: impl FnMut() -> Signal<()>) {
-        let told = self.0.lock().tell_until(arrival, signal);
-        told.into_iter().for_each(Wake::now);
-    }
-
-    pub(crate) fn nudge(&self) {
-        let waiting = self.0.lock().nudge();
-        waiting.into_iter().for_each(Wake::now);
-    }
 }
 
 /// One latch's place in a client.
@@ -373,7 +364,7 @@ pub(crate) struct LatchSite {
     channel: Arc<str>,
     opened: Arc<str>,
     requests: Arc<Requests>,
-    pub(crate) gate: LatchGate,
+    queue: Mutex<Queue<(), (), Asked>>,
 }
 
 impl LatchSite {
@@ -389,7 +380,7 @@ impl LatchSite {
                 requests: core
                     .requests
                     .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                gate: LatchGate(Mutex::new(Queue::new())),
+                queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
                 name,
             }
@@ -417,34 +408,30 @@ impl LatchSite {
         };
         trouble.into_error().of(&self.name).now(state)
     }
+}
 
-    /// Asks whether the latch is open, for all that came before.
-    fn ask(&self, fence: Option<&Fence<'_>>) -> Result<Try<()>, Error> {
-        // Who comes after this may wait for another count: a latch may be set anew.
-        let arrivals = self.gate.arrivals();
-        let scripts = self.scripts();
-        match fence
-            .map_or_else(|| scripts.count(), |fence| scripts.wait(fence.control, &fence.message))
-        {
-            Ok(count) if count <= 0 => {
-                self.gate.tell_until(arrivals, || Signal::Granted(()));
-                Ok(Try::Granted(()))
-            }
-            Ok(_) => Ok(Try::Busy(None)),
-            Err(trouble) => {
-                // A question changes nothing, whatever became of it.
-                let error = trouble.into_error().unknown(false).of(&self.name);
-                let error = error.now("waiting has ended");
-                self.gate.tell_until(arrivals, || Signal::Failed(error.clone()));
-                Err(error)
-            }
-        }
+impl Queued for LatchSite {
+    type Need = ();
+    type Grant = ();
+    type Place = Asked;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), Asked>) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
+    fn hand_on(&self, _: Option<Lead<Asked>>) {
+        // The next one may wait for another count than this one asked for.
+        self.promote(None);
     }
 }
 
 impl Member for LatchSite {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
     }
 }
 
@@ -452,17 +439,5 @@ impl Drop for LatchSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
-    }
-}
-
-/// The right to ask for all. Handed on when dropped, on every path.
-struct Baton<'a> {
-    site: &'a Arc<LatchSite>,
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        let wake = self.site.gate.0.lock().hand_on();
-        wake.now();
     }
 }

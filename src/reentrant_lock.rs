@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::acquire::{Signal, Wait};
+use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::Error;
-use crate::error::LostReason;
-use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
+use crate::error::{Error, LostReason};
+use crate::hold::{Entered, Place, Site, Tenancy, Terms};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
-use crate::script::{Replied, Trouble};
+use crate::script::Trouble;
 use crate::sync::Thread;
-use crate::sync::clock;
 
 /// A lock that its holder may take again, in one thread of one process at a time, on any machine:
 /// `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by
@@ -84,153 +82,98 @@ impl ReentrantLock {
         Self { handle: Handle::new(session.clone(), site) }
     }
 
-    /// Mine already? Somebody's in this process? Else ask Redis, as the only one of this process
-    /// that does.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
-        let site = &self.handle.site;
-        let terms = self.handle.terms();
-        loop {
-            let baton = match site.gate.enter(thread, terms, wait.blocks()) {
-                Entered::Again(tenancy) => {
-                    if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(tenancy));
-                    }
-                    continue;
-                }
-                Entered::Expired(tenancy) => {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                    continue;
-                }
-                Entered::Leads => Baton::new(site, None),
-                Entered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
-                    Stood::Baton(baton) => baton,
-                    // The receiver looks once more: it may have slept through the rest of the
-                    // lease between the pass and here.
-                    Stood::Granted(tenancy) if tenancy.is_held() => {
-                        return self.handle.admitted(tenancy).map(Some);
-                    }
-                    Stood::Granted(tenancy) => {
-                        site.lose(&tenancy, LostReason::LeaseExpired);
-                        continue;
-                    }
-                    Stood::GivenUp => return Ok(None),
-                },
-                Entered::Occupied => return Ok(None),
-                Entered::TooDeep => return Err(self.handle.too_deep()),
-            };
-            return self.lead(baton, thread, wait);
-        }
+        acquire(self, &Claim { thread, need: self.handle.terms(), wait })
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
         self.handle.site.scripts().force_unlock()
     }
-
-    /// Sleeps in the process's own queue.
-    fn stand_in_queue(
-        &self,
-        waiter: &Arc<GateWaiter>,
-        wait: &Wait<'_>,
-    ) -> Result<Stood<'_>, Error> {
-        let site = &self.handle.site;
-        let signal = waiter.stand(
-            self.handle.session.core(),
-            &site.name,
-            wait,
-            |waiter| site.gate.give_up(waiter),
-            || {
-                // The wheel opens the gate when the hold in front ends; this is for the case that
-                // it could not.
-                if let Some(tenancy) = site.gate.expired() {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                }
-            },
-        )?;
-        match signal {
-            Some(Signal::Granted(tenancy)) => Ok(Stood::Granted(tenancy)),
-            Some(Signal::Baton) => Ok(Stood::Baton(Baton::new(site, site.gate.take_place()))),
-            Some(Signal::Failed(error)) => Err(error),
-            None => Ok(Stood::GivenUp),
-        }
-    }
-
-    /// Waits for the lock on behalf of the process, until a grant stays or the wait is over.
-    fn lead(
-        &self,
-        mut baton: Baton<'_>,
-        thread: &Arc<Thread>,
-        wait: Wait<'_>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let site = &self.handle.site;
-        let terms = self.handle.terms();
-        if !wait.blocks() {
-            return self.try_once(baton, thread);
-        }
-        loop {
-            let place = baton.place.get_or_insert_with(|| Box::new(Place::new(site)));
-            let Some(hold) = place.await_grant(site, thread, terms, &wait)? else {
-                return Ok(None);
-            };
-            let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-            if baton.admit(&tenancy, terms)? {
-                return self.handle.admitted(tenancy).map(Some);
-            }
-            // Between the grant and here the lease has ended, or a forced unlock of this process
-            // was answered, before or after the grant. The server knows.
-            if let Some(place) = &mut baton.place {
-                place.ask_again();
-            }
-            if wait.is_over() {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Takes the lock if it is free: past the queue, and without a place in it.
-    fn try_once(
-        &self,
-        mut baton: Baton<'_>,
-        thread: &Arc<Thread>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let site = &self.handle.site;
-        let (terms, arrivals) = (self.handle.terms(), site.gate.arrivals());
-        let (owner, lease) = (site.core.id.next_owner(), terms.lease(&site.core));
-        let undo = || site.repeat(site.give_up_command(&owner), lease);
-        let asked = Asked::now(site);
-        let replied = site.scripts().try_acquire(&owner, lease);
-        let (places, twice) = match replied {
-            Ok(Replied { reply: Some(places), twice }) => (places, twice),
-            Ok(Replied { reply: None, twice }) => {
-                if twice {
-                    undo();
-                }
-                return Ok(None);
-            }
-            Err(trouble) => {
-                if let Trouble::Unknown(_) = trouble {
-                    undo();
-                }
-                return Err(site.not_taken(trouble, arrivals));
-            }
-        };
-        let share = Share { places, chain: site.gate.chain(asked.at) };
-        let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
-        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
-        if baton.admit(&tenancy, terms).inspect_err(|_| undo())? {
-            return self.handle.admitted(tenancy).map(Some);
-        }
-        undo();
-        if clock::now() >= tenancy.hold.deadline() {
-            return Err(Error::late_grant(&site.name));
-        }
-        Ok(None)
-    }
 }
 
-/// How standing in the process's queue ended.
-enum Stood<'a> {
-    Granted(Arc<Tenancy>),
-    Baton(Baton<'a>),
-    GivenUp,
+impl Synchronizer for ReentrantLock {
+    type Site = Arc<Site>;
+
+    fn site(&self) -> &Arc<Site> {
+        &self.handle.site
+    }
+
+    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
+    /// process that does.
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+        let site = &self.handle.site;
+        loop {
+            return match site.gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
+                Entered::Again(tenancy) => {
+                    if !self.handle.deepen(&tenancy)? {
+                        continue;
+                    }
+                    Ok(Enter::Granted(tenancy))
+                }
+                Entered::Expired(tenancy) => {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    continue;
+                }
+                Entered::Leads => Ok(Enter::Leads(None)),
+                Entered::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                Entered::Occupied => Ok(Enter::NotNow),
+                Entered::TooDeep => Err(self.handle.too_deep()),
+            };
+        }
+    }
+
+    /// The wheel opens the gate when the hold in front ends; this is for the case that it could not.
+    fn look(&self) {
+        let site = &self.handle.site;
+        if let Some(tenancy) = site.gate.expired() {
+            site.lose(&tenancy, LostReason::LeaseExpired);
+        }
+    }
+
+    /// The receiver looks once more: it may have slept through the rest of the lease between the
+    /// pass and here.
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if tenancy.is_held() {
+            return self.handle.admitted(tenancy).map(Some);
+        }
+        self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
+        Ok(None)
+    }
+
+    fn place(&self) -> Place {
+        Place::new(&self.handle.site)
+    }
+
+    fn take(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.place.read(&mut lead.listening, &self.handle.site, claim)
+    }
+
+    fn has_news(&self, place: &Place) -> bool {
+        place.has_news()
+    }
+
+    fn ask(
+        &self,
+        lead: &mut Lead<Place>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        lead.place.ask(&mut lead.listening, &self.handle.site, claim)
+    }
+
+    /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
+    /// process was answered, before or after the grant.
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Arc<Site>>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        if !self.handle.site.admit(&tenancy, claim.need)? {
+            return Ok(None);
+        }
+        // The seat has it.
+        baton.lay_down();
+        self.handle.admitted(tenancy).map(Some)
+    }
 }

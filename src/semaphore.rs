@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Attempt, Contender, Signal, Try, Wait};
+use crate::acquire::{Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire, slow_poll};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
@@ -20,9 +20,9 @@ mod site;
 mod turn;
 
 pub use self::permit::Permit;
-use self::permits::{PermitEntered, PermitWaiter, first_unmet};
+use self::permits::{Asking, first_unmet};
+use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
-use self::site::{Baton, Giving};
 
 /// A number of permits that threads of all processes share: `Semaphore` of
 /// java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
@@ -445,119 +445,112 @@ impl Semaphore {
         outcome.map_err(|trouble| site.error(trouble))
     }
 
-    /// Asks by itself while permits are free; after a refusal stands in the process's queue, and
-    /// leads when first.
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
         self.check(&wait)?;
-        let site = &self.site;
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
         let thread = Thread::current();
-        let mut entered = site.gate.enter(&thread, permits, wait.blocks());
-        // Who finds the gate open is first in line, and after the process's turn it stays away like
-        // any other: its release and its next request, one behind the other, would win every race.
-        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
-        let mut rest = Duration::ZERO;
-        if matches!(entered, PermitEntered::Open) && wait.blocks() && site.is_turn_over() {
-            rest = site.rest_of_yield();
-            if !rest.is_zero() {
-                entered = site.gate.refused(&thread, permits);
-            }
-        }
-        let asked = matches!(entered, PermitEntered::Open);
-        if asked {
-            if site.ask(&[permits], 1)? > 0 {
-                return Ok(Some(self.permit(permits)));
-            }
-            if wait.is_over() {
-                return Ok(None);
-            }
-            entered = site.gate.refused(&thread, permits);
-        }
-        match entered {
-            PermitEntered::Open | PermitEntered::Leads => {}
-            PermitEntered::Occupied => return Ok(None),
-            PermitEntered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
-                Some(Signal::Granted(())) => return Ok(Some(self.permit(permits))),
-                Some(Signal::Failed(error)) => return Err(error),
-                Some(Signal::Baton) => {}
-                None => return Ok(None),
-            },
-        }
-        let granted = self.lead(&thread, permits, wait, asked, rest)?;
-        Ok(granted.then(|| self.permit(permits)))
-    }
-
-    fn stand_in_queue(
-        &self,
-        waiter: &Arc<PermitWaiter>,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Signal<()>>, Error> {
-        let site = &self.site;
-        let give_up = |waiter: &Arc<PermitWaiter>| site.gate.give_up(waiter);
-        waiter.stand(self.session.core(), &site.name, wait, give_up, || {})
-    }
-
-    /// Asks Redis, and waits for other processes, or for what this one's threads give back.
-    /// `asked`: the server has just refused the thread. `rest`: how long it stays away first, if
-    /// that is known already.
-    fn lead(
-        &self,
-        thread: &Arc<Thread>,
-        permits: u32,
-        wait: Wait<'_>,
-        asked: bool,
-        rest: Duration,
-    ) -> Result<bool, Error> {
-        let site = &self.site;
-        let _baton = Baton { site };
-        let contender = Contender {
-            core: self.session.core(),
-            name: &site.name,
-            channel: &site.channel,
-            thread,
-            wait,
-            news: &|| site.gate.is_given(),
-        };
-        // After the process's turn others go first, unless somebody here gives permits back.
-        let rest = if rest.is_zero() { site.rest_of_yield() } else { rest };
-        if !rest.is_zero() {
-            contender.sleep(None, wait.sleep_until(rest), |_| false)?;
-        }
-        let granted = contender.acquire(
-            |Attempt { tries, listening }| {
-                if site.gate.take_given() {
-                    return Ok(Try::Granted(()));
-                }
-                let version = listening.map(|(_, version)| version);
-                if version.is_none() && asked || site.gate.would_be_refused(version, permits) {
-                    return Ok(Try::Busy(None));
-                }
-                let needs = site.gate.needs(permits);
-                let clients = site.clients();
-                let taken = site.ask(&needs, clients)?;
-                // What is left for other processes was not refused: they may not want it.
-                let unmet = first_unmet(&needs, taken).filter(|_| taken == 0 || clients == 1);
-                if let Some((version, need)) = version.zip(unmet) {
-                    site.gate.refused_at(version, need);
-                }
-                if taken > 0 {
-                    site.gate.with_backoff(|backoff| backoff.won());
-                    return Ok(Try::Granted(()));
-                }
-                if tries > 1 {
-                    site.gate.with_backoff(|backoff| backoff.lost());
-                }
-                Ok(Try::Busy(None))
-            },
-            |waited| site.stay_away(waited),
-        )?;
-        Ok(granted.is_some())
+        let granted = acquire(self, &Claim { thread: &thread, need: permits, wait })?;
+        Ok(granted.map(|()| self.permit(permits)))
     }
 
     fn permit(&self, permits: u32) -> Permit {
         Permit { semaphore: self.clone(), permits }
+    }
+}
+
+impl Synchronizer for Semaphore {
+    type Site = Arc<SemaphoreSite>;
+
+    fn site(&self) -> &Arc<SemaphoreSite> {
+        &self.site
+    }
+
+    /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
+    /// queue.
+    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
+        let (site, Claim { thread, need, wait }) = (&self.site, claim);
+        if let Some(entered) = site.gate.enter(thread, *need, wait.blocks()) {
+            return Ok(entered);
+        }
+        let mut place = Asking::default();
+        // Who finds the gate open is first in line, and after the process's turn it stays away like
+        // any other: its release and its next request, one behind the other, would win every race.
+        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
+        if wait.blocks() && site.is_turn_over() {
+            place.rest = site.rest_of_yield();
+        }
+        if place.rest.is_zero() {
+            if site.ask(&[*need], 1)? > 0 {
+                return Ok(Enter::Granted(()));
+            }
+            if wait.is_over() {
+                return Ok(Enter::NotNow);
+            }
+            place.was_refused = true;
+        }
+        let entered = site.gate.refused(thread, *need);
+        if let Enter::Leads(_) = entered {
+            if place.rest.is_zero() {
+                place.rest = site.rest_of_yield();
+            }
+            return Ok(Enter::Leads(Some(Lead::new(place))));
+        }
+        Ok(entered)
+    }
+
+    fn place(&self) -> Asking {
+        Asking { rest: self.site.rest_of_yield(), ..Asking::default() }
+    }
+
+    fn take(&self, _: &mut Lead<Asking>, _: &Claim<'_, u32>) -> Option<()> {
+        self.site.gate.take_given().then_some(())
+    }
+
+    fn has_news(&self, _: &Asking) -> bool {
+        self.site.gate.is_given()
+    }
+
+    /// After the process's turn others go first, and after a message too. The second request only
+    /// makes up for what was said before it listened.
+    fn pause(&self, place: &Asking) -> Duration {
+        match (place.tries, place.since) {
+            (0, _) => place.rest,
+            (2.., Some(since)) => self.site.stay_away(since.elapsed()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Asks for the first in line, and those behind it.
+    fn ask(&self, lead: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<()>, Error> {
+        let (site, Lead { listening, place }) = (&self.site, lead);
+        let version = listening.public.version();
+        let tries = place.tries;
+        place.tries = tries.saturating_add(1);
+        let was_refused = version.is_none() && place.was_refused;
+        if !was_refused && !site.gate.would_be_refused(version, claim.need) {
+            let needs = site.gate.needs(claim.need);
+            let clients = site.clients();
+            let taken = site.ask(&needs, clients)?;
+            // What is left for other processes was not refused: they may not want it.
+            let unmet = first_unmet(&needs, taken).filter(|_| taken == 0 || clients == 1);
+            if let Some((version, need)) = version.zip(unmet) {
+                site.gate.refused_at(version, need);
+            }
+            if taken > 0 {
+                site.gate.with_backoff(|backoff| backoff.won());
+                return Ok(Try::Granted(()));
+            }
+            if tries > 1 {
+                site.gate.with_backoff(|backoff| backoff.lost());
+            }
+        }
+        if !claim.wait.is_over() {
+            listening.public.listen(&site.core, &site.channel);
+            place.since.get_or_insert_with(Instant::now);
+        }
+        Ok(Try::Busy(slow_poll()))
     }
 }
 

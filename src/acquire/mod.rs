@@ -1,17 +1,22 @@
-//! How a thread waits: the queue of a process, and the loop of semaphores and latches. (A lock's
-//! is `hold/place.rs`.)
+//! How a thread waits, whatever it waits for.
 //!
 //! ```text
-//! try; done?
-//! subscribe; wait for the confirmation
-//! repeat: read the channel's version; try; done? ; sleep until the version has moved
+//! enter: granted at once, or queued behind others of this process, or leading?
+//! queued: asleep until granted, or leading, or the wait is over
+//! leading, repeat:
+//!     granted meanwhile?   done
+//!     time to ask?         ask; granted? done
+//!     else                 sleep until there is news, or that time
+//! install what was granted; if it is not ours any more, ask anew
 //! ```
 //!
-//! Subscribe first: messages are not stored, so one that comes between a try and the subscription
-//! would be lost. Hint: a wake-up promises nothing, only the try's reply grants. Every wait ends:
-//! each sleep is bounded by what the try said, the deadline, a cancel, a reconnect of the
-//! subscriber, the slow poll, or shutdown.
+//! It is time to ask at first, when something was said or may have been missed since the last
+//! request, and after the time that its answer told. Subscribe first: messages are not stored, so
+//! once a channel is confirmed it is asked again. Hint: a wake-up promises nothing, only a reply
+//! grants, or a grant. Every wait ends: each sleep is bounded by what the last answer said, the
+//! deadline, a cancel, a reconnect of the subscriber, and shutdown.
 
+mod listening;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
@@ -20,166 +25,252 @@ mod queue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use queue::{Queue, Signal, Waiter, Wake};
+pub(crate) use listening::{Listening, await_confirmation};
+pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
+use queue::{SignalOf, WaiterOf};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::node::Core;
-use crate::pubsub::{Standing, Subscription, confirmation_deadline};
 use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;
 
-/// Whatever the server says of the time left (it may be an hour, or no end), a waiter asks again
-/// after about this long.
-const SLOW_POLL: Duration = Duration::from_secs(5);
-/// A holder that has no time left is asked about again after this, and not at once.
-const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+/// What a synchronizer is to the driver: hooks, called in the order in which they stand here.
+pub(crate) trait Synchronizer {
+    /// Where its threads queue.
+    type Site: Queued;
 
-/// A sleep that ends by itself, jittered so that processes do not poll together.
+    fn site(&self) -> &Self::Site;
+
+    /// A thread comes. May ask the server once, where that needs no lead.
+    fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
+
+    /// A thread in the process's queue has woken up.
+    fn look(&self) {}
+
+    /// Another thread has granted it this. `None`: it is over already.
+    fn receive(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
+        Ok(Some(grant))
+    }
+
+    /// Of a leader to whom none was left.
+    fn place(&self) -> PlaceOf<Self>;
+
+    /// What the leader was granted without asking, since it last looked.
+    fn take(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
+
+    /// Whether there is something to take, or other news than the channels'.
+    fn has_news(&self, _place: &PlaceOf<Self>) -> bool {
+        false
+    }
+
+    /// How long the leader leaves what there is to others, before it asks.
+    fn pause(&self, _place: &PlaceOf<Self>) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Asks the server, in one request. If it says no, the leader listens to what may change that.
+    fn ask(
+        &self,
+        lead: &mut LeadOf<Self>,
+        claim: &ClaimOf<'_, Self>,
+    ) -> Result<Try<GrantOf<Self>>, Error>;
+
+    /// What the leader was granted becomes the thread's. `None`: it is not ours any more.
+    fn install(
+        &self,
+        _baton: &mut Baton<'_, Self::Site>,
+        grant: GrantOf<Self>,
+        _claim: &ClaimOf<'_, Self>,
+    ) -> Result<Option<GrantOf<Self>>, Error> {
+        Ok(Some(grant))
+    }
+}
+
+/// Who wants what, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a, N> {
+    pub(crate) thread: &'a Arc<Thread>,
+    pub(crate) need: N,
+    pub(crate) wait: Wait<'a>,
+}
+
+/// How a thread came in.
+pub(crate) enum Enter<N, G, P> {
+    Granted(G),
+    /// Others are before it, or have it, and the thread will not wait.
+    NotNow,
+    Queued(Arc<Waiter<N, G, P>>),
+    Leads(Option<Lead<P>>),
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(crate) enum Try<T> {
+    Granted(T),
+    /// Not now. Worth another one after this, unless there is news.
+    Busy(Duration),
+}
+
+/// What a leader has while it waits: it goes with the baton.
+#[derive(Debug)]
+pub(crate) struct Lead<P> {
+    pub(crate) listening: Listening,
+    /// The synchronizer's own part.
+    pub(crate) place: P,
+}
+
+impl<P> Lead<P> {
+    pub(crate) fn new(place: P) -> Self {
+        Self { listening: Listening::default(), place }
+    }
+}
+
+type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
+type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+type LeadOf<S> = Lead<PlaceOf<S>>;
+type PlaceOf<S> = <<S as Synchronizer>::Site as Queued>::Place;
+type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, PlaceOf<S>>;
+
+/// Waits until granted, or until the wait is over (`None`).
+pub(crate) fn acquire<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    loop {
+        let lead = match synchronizer.enter(claim)? {
+            Enter::Granted(grant) => return Ok(Some(grant)),
+            Enter::NotNow => return Ok(None),
+            Enter::Leads(lead) => lead,
+            Enter::Queued(waiter) => match stand(synchronizer, &waiter, &claim.wait)? {
+                Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
+                Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
+                    None => continue,
+                    granted => return Ok(granted),
+                },
+                Some(Signal::Failed(error)) => return Err(error),
+                None => return Ok(None),
+            },
+        };
+        return lead_until_granted(synchronizer, Baton::new(synchronizer.site(), lead), claim);
+    }
+}
+
+/// Sleeps in the process's queue until told something, or until the wait is over (`None`).
+fn stand<S: Synchronizer>(
+    synchronizer: &S,
+    waiter: &Arc<WaiterOf<S::Site>>,
+    wait: &Wait<'_>,
+) -> Result<Option<SignalOf<S::Site>>, Error> {
+    let site = synchronizer.site();
+    let (core, name) = site.whose();
+    loop {
+        waiter.spin_if_called();
+        if let Some(signal) = waiter.take_signal() {
+            return Ok(Some(signal));
+        }
+        // A grant that was decided before the end of the wait wins.
+        if wait.is_over() {
+            return Ok(site.give_up(waiter));
+        }
+        if let Err(error) = wait.check(core, name) {
+            return match site.give_up(waiter) {
+                None => Err(error),
+                signal => Ok(signal),
+            };
+        }
+        wait.wakeable(waiter.thread(), || {
+            // After the registration: a cancel before it woke nobody.
+            if wait.check(core, name).is_ok() {
+                waiter.thread().parker().park_until(wait.sleep_until(slow_poll()));
+            }
+        });
+        synchronizer.look();
+    }
+}
+
+/// Waits on behalf of the process, until a grant stays or the wait is over.
+fn lead_until_granted<S: Synchronizer>(
+    synchronizer: &S,
+    mut baton: Baton<'_, S::Site>,
+    claim: &ClaimOf<'_, S>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    loop {
+        let lead = baton.lead_or(|| synchronizer.place());
+        let Some(grant) = await_grant(synchronizer, lead, claim)? else { return Ok(None) };
+        // What it was granted was perhaps taken away meanwhile: only the server knows.
+        lead.listening.ask_at = 0;
+        if let Some(grant) = synchronizer.install(&mut baton, grant, claim)? {
+            return Ok(Some(grant));
+        }
+        if claim.wait.is_over() {
+            return Ok(None);
+        }
+    }
+}
+
+fn await_grant<S: Synchronizer>(
+    synchronizer: &S,
+    lead: &mut LeadOf<S>,
+    claim: &ClaimOf<'_, S>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
+    loop {
+        if let Some(grant) = synchronizer.take(lead, claim) {
+            return Ok(Some(grant));
+        }
+        let Lead { listening, place } = &mut *lead;
+        let news = || synchronizer.has_news(place);
+        if listening.is_due() {
+            let pause = synchronizer.pause(place);
+            if !pause.is_zero() {
+                // Deaf to messages: whoever published one was heard by faster waiters.
+                let until = wait.sleep_until(pause);
+                doze(core, name, claim.thread, wait, until, news)?;
+                if let Some(grant) = synchronizer.take(lead, claim) {
+                    return Ok(Some(grant));
+                }
+            }
+            wait.check(core, name)?;
+            lead.listening.catch_up();
+            match synchronizer.ask(lead, claim)? {
+                Try::Granted(grant) => return Ok(Some(grant)),
+                Try::Busy(sleep) => lead.listening.ask_after(sleep),
+            }
+        } else {
+            listening.sleep(core, name, claim, news)?;
+        }
+        // A grant that came before the end of the wait wins.
+        if wait.is_over() {
+            return Ok(synchronizer.take(lead, claim));
+        }
+    }
+}
+
+/// Sleeps until there is `news`, or until `until`.
+fn doze(
+    core: &Core,
+    name: &Arc<str>,
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    until: Option<Instant>,
+    news: impl Fn() -> bool,
+) -> Result<(), Error> {
+    wait.wakeable(thread, || {
+        loop {
+            wait.check(core, name)?;
+            if news() || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            thread.parker().park_until(until);
+        }
+    })
+}
+
+/// A sleep that ends by itself, whatever the server says of the time left: a message may be lost.
+/// Jittered, so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
     SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }
 
-/// What a try found.
-#[derive(Debug)]
-pub(crate) enum Try<T> {
-    Granted(T),
-    /// Not now, and nothing will change for so long unless a message comes; `None`: for ever.
-    Busy(Option<Duration>),
-}
-
-/// Who waits for what.
-pub(crate) struct Contender<'a> {
-    pub(crate) core: &'a Core,
-    pub(crate) name: &'a Arc<str>,
-    pub(crate) channel: &'a Arc<str>,
-    pub(crate) thread: &'a Arc<Thread>,
-    pub(crate) wait: Wait<'a>,
-    /// Whether there is news besides the channel's, to wake up for.
-    pub(crate) news: &'a (dyn Fn() -> bool + 'a),
-}
-
-/// How the wait for a subscription ended.
-pub(crate) enum Confirmation {
-    Confirmed,
-    /// The wait was over first.
-    Over,
-    Refused(Error),
-}
-
-/// A contender's next try.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt<'a> {
-    /// How many came before it.
-    pub(crate) tries: u32,
-    /// What the contender listens to, and its version before the try.
-    pub(crate) listening: Option<(&'a Subscription, u64)>,
-}
-
-impl Contender<'_> {
-    /// Tries until granted, or until the wait is over (`None`). `pause` is asked after each
-    /// wake-up how long to stay away from the race, given how long the wait was so far.
-    pub(crate) fn acquire<T>(
-        &self,
-        mut attempt: impl FnMut(Attempt<'_>) -> Result<Try<T>, Error>,
-        mut pause: impl FnMut(Duration) -> Duration,
-    ) -> Result<Option<T>, Error> {
-        self.wait.check(self.core, self.name)?;
-        if let Try::Granted(granted) = attempt(Attempt { tries: 0, listening: None })? {
-            return Ok(Some(granted));
-        }
-        if self.wait.is_over() {
-            return Ok(None);
-        }
-        let begun = Instant::now();
-        let subscription = self.core.listen(self.channel);
-        if !self.await_confirmation(&subscription)? {
-            return Ok(None);
-        }
-        let mut tries: u32 = 0;
-        loop {
-            tries = tries.saturating_add(1);
-            let version = subscription.version();
-            let listening = Some((&subscription, version));
-            let left = match attempt(Attempt { tries, listening })? {
-                Try::Granted(granted) => return Ok(Some(granted)),
-                Try::Busy(left) => left,
-            };
-            let sleep = left.map_or(SLOW_POLL, |left| left.max(SHORTEST_SLEEP));
-            let until = self.wait.sleep_until(sleep.min(slow_poll()));
-            self.sleep(Some(&subscription), until, |now| now != version)?;
-            if self.wait.is_over() {
-                return Ok(None);
-            }
-            let pause = pause(begun.elapsed());
-            if !pause.is_zero() {
-                // Deaf to messages: whoever published one was heard by faster waiters.
-                self.sleep(None, self.wait.sleep_until(pause), |_| false)?;
-            }
-        }
-    }
-
-    /// Sleeps until the channel's version is as `moved` wants it, or until `until`.
-    pub(crate) fn sleep(
-        &self,
-        subscription: Option<&Subscription>,
-        until: Option<Instant>,
-        moved: impl Fn(u64) -> bool,
-    ) -> Result<(), Error> {
-        self.wait.wakeable(self.thread, || {
-            let _waking = subscription.map(|subscription| subscription.wake(self.thread));
-            loop {
-                self.wait.check(self.core, self.name)?;
-                if (self.news)()
-                    || subscription.is_some_and(|subscription| moved(subscription.version()))
-                    || until.is_some_and(|until| Instant::now() >= until)
-                {
-                    return Ok(());
-                }
-                self.thread.parker().park_until(until);
-            }
-        })
-    }
-
-    /// `false`: the wait was over first.
-    fn await_confirmation(&self, subscription: &Subscription) -> Result<bool, Error> {
-        match self.confirmation(subscription)? {
-            Confirmation::Confirmed => Ok(true),
-            Confirmation::Over => Ok(false),
-            Confirmation::Refused(error) => Err(error),
-        }
-    }
-
-    /// Waits until messages reach the thread, or the server refuses them.
-    pub(crate) fn confirmation(&self, subscription: &Subscription) -> Result<Confirmation, Error> {
-        let Some(latest) = confirmation_deadline(self.core.response_timeout()) else {
-            return Ok(Confirmation::Confirmed);
-        };
-        while !subscription.is_confirmed() {
-            // What it waits for may have come another way.
-            if (self.news)() {
-                return Ok(Confirmation::Confirmed);
-            }
-            if let Standing::Refused(error) = subscription.standing() {
-                return Ok(Confirmation::Refused(error.of(self.name)));
-            }
-            if self.wait.is_over() {
-                return Ok(Confirmation::Over);
-            }
-            if Instant::now() >= latest {
-                let message = format!(
-                    "no subscription could be had in time from the server at {}, so what ends the \
-                     wait would not be heard; nothing is held",
-                    self.core.address()
-                );
-                let error = Error::new(ErrorKind::Redis, message);
-                return Err(error.transient(true).of(self.name));
-            }
-            let version = subscription.version();
-            let rest = latest.saturating_duration_since(Instant::now());
-            self.sleep(Some(subscription), self.wait.sleep_until(rest), |now| {
-                now != version || subscription.is_confirmed()
-            })?;
-        }
-        Ok(Confirmation::Confirmed)
-    }
-}
+const SLOW_POLL: Duration = Duration::from_secs(5);

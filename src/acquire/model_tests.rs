@@ -1,36 +1,81 @@
 //! The waiting loop and the way messages come to it, in many orders of the steps of waiters,
 //! holders, the subscriber, and a network that breaks.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use shuttle::thread;
 
-use super::{Attempt, Contender, Try, Wait};
+use super::*;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
 use crate::error::ErrorKind;
-use crate::node::Core;
-use crate::sync::{Thread, explore};
+use crate::sync::{Mutex, explore};
 
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
 
+/// A synchronizer whose threads know nothing of each other: each leads.
+struct Alone<'a, F> {
+    client: Client<'a>,
+    channel: Arc<str>,
+    attempt: F,
+}
+
+struct Client<'a> {
+    core: &'a Core,
+    name: Arc<str>,
+    /// Empty.
+    queue: Mutex<Queue<(), (), ()>>,
+}
+
+impl Queued for Client<'_> {
+    type Need = ();
+    type Grant = ();
+    type Place = ();
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
+    fn hand_on(&self, _: Option<Lead<()>>) {}
+}
+
+impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
+    type Site = Client<'a>;
+
+    fn site(&self) -> &Client<'a> {
+        &self.client
+    }
+
+    fn enter(&self, _: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
+        Ok(Enter::Leads(None))
+    }
+
+    fn place(&self) {}
+
+    fn take(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
+        None
+    }
+
+    fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+        if (self.attempt)() {
+            return Ok(Try::Granted(()));
+        }
+        lead.listening.public.listen(self.client.core, &self.channel);
+        Ok(Try::Busy(Duration::from_secs(30)))
+    }
+}
+
 /// Waits until `attempt` says yes; `false` if that was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
-    let contender = Contender {
-        core,
-        name: &KEY.into(),
-        channel: &channel.into(),
-        thread: &Thread::current(),
-        wait: Wait::from(cancel),
-        news: &|| false,
-    };
-    let busy = Duration::from_secs(30);
-    let attempt =
-        |_: Attempt<'_>| Ok(if attempt() { Try::Granted(()) } else { Try::Busy(Some(busy)) });
-    match contender.acquire(attempt, |_| Duration::ZERO) {
+    let client = Client { core, name: KEY.into(), queue: Mutex::new(Queue::new()) };
+    let alone = Alone { client, channel: channel.into(), attempt };
+    let thread = Thread::current();
+    match acquire(&alone, &Claim { thread: &thread, need: (), wait: Wait::from(cancel) }) {
         Ok(granted) => granted.is_some(),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -7,18 +7,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Wait, slow_poll};
+use super::Lead;
 use crate::error::Error;
 use crate::node::Core;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Spin, Thread};
 
 /// Who waits, in order, and whether somebody leads. `N` is what a waiter needs, `G` what it is
-/// granted. Part of a state behind a mutex of its owner's, under which all is decided.
+/// granted, `P` the place of a leader. Part of a state behind a mutex of its owner's, under which all
+/// is decided.
 #[derive(Debug)]
-pub(crate) struct Queue<N, G> {
+pub(crate) struct Queue<N, G, P> {
     led: bool,
-    waiters: VecDeque<Arc<Waiter<N, G>>>,
+    waiters: VecDeque<Arc<Waiter<N, G, P>>>,
     /// Counts who came, so that a leader's news reaches those who came before its request.
     arrivals: u64,
     spin: Arc<Spin>,
@@ -26,12 +27,12 @@ pub(crate) struct Queue<N, G> {
 
 /// A thread that stands in a queue.
 #[derive(Debug)]
-pub(crate) struct Waiter<N, G> {
+pub(crate) struct Waiter<N, G, P> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
     /// Set under the owner's mutex, so that grant against give-up is decided there.
-    signal: Mutex<Option<Signal<G>>>,
+    signal: Mutex<Option<Signal<G, P>>>,
     told: AtomicBool,
     /// It is first in line, and is to wait awake for a moment.
     called: AtomicBool,
@@ -40,11 +41,11 @@ pub(crate) struct Waiter<N, G> {
 
 /// What a waiter is told.
 #[derive(Debug)]
-pub(crate) enum Signal<G> {
+pub(crate) enum Signal<G, P> {
     /// It has what it waits for.
     Granted(G),
-    /// It leads now.
-    Baton,
+    /// It leads now, and has this of the one before.
+    Baton(Option<Box<Lead<P>>>),
     /// The leader found the server in trouble.
     Failed(Error),
 }
@@ -68,7 +69,7 @@ impl Wake {
     }
 }
 
-impl<N, G> Queue<N, G> {
+impl<N, G, P> Queue<N, G, P> {
     pub(crate) fn new() -> Self {
         Self { led: false, waiters: VecDeque::new(), arrivals: 0, spin: Arc::default() }
     }
@@ -94,7 +95,7 @@ impl<N, G> Queue<N, G> {
         self.led
     }
 
-    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G>> {
+    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, P>> {
         self.arrivals += 1;
         let waiter = Arc::new(Waiter {
             thread: Arc::clone(thread),
@@ -121,8 +122,7 @@ impl<N, G> Queue<N, G> {
         }
     }
 
-    /// Leaves the queue with nothing. `Some`: something was decided first, and counts.
-    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G>>) -> Option<Signal<G>> {
+    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, P>>) -> Option<Signal<G, P>> {
         let signal = waiter.take_signal();
         if signal.is_none() {
             self.waiters.retain(|queued| !Arc::ptr_eq(queued, waiter));
@@ -131,7 +131,7 @@ impl<N, G> Queue<N, G> {
     }
 
     /// Who is first in the queue.
-    pub(crate) fn first(&self) -> Option<&Waiter<N, G>> {
+    pub(crate) fn first(&self) -> Option<&Waiter<N, G, P>> {
         self.waiters.front().map(|first| &**first)
     }
 
@@ -141,37 +141,23 @@ impl<N, G> Queue<N, G> {
     }
 
     /// Grants the first in the queue what `make` makes for it.
-    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G>) -> G) -> Option<Wake> {
+    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, P>) -> G) -> Option<Wake> {
         let first = self.waiters.pop_front()?;
         let grant = make(&first);
         Some(first.tell(Signal::Granted(grant)))
     }
 
-    /// Gives the baton to the first in the queue, or lays it down.
-    pub(crate) fn hand_on(&mut self) -> Wake {
-        match self.waiters.pop_front() {
-            Some(first) => {
-                self.led = true;
-                first.tell(Signal::Baton)
-            }
-            None => {
-                self.led = false;
-                Wake::NOBODY
-            }
+    /// Gives the baton to the first in the queue, or lays it down: then the lead comes back.
+    pub(crate) fn promote(&mut self, lead: Option<Lead<P>>) -> (Wake, Option<Lead<P>>) {
+        let first = self.waiters.pop_front();
+        self.led = first.is_some();
+        match first {
+            Some(first) => (first.tell(Signal::Baton(lead.map(Box::new))), None),
+            None => (Wake::NOBODY, lead),
         }
     }
 
-    /// How many have come so far.
-    pub(crate) fn arrivals(&self) -> u64 {
-        self.arrivals
-    }
-
-    /// Tells all who came until `arrival` the same.
-    pub(crate) fn tell_until(
-        &mut self,
-        arrival: u64,
-        mut signal: impl FnMut() -> Signal<G>,
-    ) -> Vec<Wake> {
+    fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, P>) -> Vec<Wake> {
         let mut told = Vec::new();
         while self.waiters.front().is_some_and(|first| first.arrival <= arrival)
             && let Some(first) = self.waiters.pop_front()
@@ -181,13 +167,13 @@ impl<N, G> Queue<N, G> {
         told
     }
 
-    /// All who wait, to be woken for something that is not the queue's news.
-    pub(crate) fn nudge(&self) -> Vec<Wake> {
+    /// All who wait.
+    fn nudge(&self) -> Vec<Wake> {
         self.waiters.iter().map(|waiter| Wake(Some(Arc::clone(&waiter.thread)))).collect()
     }
 }
 
-impl<N, G> Waiter<N, G> {
+impl<N, G, P> Waiter<N, G, P> {
     pub(crate) fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
@@ -200,51 +186,106 @@ impl<N, G> Waiter<N, G> {
         &self.need
     }
 
-    pub(crate) fn take_signal(&self) -> Option<Signal<G>> {
+    pub(crate) fn take_signal(&self) -> Option<Signal<G, P>> {
         self.signal.lock().take()
     }
 
-    /// Sleeps until told something (`Ok(Some)`), until the wait is over (`Ok(None)`), or until it
-    /// is cancelled or the client shut down. `give_up` leaves the queue under its mutex; `look` is
-    /// called after each wake-up.
-    pub(crate) fn stand(
-        self: &Arc<Self>,
-        core: &Core,
-        name: &Arc<str>,
-        wait: &Wait<'_>,
-        give_up: impl Fn(&Arc<Self>) -> Option<Signal<G>>,
-        look: impl Fn(),
-    ) -> Result<Option<Signal<G>>, Error> {
-        loop {
-            if self.called.swap(false, Ordering::Relaxed) {
-                self.spin.spin(|| self.told.load(Ordering::Acquire));
-            }
-            if let Some(signal) = self.take_signal() {
-                return Ok(Some(signal));
-            }
-            // A grant that was decided before the end of the wait wins.
-            if wait.is_over() {
-                return Ok(give_up(self));
-            }
-            if let Err(error) = wait.check(core, name) {
-                return match give_up(self) {
-                    None => Err(error),
-                    signal => Ok(signal),
-                };
-            }
-            wait.wakeable(&self.thread, || {
-                // After the registration: a cancel before it woke nobody.
-                if wait.check(core, name).is_ok() {
-                    self.thread.parker().park_until(wait.sleep_until(slow_poll()));
-                }
-            });
-            look();
+    /// The first in line waits awake for a moment, if it was called.
+    pub(super) fn spin_if_called(&self) {
+        if self.called.swap(false, Ordering::Relaxed) {
+            self.spin.spin(|| self.told.load(Ordering::Acquire));
         }
     }
 
-    fn tell(&self, signal: Signal<G>) -> Wake {
+    fn tell(&self, signal: Signal<G, P>) -> Wake {
         *self.signal.lock() = Some(signal);
         self.told.store(true, Ordering::Release);
         Wake(Some(Arc::clone(&self.thread)))
+    }
+}
+
+/// A name in one client: its threads stand in a [`Queue`], and one of them leads.
+pub(crate) trait Queued {
+    type Need: Copy;
+    type Grant;
+    type Place;
+
+    fn whose(&self) -> (&Core, &Arc<str>);
+
+    /// Looks at the queue, under the mutex that it is behind.
+    fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
+
+    /// A leader is done: the next one is [promoted](Self::promote).
+    fn hand_on(&self, lead: Option<Lead<Self::Place>>);
+
+    /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
+    /// comes back.
+    fn promote(&self, lead: Option<Lead<Self::Place>>) -> Option<Lead<Self::Place>> {
+        let (wake, left) = self.with_queue(|queue| queue.promote(lead));
+        wake.now();
+        left
+    }
+
+    /// Leaves the queue with nothing. `Some`: something was decided first, and counts.
+    fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
+        self.with_queue(|queue| queue.give_up(waiter))
+    }
+
+    /// How many have queued so far.
+    fn arrivals(&self) -> u64 {
+        self.with_queue(|queue| queue.arrivals)
+    }
+
+    /// Tells all who came until `arrival` the same.
+    fn tell_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
+        let told = self.with_queue(|queue| queue.tell_until(arrival, signal));
+        told.into_iter().for_each(Wake::now);
+    }
+
+    /// The server is in trouble: fails those who queued before the leader's request.
+    fn fail_before(&self, arrival: u64, error: &Error) {
+        self.tell_until(arrival, || Signal::Failed(error.clone()));
+    }
+
+    /// Wakes all who wait, for something that is not the queue's news.
+    fn nudge(&self) {
+        let waiting = self.with_queue(|queue| queue.nudge());
+        waiting.into_iter().for_each(Wake::now);
+    }
+}
+
+type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
+pub(super) type WaiterOf<Q> =
+    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
+pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>;
+
+/// The right to talk to Redis about a name. Handed on when dropped, on every path.
+pub(crate) struct Baton<'a, Q: Queued> {
+    queued: &'a Q,
+    lead: Option<Lead<Q::Place>>,
+    is_laid_down: bool,
+}
+
+impl<'a, Q: Queued> Baton<'a, Q> {
+    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Place>>) -> Self {
+        Self { queued, lead, is_laid_down: false }
+    }
+
+    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut Lead<Q::Place> {
+        self.lead.get_or_insert_with(|| Lead::new(place()))
+    }
+
+    /// Nobody leads any more, which was decided elsewhere.
+    pub(crate) fn lay_down(&mut self) {
+        self.lead = None;
+        self.is_laid_down = true;
+    }
+}
+
+impl<Q: Queued> Drop for Baton<'_, Q> {
+    fn drop(&mut self) {
+        if !self.is_laid_down {
+            self.queued.hand_on(self.lead.take());
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::queue::{FairQueue, FairWaiter, Granted};
-use crate::acquire::{Confirmation, Contender, Wait, slow_poll};
+use crate::acquire::{Wait, await_confirmation, slow_poll};
 use crate::connection::{Command, Outcome, Receiver};
 use crate::error::Error;
 use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy};
@@ -198,19 +198,11 @@ impl Place {
 
     /// Waits until messages reach the thread. `false`: the wait was over first.
     pub(super) fn await_messages(&self, core: &Core, wait: &Wait<'_>) -> Result<bool, Error> {
-        let contender = Contender {
-            core,
-            name: &self.queue.name,
-            channel: self.own.channel(),
-            thread: &self.waiter.thread,
-            wait: *wait,
-            news: &|| self.waiter.has_news(),
-        };
+        let (name, thread) = (&self.queue.name, &self.waiter.thread);
         for subscription in std::iter::once(&self.own).chain(&self.redisson) {
-            match contender.confirmation(subscription)? {
-                Confirmation::Confirmed => {}
-                Confirmation::Over => return Ok(false),
-                Confirmation::Refused(error) => return Err(error),
+            let news = || self.waiter.has_news();
+            if !await_confirmation(subscription, core, name, thread, wait, news)? {
+                return Ok(false);
             }
         }
         Ok(true)

@@ -143,7 +143,7 @@ impl FairQueue {
             granted: Mutex::new(None),
             passed: Mutex::new(None),
         });
-        let expected = Expected::new(&self.core, owner.number(), Arc::clone(&waiter) as _);
+        let expected = Expected::new(&self.core, owner.number(), Arc::clone(&waiter));
         let mut waiters = self.waiters.lock();
         waiters.standing.push(Arc::clone(&waiter));
         let first = !std::mem::replace(&mut waiters.kept_alive, true);

@@ -19,8 +19,7 @@
 use std::sync::Arc;
 
 use super::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
-use crate::acquire::{Queue, Signal, Waiter, Wake};
-use crate::error::Error;
+use crate::acquire::{Queue, Waiter, Wake};
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
 
@@ -37,10 +36,8 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 struct State {
     seat: Option<Seat>,
-    queue: Queue<Terms, Arc<Tenancy>>,
+    queue: Threads,
     cohort: Cohort,
-    /// The process's place in the lock's queue, on its way from one leader to the next.
-    place: Option<Box<Place>>,
     forced: u64,
 }
 
@@ -59,6 +56,21 @@ pub(crate) struct Seat {
 }
 
 impl State {
+    fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
+        let seat = self.seat.as_mut()?;
+        if !seat.tenancy.is_held() {
+            return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
+        }
+        if seat.tenancy.thread.id() != thread.id() {
+            return Some(Entered::Occupied);
+        }
+        if seat.levels.count() >= DEEPEST {
+            return Some(Entered::TooDeep);
+        }
+        seat.levels.inner.push(terms);
+        Some(Entered::Again(Arc::clone(&seat.tenancy)))
+    }
+
     /// Gives a tenancy the seat. `Err`: its hold is over, or a forced unlock may have ended it.
     fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<Option<Seat>, ()> {
         if self.forced != tenancy.hold.asked.forced || !tenancy.is_held() {
@@ -115,8 +127,9 @@ impl Levels {
     }
 }
 
-pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>>;
-pub(crate) type GateSignal = Signal<Arc<Tenancy>>;
+/// Who of this process waits, on what terms.
+pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
+pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
 /// What a thread found at the gate.
 #[derive(Debug)]
@@ -168,7 +181,6 @@ impl Gate {
                 seat: None,
                 queue: Queue::new(),
                 cohort: Cohort::default(),
-                place: None,
                 forced: 0,
             }),
         }
@@ -176,19 +188,10 @@ impl Gate {
 
     pub(crate) fn enter(&self, thread: &Arc<Thread>, terms: Terms, waits: bool) -> Entered {
         let mut state = self.state.lock();
-        if let Some(seat) = &mut state.seat {
-            if !seat.tenancy.is_held() {
-                return Entered::Expired(Arc::clone(&seat.tenancy));
-            }
-            if seat.tenancy.thread.id() == thread.id() {
-                if seat.levels.count() >= DEEPEST {
-                    return Entered::TooDeep;
-                }
-                seat.levels.inner.push(terms);
-                return Entered::Again(Arc::clone(&seat.tenancy));
-            }
-        } else if state.queue.lead() {
-            return Entered::Leads;
+        match state.reenter(thread, terms) {
+            None if state.queue.lead() => return Entered::Leads,
+            None | Some(Entered::Occupied) => {}
+            Some(entered) => return entered,
         }
         if !waits {
             return Entered::Occupied;
@@ -204,45 +207,7 @@ impl Gate {
     /// Whether the thread, or another one, has the seat: for locks whose queue is not this one.
     /// `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
-        let mut state = self.state.lock();
-        let seat = state.seat.as_mut()?;
-        if !seat.tenancy.is_held() {
-            return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
-        }
-        if seat.tenancy.thread.id() != thread.id() {
-            return Some(Entered::Occupied);
-        }
-        if seat.levels.count() >= DEEPEST {
-            return Some(Entered::TooDeep);
-        }
-        seat.levels.inner.push(terms);
-        Some(Entered::Again(Arc::clone(&seat.tenancy)))
-    }
-
-    /// Leaves the queue without the lock. `Some`: something was decided first, and counts.
-    pub(crate) fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<GateSignal> {
-        self.state.lock().queue.give_up(waiter)
-    }
-
-    /// Gives the baton to the first in the queue, with the process's place, or lays it down. The
-    /// place comes back if nobody wants it.
-    pub(crate) fn hand_on(&self, place: Option<Box<Place>>) -> Option<Box<Place>> {
-        let mut state = self.state.lock();
-        let wake = state.queue.hand_on();
-        let left = if state.queue.is_led() {
-            state.place = place;
-            None
-        } else {
-            place
-        };
-        drop(state);
-        wake.now();
-        left
-    }
-
-    /// The process's place, for the new leader.
-    pub(crate) fn take_place(&self) -> Option<Box<Place>> {
-        self.state.lock().place.take()
+        self.state.lock().reenter(thread, terms)
     }
 
     /// The leader was granted a hold: the seat is taken, the baton is laid down. `gone` is not held
@@ -330,19 +295,8 @@ impl Gate {
             return (None, Wake::NOBODY);
         }
         let seat = state.seat.take();
-        let wake = if state.queue.is_led() { Wake::NOBODY } else { state.queue.hand_on() };
+        let wake = if state.queue.is_led() { Wake::NOBODY } else { state.queue.promote(None).0 };
         (seat, wake)
-    }
-
-    /// The server is in trouble: fails those who queued before the leader's request.
-    pub(crate) fn fail_before(&self, arrival: u64, error: &Error) {
-        let failed = self.state.lock().queue.tell_until(arrival, || Signal::Failed(error.clone()));
-        failed.into_iter().for_each(Wake::now);
-    }
-
-    /// How many have queued so far.
-    pub(crate) fn arrivals(&self) -> u64 {
-        self.state.lock().queue.arrivals()
     }
 
     /// Looks at the seat, under the gate's mutex.
@@ -382,10 +336,8 @@ impl Gate {
         self.state.lock().cohort.left_to_others();
     }
 
-    /// Wakes all who wait, for something that is not the gate's news.
-    pub(crate) fn nudge(&self) {
-        let waiting = self.state.lock().queue.nudge();
-        waiting.into_iter().for_each(Wake::now);
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+        look(&mut self.state.lock().queue)
     }
 }
 

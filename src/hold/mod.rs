@@ -24,9 +24,9 @@ pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 
 pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
+pub(crate) use gate::{Admitted, Entered, Gate, Left, Seat};
 pub(crate) use place::{Expected, Place};
-pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
+pub(crate) use site::{Leaving, Site, check_lease, give_back};
 
 /// What a guard knows of its hold.
 ///

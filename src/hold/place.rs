@@ -10,22 +10,24 @@
 //!
 //! One for each process and name, however many threads wait: it is the leader's, who hands it to the
 //! next leader with the lead. The owner is registered before the first request is sent, since the
-//! grant may overtake its reply.
+//! grant may overtake its reply. (Not for one that takes the lock now or not at all: it has no place
+//! in the queue, and no message names it.)
 //!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use super::{Asked, Hold, Share, Site, Terms, clock};
-use crate::acquire::Wait;
-use crate::error::{Error, ErrorKind};
+use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
+use crate::acquire::{Claim, Listening, Queued, Try};
+use crate::error::Error;
 use crate::node::Core;
 use crate::protocol::Owner;
-use crate::pubsub::{Addressee, News, Standing, Subscription, confirmation_deadline};
-use crate::script::Trouble;
+use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::lock::{Acquired, Chain, Refused, Start};
+use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
@@ -36,9 +38,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.
-const PAST_END: u64 = MS;
+const PAST_END: Duration = Duration::from_millis(1);
 /// And so much later for each place, so that not all come at once.
-const PER_PLACE: u64 = 300_000;
+const PER_PLACE: Duration = Duration::from_micros(300);
 /// So many grants in a row may arrive after their own end.
 const MOST_LATE: u32 = 3;
 
@@ -47,8 +49,8 @@ const MOST_LATE: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) owner: Owner,
-    mail: Arc<Mail>,
-    expected: Arc<Expected>,
+    /// What messages say that name it, from before its first request for a place on.
+    mail: Option<Arc<Expected<Mail>>>,
     /// When its first request was sent.
     began: Option<u64>,
     /// The last request, and what the reply of some request said of the server's clock.
@@ -58,11 +60,12 @@ pub(crate) struct Place {
     pub(super) in_doubt: bool,
     /// The server may know of it.
     pub(super) is_known: bool,
+    /// The longest lease that was asked for.
+    pub(super) longest: Duration,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
-    ask_at: u64,
-    own: Heard,
-    public: Heard,
+    /// So many grants in a row were read after their own end.
+    late: u32,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
 }
@@ -74,67 +77,31 @@ struct Anchor {
     server: u64,
 }
 
-/// A channel, and its version when the last request was sent.
-#[derive(Debug, Default)]
-struct Heard {
-    subscription: Option<Subscription>,
-    version: Option<u64>,
-    /// Until when it must be confirmed; `None`: it was.
-    latest: Option<Instant>,
-}
-
-impl Heard {
-    /// Whether messages may have come, or been missed, since the last request.
-    fn has_moved(&self) -> bool {
-        self.subscription.as_ref().is_some_and(|subscription| {
-            subscription.is_confirmed() && self.version != Some(subscription.version())
-        })
-    }
-
-    fn catch_up(&mut self) {
-        self.version = self.subscription.as_ref().map(Subscription::version);
-    }
-
-    /// Fails if it cannot be listened to.
-    fn check(&mut self, name: &Arc<str>, core: &Core) -> Result<(), Error> {
-        let (Some(subscription), Some(latest)) = (&self.subscription, self.latest) else {
-            return Ok(());
-        };
-        match subscription.standing() {
-            Standing::Confirmed => self.latest = None,
-            Standing::Refused(error) => return Err(error.of(name)),
-            Standing::Pending if Instant::now() >= latest => {
-                let message = format!(
-                    "no subscription could be had in time from the server at {}, so what ends the \
-                     wait would not be heard; nothing is held",
-                    core.address()
-                );
-                let error = Error::new(ErrorKind::Redis, message);
-                return Err(error.transient(true).of(name));
-            }
-            Standing::Pending => {}
-        }
-        Ok(())
-    }
-}
-
-/// An owner that messages may name, as long as it waits or holds. While it holds, too: the message
-/// of a grant that was found by asking comes late, and must not be given back.
-#[derive(Debug)]
-pub(crate) struct Expected {
+/// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
+/// too: the message of a grant that was found by asking comes late, and must not be given back.
+pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
     owner: u64,
+    who: A,
 }
 
-impl Expected {
+impl<A: Addressee + 'static> Expected<A> {
     /// From here on messages that name this owner reach `who`.
-    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: Arc<dyn Addressee>) -> Arc<Self> {
-        core.pubsub.expect(owner, who);
-        Arc::new(Self { core: Arc::clone(core), owner })
+    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: A) -> Arc<Self> {
+        let expected = Arc::new(Self { core: Arc::clone(core), owner, who });
+        let addressee: Weak<dyn Addressee> = Arc::<Self>::downgrade(&expected);
+        core.pubsub.expect(owner, addressee);
+        expected
     }
 }
 
-impl Drop for Expected {
+impl<A: Addressee + ?Sized> Addressee for Expected<A> {
+    fn told(&self, news: &News<'_>) {
+        self.who.told(news);
+    }
+}
+
+impl<A: ?Sized> Drop for Expected<A> {
     fn drop(&mut self) {
         if !self.core.is_forked() {
             self.core.pubsub.dismiss(self.owner);
@@ -142,18 +109,22 @@ impl Drop for Expected {
     }
 }
 
+impl<A: ?Sized> fmt::Debug for Expected<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expected({})", self.owner)
+    }
+}
+
 /// What a place was told and has not read.
-#[derive(Debug)]
 struct Mail {
     name: Arc<str>,
     database: i64,
     state: Mutex<Letters>,
 }
 
-#[derive(Debug, Default)]
 struct Letters {
     /// Who waits for them.
-    reader: Option<Arc<Thread>>,
+    reader: Arc<Thread>,
     grant: Option<Granted>,
     /// When a window ends, after which it should ask.
     open_until: Option<u64>,
@@ -186,11 +157,9 @@ impl Addressee for Mail {
             }
             _ => return,
         }
-        let reader = state.reader.clone();
+        let reader = Arc::clone(&state.reader);
         drop(state);
-        if let Some(reader) = reader {
-            reader.parker().unpark();
-        }
+        reader.parker().unpark();
     }
 }
 
@@ -205,109 +174,110 @@ pub(super) fn share(details: &str) -> Option<Share> {
 
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
-        let core = &site.core;
-        let owner = core.id.next_owner();
-        let mail = Arc::new(Mail {
-            name: Arc::clone(&site.name),
-            database: core.database(),
-            state: Mutex::default(),
-        });
-        let expected = Expected::new(core, owner.number(), Arc::clone(&mail) as _);
         Self {
-            owner,
-            mail,
-            expected,
+            owner: site.core.id.next_owner(),
+            mail: None,
             began: None,
             asked: None,
             anchor: None,
             in_doubt: false,
             is_known: false,
+            longest: Duration::ZERO,
             at: None,
-            ask_at: 0,
-            own: Heard::default(),
-            public: Heard::default(),
+            late: 0,
             _companion: None,
         }
     }
 
     /// The chain of a grant that nobody has read.
     pub(super) fn unread_chain(&self) -> Chain {
-        self.mail.state.lock().grant.map_or_else(Chain::default, |granted| granted.share.chain)
+        let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
+        grant.map_or_else(Chain::default, |granted| granted.share.chain)
     }
 
-    /// The next thing it does is to ask: what it was granted was perhaps taken away.
-    pub(crate) fn ask_again(&mut self) {
-        self.ask_at = 0;
+    /// Whether something was told and not read.
+    pub(crate) fn has_news(&self) -> bool {
+        self.mail.as_ref().is_some_and(|mail| {
+            let letters = mail.who.state.lock();
+            letters.grant.is_some() || letters.open_until.is_some()
+        })
     }
 
-    /// Asks, and sleeps until the lock is granted to this place. `None`: the wait is over first.
-    pub(crate) fn await_grant(
-        &mut self,
-        site: &Arc<Site>,
-        thread: &Arc<Thread>,
-        terms: Terms,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Hold>, Error> {
-        self.mail.state.lock().reader = Some(Arc::clone(thread));
-        let mut late = 0;
-        loop {
-            if let Some(hold) = self.take_grant(site, terms) {
-                return Ok(Some(hold));
-            }
-            if self.is_time_to_ask() {
-                match self.ask(site, terms)? {
-                    Acquired::Refused(refused) => self.refused(site, &refused),
-                    Acquired::Granted { already, places } => {
-                        if already {
-                            // The message of that is on its way, or was lost.
-                            site.core.pubsub.suspect();
-                        }
-                        let hold = self.granted_by_reply(site, terms, places);
-                        if clock::now() < hold.deadline() {
-                            return Ok(Some(hold));
-                        }
-                        // Read after its own deadline. Whether it is still ours the server knows.
-                        late += 1;
-                        if late == MOST_LATE {
-                            return Err(Error::late_grant(&site.name));
-                        }
-                        self.ask_at = 0;
-                    }
-                }
-            } else {
-                self.sleep(site, thread, wait)?;
-            }
-            // A grant that came before the end of the wait wins.
-            if wait.is_over() {
-                return Ok(self.take_grant(site, terms));
-            }
+    /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
+    /// here on the thread is woken for it.
+    pub(crate) fn read(
+        &self,
+        listening: &mut Listening,
+        site: &Site,
+        claim: &Claim<'_, Terms>,
+    ) -> Option<Arc<Tenancy>> {
+        let mut letters = self.mail.as_ref()?.who.state.lock();
+        if !Arc::ptr_eq(&letters.reader, claim.thread) {
+            letters.reader = Arc::clone(claim.thread);
         }
-    }
-
-    fn is_time_to_ask(&mut self) -> bool {
-        let now = clock::now();
-        if self.own.has_moved() {
-            return true;
+        let (grant, open_until) = (letters.grant.take(), letters.open_until.take());
+        drop(letters);
+        if let Some(until) = open_until {
+            listening.ask_at = listening.ask_at.min(until);
         }
-        if let Some(until) = self.mail.state.lock().open_until.take() {
-            self.ask_at = self.ask_at.min(until);
-        }
-        if self.public.has_moved() {
-            self.public.catch_up();
+        if listening.public.has_moved() {
+            listening.public.catch_up();
             // The first one asks at once, the second in case the first one is dead.
             let place = u64::from(self.at.unwrap_or(0));
             if place < u64::from(FIRST) {
-                self.ask_at = self.ask_at.min(now + place * MS);
+                listening.ask_at = listening.ask_at.min(clock::now() + place * MS);
             }
         }
-        self.ask_at <= now
+        let granted = grant?;
+        // If it may be ours, but that is not certain, the next thing to do is to ask.
+        listening.ask_at = 0;
+        self.granted_by_message(site, claim.need, granted).map(|hold| tenancy(hold, claim))
     }
 
-    /// One request: the first one, a poll, and the one after a reconnect are the same.
-    fn ask(&mut self, site: &Arc<Site>, terms: Terms) -> Result<Acquired, Error> {
-        let arrivals = site.gate.arrivals();
-        self.own.version = Some(site.core.pubsub.own_version());
-        self.public.catch_up();
+    /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
+    /// wait takes the lock if it is free, past the queue, and leaves no place behind.
+    pub(crate) fn ask(
+        &mut self,
+        listening: &mut Listening,
+        site: &Arc<Site>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let waits = claim.wait.blocks();
+        if waits && self.mail.is_none() {
+            let reader = Arc::clone(claim.thread);
+            let state = Mutex::new(Letters { reader, grant: None, open_until: None });
+            let (name, database) = (Arc::clone(&site.name), site.core.database());
+            let mail = Mail { name, database, state };
+            self.mail = Some(Expected::new(&site.core, self.owner.number(), mail));
+        }
+        listening.own.known(site.core.pubsub.own_version());
+        match self.request(site, claim)? {
+            Acquired::Refused(refused) => {
+                self.late = 0;
+                Ok(Try::Busy(self.refused(listening, site, &refused)))
+            }
+            Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
+            Acquired::Granted { already, places } => {
+                if already {
+                    // The message of that is on its way, or was lost.
+                    site.core.pubsub.suspect();
+                }
+                let hold = self.granted_by_reply(site, claim.need, places);
+                if clock::now() < hold.deadline() {
+                    return Ok(Try::Granted(tenancy(hold, claim)));
+                }
+                // Read after its own deadline. Whether it is still ours the server knows.
+                self.late += 1;
+                if self.late == MOST_LATE || !waits {
+                    return Err(Error::late_grant(&site.name));
+                }
+                Ok(Try::Busy(Duration::ZERO))
+            }
+        }
+    }
+
+    fn request(&mut self, site: &Arc<Site>, claim: &Claim<'_, Terms>) -> Result<Acquired, Error> {
+        let arrivals = site.arrivals();
         let asked = Asked::now(site);
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
@@ -315,43 +285,52 @@ impl Place {
             self.anchor = None;
         }
         self.asked = Some(asked);
-        let acquired = site.scripts().acquire(&self.owner, terms.lease(&site.core));
-        let trouble = match acquired {
-            Ok(replied) => {
-                self.in_doubt |= replied.twice;
-                self.is_known = true;
-                return Ok(replied.reply);
-            }
-            Err(trouble) => trouble,
+        let (scripts, lease) = (site.scripts(), claim.need.lease(&site.core));
+        self.longest = self.longest.max(lease);
+        let acquired = if claim.wait.blocks() {
+            scripts.acquire(&self.owner, lease)
+        } else {
+            scripts.try_acquire(&self.owner, lease)
         };
-        if let Trouble::Unknown(_) = trouble {
-            self.in_doubt = true;
-            self.is_known = true;
+        let (in_doubt, is_known) = match &acquired {
+            Ok(Replied { reply, twice }) => {
+                let is_known = match reply {
+                    Acquired::Granted { .. } => true,
+                    Acquired::Refused(refused) => refused.place.is_some(),
+                    Acquired::NotTaken => false,
+                };
+                (*twice, is_known)
+            }
+            Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
+        };
+        self.in_doubt |= in_doubt;
+        self.is_known |= in_doubt || is_known;
+        match acquired {
+            Ok(replied) => Ok(replied.reply),
+            Err(trouble) => Err(site.not_taken(trouble, arrivals)),
         }
-        Err(site.not_taken(trouble, arrivals))
     }
 
-    fn refused(&mut self, site: &Site, refused: &Refused) {
+    /// Listens to what may change that. When to ask again though nothing is heard.
+    fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
         let asked = self.asked.map_or(0, |asked| asked.at);
         if self.anchor.is_none_or(|anchor| anchor.server < refused.now) {
             self.anchor = Some(Anchor { sent: asked, server: refused.now });
         }
         // Void: the server refused it after it had granted it. It was taken away again, or the server's
         // clock was set back between the two: it is asked.
-        let mut letters = self.mail.state.lock();
-        let void = letters.grant.take_if(|granted| granted.now < refused.now).is_some();
-        drop(letters);
+        let void = self.mail.as_ref().is_some_and(|mail| {
+            let mut letters = mail.who.state.lock();
+            letters.grant.take_if(|granted| granted.now < refused.now).is_some()
+        });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
             site.core.pubsub.suspect();
         }
         self.at = refused.place;
         let place = refused.place.unwrap_or(0);
-        let confirmed_by = confirmation_deadline(site.core.response_timeout());
-        self.own.subscription.get_or_insert_with(|| {
-            self.own.latest = confirmed_by;
-            site.core.pubsub.listen_to_own()
-        });
+        let latest = Listening::latest(&site.core);
+        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own());
         if refused.place.is_none() || refused.by_redisson && place < FIRST {
             let keys = site.keys();
             if refused.place.is_some() {
@@ -360,18 +339,13 @@ impl Place {
             } else {
                 site.no_place(refused.refusal.as_deref());
             }
-            self.public.subscription.get_or_insert_with(|| {
-                // Only who has no place depends on it.
-                self.public.latest = confirmed_by.filter(|_| refused.place.is_none());
-                // What was said before it was asked again counts as missed.
-                self.public.version = None;
-                site.core.listen(&keys.channel)
-            });
+            // Only who has no place depends on it.
+            let latest = latest.filter(|_| refused.place.is_none());
+            listening.public.subscribe(latest, || site.core.listen(&keys.channel));
         }
-        let poll = clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())));
-        let later = PAST_END + u64::from(place) * PER_PLACE;
-        let end = clock::nanos(refused.left).saturating_add(later);
-        self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
+        let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
+        let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
+        if void { Duration::ZERO } else { poll.min(end) }
     }
 
     fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32) -> Hold {
@@ -380,14 +354,11 @@ impl Place {
         let share = Share { places, chain: site.gate.chain(asked.at) };
         let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
-            .shared(share, Some(Arc::clone(&self.expected)))
+            .shared(share, self.expected())
     }
 
-    /// The lock, if a message said that it is ours and that is still so. If it may be, the next thing
-    /// to do is to ask.
-    fn take_grant(&mut self, site: &Site, terms: Terms) -> Option<Hold> {
-        let granted = self.mail.state.lock().grant.take()?;
-        self.ask_at = 0;
+    /// `None`: it is certain no more that it is ours.
+    fn granted_by_message(&self, site: &Site, terms: Terms, granted: Granted) -> Option<Hold> {
         let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.
@@ -401,60 +372,17 @@ impl Place {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        let expected = Some(Arc::clone(&self.expected));
+        let expected = self.expected();
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt)
             .shared(granted.share, expected);
         (clock::now() < hold.deadline()).then_some(hold)
     }
 
-    fn sleep(&mut self, site: &Site, thread: &Arc<Thread>, wait: &Wait<'_>) -> Result<(), Error> {
-        let (core, name) = (&site.core, &site.name);
-        let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
-        let until = wait.sleep_until(rest);
-        self.own.check(name, core)?;
-        self.public.check(name, core)?;
-        wait.wakeable(thread, || {
-            let [own, public] = [&self.own, &self.public]
-                .map(|heard| heard.subscription.as_ref().map(|channel| channel.wake(thread)));
-            let slept = loop {
-                if let Err(error) = wait.check(core, name) {
-                    break Err(error);
-                }
-                let news = {
-                    let letters = self.mail.state.lock();
-                    letters.grant.is_some() || letters.open_until.is_some()
-                };
-                if news
-                    || self.own.has_moved()
-                    || self.public.has_moved()
-                    || until.is_some_and(|until| Instant::now() >= until)
-                {
-                    break Ok(());
-                }
-                let latest = [self.own.latest, self.public.latest];
-                if latest.iter().flatten().any(|latest| Instant::now() >= *latest)
-                    || self.is_refused()
-                {
-                    break Ok(());
-                }
-                let until = latest.into_iter().chain([until]).flatten().min();
-                thread.parker().park_until(until);
-            };
-            drop((own, public));
-            slept
-        })?;
-        self.own.check(name, core)?;
-        self.public.check(name, core)
+    fn expected(&self) -> Option<Arc<Expected>> {
+        self.mail.clone().map(|mail| mail as Arc<Expected>)
     }
+}
 
-    /// Whether a channel that must be listened to is refused.
-    fn is_refused(&self) -> bool {
-        [&self.own, &self.public].into_iter().any(|heard| {
-            heard.latest.is_some()
-                && heard
-                    .subscription
-                    .as_ref()
-                    .is_some_and(|channel| matches!(channel.standing(), Standing::Refused(_)))
-        })
-    }
+fn tenancy(hold: Hold, claim: &Claim<'_, Terms>) -> Arc<Tenancy> {
+    Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)))
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use super::gate::Threads;
 use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
+use crate::acquire::{Baton, Lead, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
@@ -82,7 +84,7 @@ impl Site {
 
     /// A request for the lock has failed, and so has the wait of those who queued before it if the
     /// server cannot be reached.
-    pub(crate) fn not_taken(&self, trouble: Trouble, arrivals: u64) -> Error {
+    pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
@@ -94,23 +96,24 @@ impl Site {
         let error = trouble.into_error().of(&self.name).now(state);
         if !alone {
             // A dead server is not found out one waiter at a time.
-            self.gate.fail_before(arrivals, &error);
+            self.fail_before(arrivals, &error);
         }
         error
     }
 
     /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+    fn give_up(self: &Arc<Self>, place: &Place) {
         // While the server is away, each call's would be sent for minutes.
         if !place.is_known {
             return;
         }
         let chain = place.unread_chain();
         let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        let lease = self.core.config.watchdog_timeout.max(place.longest);
         if place.in_doubt {
-            self.repeat(command.clone(), self.core.config.watchdog_timeout);
+            self.repeat(command.clone(), lease);
         }
-        let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        let leaving = GiveUp { site: Arc::clone(self), command: command.clone(), lease };
         self.core.post(&self.lane, command, Arc::new(leaving));
     }
 
@@ -205,7 +208,7 @@ impl Site {
             }
             Left::Release { seat } => {
                 // Whatever happens from here on, the baton is handed on.
-                let baton = Baton::new(self, None);
+                let mut baton = Baton::new(self, None);
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -522,7 +525,7 @@ impl Task for Site {
 
 impl Member for Site {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
         if let Some((tenancy, _)) = self.gate.tenant() {
             self.lose(&tenancy, LostReason::ShutDown);
             // An error was logged, and the lease ends by itself.
@@ -602,44 +605,23 @@ pub(crate) enum Leaving {
     Awaited,
 }
 
-/// The right to talk to Redis about a name. Handed on when dropped, on every path.
-#[derive(Debug)]
-pub(crate) struct Baton<'a> {
-    site: &'a Arc<Site>,
-    /// The process's place in the lock's queue, which goes with it.
-    pub(crate) place: Option<Box<Place>>,
-    is_laid_down: bool,
-}
+impl Queued for Arc<Site> {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Place = Place;
 
-impl<'a> Baton<'a> {
-    pub(crate) fn new(site: &'a Arc<Site>, place: Option<Box<Place>>) -> Self {
-        Self { site, place, is_laid_down: false }
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
     }
 
-    /// The leader was granted a hold: the seat has it, nobody leads. `false`: the hold is not ours
-    /// any more.
-    pub(crate) fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<bool, Error> {
-        let admitted = self.site.admit(tenancy, terms)?;
-        if admitted {
-            self.place = None;
-            self.is_laid_down = true;
-        }
-        Ok(admitted)
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+        self.gate.with_queue(look)
     }
 
-    /// The seat is taken, and nobody leads any more.
-    fn lay_down(mut self) {
-        self.is_laid_down = true;
-    }
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        if self.is_laid_down {
-            return;
-        }
-        if let Some(place) = self.site.gate.hand_on(self.place.take()) {
-            self.site.give_up(&place);
+    /// Place: it goes to the next leader of the process, or is given up.
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        if let Some(left) = self.promote(lead) {
+            self.give_up(&left.place);
         }
     }
 }
@@ -648,13 +630,13 @@ impl Drop for Baton<'_> {
 struct GiveUp {
     site: Arc<Site>,
     command: Command,
+    lease: Duration,
 }
 
 impl Receiver for GiveUp {
     fn receive(&self, outcome: Outcome) {
         if script::lock::released(outcome).is_err() {
-            let lease = self.site.core.config.watchdog_timeout;
-            self.site.repeat(self.command.clone(), lease);
+            self.site.repeat(self.command.clone(), self.lease);
         }
     }
 }

@@ -11,8 +11,8 @@ mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
@@ -207,8 +207,8 @@ impl PubSub {
         }
     }
 
-    /// From here on messages to this owner reach `who`.
-    pub(crate) fn expect(&self, owner: u64, who: Arc<dyn Addressee>) {
+    /// From here on messages to this owner reach `who`, who [dismisses](Self::dismiss) it in the end.
+    pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
         self.addressees.expect(owner, who);
     }
 
@@ -512,10 +512,6 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    pub(crate) fn channel(&self) -> &Arc<str> {
-        self.entry.channel()
-    }
-
     pub(crate) fn version(&self) -> u64 {
         self.entry.version()
     }
@@ -569,11 +565,6 @@ impl Drop for Waking<'_> {
         self.subscription.attention.end();
         self.subscription.entry.forget(self.thread);
     }
-}
-
-/// How long a new channel's confirmation may take before the wait for it fails.
-pub(crate) fn confirmation_deadline(response_timeout: Duration) -> Option<Instant> {
-    Instant::now().checked_add(response_timeout.saturating_mul(2))
 }
 
 #[cfg(test)]

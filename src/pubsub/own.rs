@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::sync::Mutex;
@@ -92,13 +92,19 @@ pub(crate) trait Addressee: Send + Sync {
     fn told(&self, news: &News<'_>);
 }
 
+impl<A: Addressee + ?Sized> Addressee for Arc<A> {
+    fn told(&self, news: &News<'_>) {
+        (**self).told(news);
+    }
+}
+
 type Stray = Box<dyn Fn(u64, &News<'_>) + Send + Sync>;
 
 /// Who of this client waits to be told, by the number of its owner. From before its first request
 /// on, and no longer than it has a place or the lock: a message for anybody else finds what nobody
 /// has.
 pub(super) struct Addressees {
-    waiting: Mutex<HashMap<u64, Arc<dyn Addressee>>>,
+    waiting: Mutex<HashMap<u64, Weak<dyn Addressee>>>,
     /// Hears of messages for owners who do not wait.
     stray: Stray,
 }
@@ -108,17 +114,16 @@ impl Addressees {
         Self { waiting: Mutex::default(), stray }
     }
 
-    pub(super) fn expect(&self, owner: u64, who: Arc<dyn Addressee>) {
+    pub(super) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
         self.waiting.lock().insert(owner, who);
     }
 
     pub(super) fn dismiss(&self, owner: u64) {
-        let who = self.waiting.lock().remove(&owner);
-        drop(who);
+        self.waiting.lock().remove(&owner);
     }
 
     pub(super) fn tell(&self, owner: u64, news: &News<'_>) {
-        let who = self.waiting.lock().get(&owner).cloned();
+        let who = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
         match who {
             Some(who) => who.told(news),
             None => (self.stray)(owner, news),

@@ -77,6 +77,8 @@ pub(crate) enum Acquired {
         places: u32,
     },
     Refused(Refused),
+    /// What [`LockScripts::try_acquire`] is answered instead.
+    NotTaken,
 }
 
 /// The server's word on a lock that is not to be had now.
@@ -115,36 +117,24 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(&ACQUIRE, owner, lease, |reply| match reply {
-            Value::Int(reply) => {
-                let (already, places) = granted(reply);
-                Ok(Acquired::Granted { already, places })
-            }
-            reply => Ok(Acquired::Refused(refusal(reply)?)),
-        })
+        self.ask(&ACQUIRE, owner, lease)
     }
 
-    /// Takes the lock if it is free, past the queue, and says how many processes wait behind.
-    /// `None`: it is not free.
+    /// Takes the lock if it is free, past the queue, and without a place in it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
         lease: Duration,
-    ) -> Result<Replied<Option<u32>>, Trouble> {
-        self.ask(&TRY, owner, lease, |reply| match reply {
-            Value::Nil => Ok(None),
-            Value::Int(reply) => Ok(Some(granted(reply).1)),
-            reply => Err(unexpected(&reply)),
-        })
+    ) -> Result<Replied<Acquired>, Trouble> {
+        self.ask(&TRY, owner, lease)
     }
 
-    fn ask<T>(
+    fn ask(
         self,
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        read: impl FnOnce(Value) -> Result<T, Trouble>,
-    ) -> Result<Replied<T>, Trouble> {
+    ) -> Result<Replied<Acquired>, Trouble> {
         let mut digits = [0; 20];
         let arguments = &[millis(lease, &mut digits), owner.as_bytes()];
         let was_alone = self.alone.load(Ordering::Relaxed);
@@ -156,7 +146,7 @@ impl LockScripts<'_> {
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, Rights::Locks)?;
-        Ok(Replied { reply: read(reply)?, twice })
+        Ok(Replied { reply: acquired(reply)?, twice })
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -211,17 +201,20 @@ fn is_about_keys(reply: &Value) -> bool {
     error.code() == "NOPERM" && error.details().is_some_and(|details| details.contains("key"))
 }
 
-/// Whether it was this owner's before, and how many processes wait behind it.
-fn granted(reply: i64) -> (bool, u32) {
-    let already = reply < 0;
-    let places = if already { -1 - reply } else { reply };
-    (already, u32::try_from(places).unwrap_or(u32::MAX))
-}
-
-fn refusal(reply: Value) -> Result<Refused, Trouble> {
-    let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
+fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let parts = match &reply {
+        Value::Nil => return Ok(Acquired::NotTaken),
+        Value::Int(reply) => {
+            let already = *reply < 0;
+            let places = if already { -1 - reply } else { *reply };
+            let places = u32::try_from(places).unwrap_or(u32::MAX);
+            return Ok(Acquired::Granted { already, places });
+        }
+        Value::Array(parts) => parts.as_slice(),
+        _ => return Err(unexpected(&reply)),
+    };
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
-    match parts.as_slice() {
+    match parts {
         [
             Value::Int(now),
             Value::Int(left),
@@ -229,7 +222,7 @@ fn refusal(reply: Value) -> Result<Refused, Trouble> {
             Value::Int(whose),
             Value::Int(fresh),
             refusal @ ..,
-        ] => Ok(Refused {
+        ] => Ok(Acquired::Refused(Refused {
             now: number(*now),
             left: Duration::from_millis(number(*left)),
             place: u32::try_from(*place).ok(),
@@ -239,7 +232,7 @@ fn refusal(reply: Value) -> Result<Refused, Trouble> {
                 [Value::BulkString(text)] => Some(String::from_utf8_lossy(text).into_owned()),
                 _ => None,
             },
-        }),
+        })),
         _ => Err(unexpected(&reply)),
     }
 }

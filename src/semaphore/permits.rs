@@ -10,15 +10,15 @@
 
 use std::iter;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::Semaphore;
 use super::turn::{Backoff, Turn};
-use crate::acquire::{Queue, Signal, Waiter, Wake};
-use crate::error::Error;
+use crate::acquire::{Enter, EnterOf, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
 
-pub(crate) type PermitWaiter = Waiter<u32, ()>;
-pub(crate) type PermitSignal = Signal<()>;
+/// Who waits for so many.
+pub(super) type Permits = Queue<u32, (), Asking>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct PermitGate {
 
 #[derive(Debug)]
 struct State {
-    queue: Queue<u32, ()>,
+    queue: Permits,
     /// Who leads: the first in line, though no longer in the queue.
     leader: Option<Leader>,
     turn: Turn,
@@ -42,6 +42,18 @@ struct Leader {
     need: u32,
     /// Permits were passed to it; it finds them before it asks again.
     given: bool,
+}
+
+/// A leader's requests.
+#[derive(Debug, Default)]
+pub(crate) struct Asking {
+    pub(super) tries: u32,
+    /// The server has just refused it, when it did not lead yet.
+    pub(super) was_refused: bool,
+    /// How long it stays away first.
+    pub(super) rest: Duration,
+    /// When it was first refused.
+    pub(super) since: Option<Instant>,
 }
 
 /// What the server last refused. While permits are passed on, leaders change fast; each would ask
@@ -71,17 +83,6 @@ pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     })
 }
 
-/// What a thread found at the gate.
-#[derive(Debug)]
-pub(crate) enum PermitEntered {
-    /// Nobody waits: it may ask by itself.
-    Open,
-    Leads,
-    Queued(Arc<PermitWaiter>),
-    /// Somebody waits, and it will not.
-    Occupied,
-}
-
 impl PermitGate {
     pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
@@ -95,25 +96,29 @@ impl PermitGate {
         }
     }
 
-    pub(crate) fn enter(&self, thread: &Arc<Thread>, need: u32, waits: bool) -> PermitEntered {
+    /// `None`: nobody waits, the thread may ask by itself.
+    pub(crate) fn enter(
+        &self,
+        thread: &Arc<Thread>,
+        need: u32,
+        waits: bool,
+    ) -> Option<EnterOf<Semaphore>> {
         let mut state = self.state.lock();
-        if !state.queue.is_busy() {
-            return PermitEntered::Open;
+        match (state.queue.is_busy(), waits) {
+            (false, _) => None,
+            (true, false) => Some(Enter::NotNow),
+            (true, true) => Some(Enter::Queued(state.queue.push(thread, need))),
         }
-        if !waits {
-            return PermitEntered::Occupied;
-        }
-        PermitEntered::Queued(state.queue.push(thread, need))
     }
 
     /// The server has refused the thread: it leads, or queues if somebody was refused before it.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> PermitEntered {
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> EnterOf<Semaphore> {
         let mut state = self.state.lock();
-        if state.queue.lead() {
-            state.leader = Some(Leader::new(thread, need));
-            return PermitEntered::Leads;
+        if !state.queue.lead() {
+            return Enter::Queued(state.queue.push(thread, need));
         }
-        PermitEntered::Queued(state.queue.push(thread, need))
+        state.leader = Some(Leader::new(thread, need));
+        Enter::Leads(None)
     }
 
     /// What the leader asks the server for: its own need, and those of the first behind it, in
@@ -144,10 +149,6 @@ impl PermitGate {
         })
     }
 
-    pub(crate) fn give_up(&self, waiter: &Arc<PermitWaiter>) -> Option<PermitSignal> {
-        self.state.lock().queue.give_up(waiter)
-    }
-
     /// Whether the leader was passed permits.
     pub(crate) fn is_given(&self) -> bool {
         self.state.lock().leader.as_ref().is_some_and(|leader| leader.given)
@@ -159,16 +160,16 @@ impl PermitGate {
         state.leader.as_mut().is_some_and(|leader| std::mem::take(&mut leader.given))
     }
 
-    /// The leader is done, with or without permits: the next one leads. Returns what it was passed
-    /// and did not take.
-    pub(crate) fn hand_on(&self) -> u32 {
+    /// The leader is done, with or without permits: the next one leads, and asks for itself. Returns
+    /// what the one before was passed and did not take.
+    pub(crate) fn leader_leaves(&self) -> u32 {
         let mut state = self.state.lock();
         // Its successor is first in line from now on, awake or not: what is given back while it
         // wakes up can be passed to it.
         let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
         let left = left.filter(|leader| leader.given).map_or(0, |left| left.need);
-        let wake = state.queue.hand_on();
+        let (wake, _) = state.queue.promote(None);
         drop(state);
         wake.now();
         left
@@ -230,13 +231,8 @@ impl PermitGate {
         rest
     }
 
-    pub(crate) fn arrivals(&self) -> u64 {
-        self.state.lock().queue.arrivals()
-    }
-
-    pub(crate) fn fail_before(&self, arrival: u64, error: &Error) {
-        let failed = self.state.lock().queue.tell_until(arrival, || Signal::Failed(error.clone()));
-        failed.into_iter().for_each(Wake::now);
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        look(&mut self.state.lock().queue)
     }
 
     pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
@@ -245,11 +241,6 @@ impl PermitGate {
 
     pub(crate) fn with_backoff<R>(&self, look: impl FnOnce(&mut Backoff) -> R) -> R {
         look(&mut self.state.lock().backoff)
-    }
-
-    pub(crate) fn nudge(&self) {
-        let waiting = self.state.lock().queue.nudge();
-        waiting.into_iter().for_each(Wake::now);
     }
 }
 
@@ -290,9 +281,9 @@ mod tests {
 
     fn queued(gate: &PermitGate, needs: &[u32]) {
         let thread = Thread::current();
-        assert!(matches!(gate.refused(&thread, 1), PermitEntered::Leads));
+        assert!(matches!(gate.refused(&thread, 1), Enter::Leads(_)));
         for need in needs {
-            assert!(matches!(gate.refused(&thread, *need), PermitEntered::Queued(_)));
+            assert!(matches!(gate.refused(&thread, *need), Enter::Queued(_)));
         }
     }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::permits::PermitGate;
+use super::permits::{Asking, PermitGate, Permits};
 use super::turn::Before;
+use crate::acquire::{Lead, Queued};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::node::{Core, Member};
@@ -97,7 +98,7 @@ impl SemaphoreSite {
     /// behind it. Returns how many permits it gave: what some of the first needs are together, or
     /// zero. What it gave for others has gone to them, or back.
     pub(super) fn ask(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<u32, Error> {
-        let arrivals = self.gate.arrivals();
+        let arrivals = self.arrivals();
         let ticket = self.open();
         let trouble = match self.scripts().try_acquire(ticket, clients, needs) {
             Ok(taken) => {
@@ -116,7 +117,7 @@ impl SemaphoreSite {
         let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = self.not_taken(ticket, trouble);
         if !alone {
-            self.gate.fail_before(arrivals, &error);
+            self.fail_before(arrivals, &error);
         }
         Err(error)
     }
@@ -276,9 +277,31 @@ impl Debtor for SemaphoreSite {
     }
 }
 
+impl Queued for Arc<SemaphoreSite> {
+    type Need = u32;
+    type Grant = ();
+    type Place = Asking;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    fn hand_on(&self, _: Option<Lead<Asking>>) {
+        // It got permits from the server, or gave up, and was passed some at the same moment.
+        let left = self.gate.leader_leaves();
+        if left > 0 {
+            let _ = self.give_back(left, Giving::Posted);
+        }
+    }
+}
+
 impl Member for SemaphoreSite {
     fn end(self: Arc<Self>) {
-        self.gate.nudge();
+        self.nudge();
     }
 }
 
@@ -286,21 +309,6 @@ impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
-    }
-}
-
-/// The right to ask the server first. Handed on when dropped, on every path.
-pub(super) struct Baton<'a> {
-    pub(super) site: &'a Arc<SemaphoreSite>,
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        // It got permits from the server, or gave up, and was passed some at the same moment.
-        let left = self.site.gate.hand_on();
-        if left > 0 {
-            let _ = self.site.give_back(left, Giving::Posted);
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The gate, in many orders of what its threads do: come, wait, give up, lead, fail, hold, nest,
 //! pass, release and lose.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -8,16 +9,17 @@ use std::time::{Duration, Instant};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Entered, Gate, GateSignal, GateWaiter, Left, Signal};
-use crate::acquire::Wait;
+use super::{Admitted, Entered, Gate, GateWaiter, Left, Place, Threads};
+use crate::acquire::{
+    Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
+};
 use crate::cancel::CancelToken;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Asked, Hold, Tenancy, Terms, clock};
+use crate::hold::{Asked, Hold, Site, Tenancy, Terms, clock};
 use crate::node::Core;
 use crate::sync::{Mutex, Thread, explore};
 
-const NAME: &str = "name";
 const SECOND: u64 = 1_000_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -58,32 +60,150 @@ struct Name {
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
+    name: Arc<str>,
     /// How many queued.
     tickets: Mutex<u64>,
     /// The hold that the server knows.
     server: Mutex<Option<Arc<Hold>>>,
     /// The last that came in, until it leaves.
     inside: Mutex<Option<Arc<Tenancy>>>,
-    leaders: AtomicUsize,
+    /// Who has the baton. There is one at a time.
+    leader: Mutex<Option<u64>>,
     /// The tickets of those who got the lock, in that order.
     served: Mutex<Vec<u64>>,
     /// The last ticket that a leader's error may have reached.
     failed_up_to: AtomicU64,
 }
 
-/// Who has the baton. There is one at a time.
-struct Lead<'a>(&'a Name);
+impl Queued for Name {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Place = Place;
 
-impl<'a> Lead<'a> {
-    fn new(name: &'a Name) -> Self {
-        assert_eq!(name.leaders.fetch_add(1, Ordering::SeqCst), 0, "two have the baton");
-        Self(name)
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        self.leads_no_more();
+        self.promote(lead);
+    }
+
+    fn give_up(&self, waiter: &Arc<GateWaiter>) -> Option<Signal<Arc<Tenancy>, Place>> {
+        let decided = self.with_queue(|queue| queue.give_up(waiter));
+        let seen = match decided {
+            Some(_) => &self.seen.won_against_giving_up,
+            None => &self.seen.given_up,
+        };
+        seen.fetch_add(1, Ordering::SeqCst);
+        decided
     }
 }
 
-impl Drop for Lead<'_> {
-    fn drop(&mut self) {
-        self.0.leaders.fetch_sub(1, Ordering::SeqCst);
+/// A thread that wants the lock, as `ReentrantLock` takes it but for the server.
+struct Visitor<'a> {
+    name: &'a Name,
+    /// How many had queued when it did.
+    ticket: Cell<u64>,
+    /// The server answered it with an error.
+    has_failed: Cell<bool>,
+}
+
+impl Synchronizer for Visitor<'_> {
+    type Site = Name;
+
+    fn site(&self) -> &Name {
+        self.name
+    }
+
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+        loop {
+            let (entered, ticket) = self.name.enter(claim.thread, claim.need);
+            self.ticket.set(ticket);
+            return Ok(match entered {
+                Entered::Leads => Enter::Leads(None),
+                Entered::Queued(waiter) => Enter::Queued(waiter),
+                Entered::Expired(tenancy) => {
+                    self.name.lose(&tenancy);
+                    continue;
+                }
+                other => panic!("{other:?}, of a thread that holds nothing and waits"),
+            });
+        }
+    }
+
+    fn look(&self) {
+        if let Some(tenancy) = self.name.gate.expired() {
+            self.name.lose(&tenancy);
+        }
+    }
+
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if tenancy.is_held() {
+            return Ok(Some(tenancy));
+        }
+        self.name.lose(&tenancy);
+        Ok(None)
+    }
+
+    fn place(&self) -> Place {
+        Place::new(&Site::of(&self.name.core, "of another gate"))
+    }
+
+    fn take(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        self.name.leads(claim.thread);
+        None
+    }
+
+    /// Asks the server, unless that is in trouble.
+    fn ask(
+        &self,
+        _: &mut Lead<Place>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let (name, terms) = (self.name, claim.need);
+        name.leads(claim.thread);
+        let arrivals = name.arrivals();
+        if chance(name.odds.error) {
+            self.has_failed.set(true);
+            thread::yield_now();
+            name.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
+            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
+            name.fail_before(arrivals, &error);
+            return Err(error);
+        }
+        let owner = name.core.id.next_owner();
+        let asked = Asked { forced: name.gate.forced(), incarnation: 0, at: clock::now() };
+        let hold = Arc::new(Hold::new(None, owner, terms, LEASE, asked, false));
+        let before = name.server.lock().replace(Arc::clone(&hold));
+        assert!(before.is_none(), "the gate let one in while the process held the lock");
+        Ok(Try::Granted(Arc::new(Tenancy::new(hold, Arc::clone(claim.thread)))))
+    }
+
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Name>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        self.name.leads_no_more();
+        match self.name.gate.admit(&tenancy, claim.need, None) {
+            Admitted::Seated(stale) => {
+                assert!(stale.is_none(), "one had the seat while another led");
+                baton.lay_down();
+                Ok(Some(tenancy))
+            }
+            Admitted::Taken(_) => panic!("one had the seat while another led"),
+            Admitted::NotOurs => {
+                self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
+                self.name.forget(&tenancy);
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -129,10 +249,11 @@ impl Name {
             odds,
             seen: Arc::clone(seen),
             core: Core::model(),
+            name: "name".into(),
             tickets: Mutex::new(0),
             server: Mutex::new(None),
             inside: Mutex::new(None),
-            leaders: AtomicUsize::new(0),
+            leader: Mutex::new(None),
             served: Mutex::new(Vec::new()),
             failed_up_to: AtomicU64::new(0),
         }
@@ -154,41 +275,37 @@ impl Name {
         }
     }
 
-    /// As `ReentrantLock` does it.
     fn acquire(&self, thread: &Arc<Thread>, terms: Terms, wait: Wait<'_>) -> Option<Arc<Tenancy>> {
-        loop {
-            let (entered, ticket) = self.enter(thread, terms);
-            let lead = match entered {
-                Entered::Leads => Lead::new(self),
-                Entered::Queued(waiter) => match self.stand(&waiter, wait)? {
-                    Signal::Baton => Lead::new(self),
-                    Signal::Granted(tenancy) => {
-                        assert_eq!(tenancy.thread.id(), thread.id(), "another's tenancy");
-                        assert_eq!(tenancy.hold.terms, terms, "a hold on other terms");
-                        if tenancy.is_held() {
-                            self.served.lock().push(ticket);
-                            return Some(tenancy);
-                        }
-                        self.lose(&tenancy);
-                        continue;
-                    }
-                    Signal::Failed(_) => {
-                        let reach = self.failed_up_to.load(Ordering::SeqCst);
-                        assert!(ticket <= reach, "failed by an older error");
-                        self.seen.failed.fetch_add(1, Ordering::SeqCst);
-                        return None;
-                    }
-                },
-                Entered::Expired(tenancy) => {
-                    self.lose(&tenancy);
-                    continue;
+        let visitor = Visitor { name: self, ticket: Cell::new(0), has_failed: Cell::new(false) };
+        let acquired = acquire(&visitor, &Claim { thread, need: terms, wait });
+        let ticket = visitor.ticket.get();
+        match acquired {
+            Ok(Some(tenancy)) => {
+                assert_eq!(tenancy.thread.id(), thread.id(), "another's tenancy");
+                assert_eq!(tenancy.hold.terms, terms, "a hold on other terms");
+                self.served.lock().push(ticket);
+                Some(tenancy)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                if error.kind() == ErrorKind::Redis && !visitor.has_failed.get() {
+                    let reach = self.failed_up_to.load(Ordering::SeqCst);
+                    assert!(ticket <= reach, "failed by an older error");
+                    self.seen.failed.fetch_add(1, Ordering::SeqCst);
                 }
-                other => panic!("{other:?}, of a thread that holds nothing and waits"),
-            };
-            let tenancy = self.lead(lead, thread, terms, wait)?;
-            self.served.lock().push(ticket);
-            return Some(tenancy);
+                None
+            }
         }
+    }
+
+    /// The thread has the baton.
+    fn leads(&self, thread: &Thread) {
+        let before = self.leader.lock().replace(thread.id());
+        assert!(before.is_none_or(|before| before == thread.id()), "two have the baton");
+    }
+
+    fn leads_no_more(&self) {
+        *self.leader.lock() = None;
     }
 
     /// Enters, and tells how many have queued then.
@@ -197,68 +314,6 @@ impl Name {
         let entered = self.gate.enter(thread, terms, true);
         *tickets += u64::from(matches!(entered, Entered::Queued(_)));
         (entered, *tickets)
-    }
-
-    /// Waits in the queue. `None`: gave up.
-    fn stand(&self, waiter: &Arc<GateWaiter>, wait: Wait<'_>) -> Option<GateSignal> {
-        let look = || {
-            if let Some(tenancy) = self.gate.expired() {
-                self.lose(&tenancy);
-            }
-        };
-        let give_up = |waiter: &Arc<GateWaiter>| {
-            let decided = self.gate.give_up(waiter);
-            let seen = match decided {
-                Some(_) => &self.seen.won_against_giving_up,
-                None => &self.seen.given_up,
-            };
-            seen.fetch_add(1, Ordering::SeqCst);
-            decided
-        };
-        // An error is that of a cancel.
-        waiter.stand(&self.core, &NAME.into(), &wait, give_up, look).unwrap_or(None)
-    }
-
-    /// Asks the server, unless the wait is over or the server in trouble.
-    fn lead(
-        &self,
-        lead: Lead<'_>,
-        thread: &Arc<Thread>,
-        terms: Terms,
-        wait: Wait<'_>,
-    ) -> Option<Arc<Tenancy>> {
-        let arrivals = self.gate.arrivals();
-        let failed = chance(self.odds.error);
-        if failed {
-            thread::yield_now();
-            self.failed_up_to.fetch_max(arrivals, Ordering::SeqCst);
-            let error = Error::new(ErrorKind::Redis, "no server".to_owned());
-            self.gate.fail_before(arrivals, &error);
-        }
-        if failed || wait.check(&self.core, &NAME.into()).is_err() {
-            drop(lead);
-            self.gate.hand_on(None);
-            return None;
-        }
-        let owner = self.core.id.next_owner();
-        let asked = Asked { forced: self.gate.forced(), incarnation: 0, at: clock::now() };
-        let hold = Arc::new(Hold::new(None, owner, terms, LEASE, asked, false));
-        let before = self.server.lock().replace(Arc::clone(&hold));
-        assert!(before.is_none(), "the gate let one in while the process held the lock");
-        let tenancy = Arc::new(Tenancy::new(hold, Arc::clone(thread)));
-        drop(lead);
-        match self.gate.admit(&tenancy, terms, None) {
-            Admitted::Seated(stale) => {
-                assert!(stale.is_none(), "one had the seat while another led");
-                Some(tenancy)
-            }
-            Admitted::Taken(_) => panic!("one had the seat while another led"),
-            Admitted::NotOurs => {
-                self.seen.undone.fetch_add(1, Ordering::SeqCst);
-                self.forget(&tenancy);
-                self.lead(Lead::new(self), thread, terms, wait)
-            }
-        }
     }
 
     /// What a thread does while it holds. `true`: the process's turn is over by then.
@@ -289,7 +344,7 @@ impl Name {
                 }
                 Entered::Leads => {
                     assert!(!tenancy.is_held());
-                    self.gate.hand_on(None);
+                    drop(Baton::new(self, None));
                 }
                 Entered::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
@@ -308,11 +363,11 @@ impl Name {
 
     /// Leaves the queue at once, or gives back what came first.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
-        match self.gate.give_up(waiter) {
+        match self.give_up(waiter) {
             Some(Signal::Granted(tenancy)) => {
                 self.leave(&tenancy, *waiter.need());
             }
-            Some(Signal::Baton) => drop(self.gate.hand_on(None)),
+            Some(Signal::Baton(lead)) => drop(Baton::new(self, lead.map(|lead| *lead))),
             Some(Signal::Failed(_)) | None => {}
         }
     }
@@ -332,19 +387,18 @@ impl Name {
                 wake.now();
                 // Who is called to be ready, or wakes for no reason, looks at the seat just now.
                 if chance(0.3) {
-                    self.gate.nudge();
+                    self.nudge();
                 }
                 tenancy.release();
                 true
             }
             Left::Release { seat, .. } => {
-                let lead = Lead::new(self);
+                let _baton = Baton::new(self, None);
+                self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 tenancy.release();
                 self.forget(tenancy);
-                drop(lead);
-                self.gate.hand_on(None);
                 false
             }
             Left::NotThere => {
@@ -401,7 +455,7 @@ impl Name {
         assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);
         assert!(!state.queue.is_busy(), "a baton that nobody took");
         assert!(self.server.lock().is_none(), "a hold that nobody released");
-        assert_eq!(self.leaders.load(Ordering::SeqCst), 0);
+        assert_eq!(*self.leader.lock(), None);
     }
 }
 

@@ -2,19 +2,18 @@
 //! behind, give up, fail, pass and give back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::*;
-use crate::acquire::Wait;
+use crate::acquire::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 use crate::cancel::CancelToken;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::node::Core;
 use crate::sync::explore;
 
-const NAME: &str = "name";
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
 
@@ -45,22 +44,80 @@ struct Pool {
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
+    name: Arc<str>,
     /// What is free on the server.
     free: Mutex<u32>,
     /// Who is told when some are given back.
     listeners: Mutex<Vec<Arc<Thread>>>,
+    /// Some were, since the leader last looked.
+    said: AtomicBool,
     in_use: AtomicU32,
 }
 
-/// The baton, as `Semaphore` lays it down.
-struct Lead<'a>(&'a Pool);
+impl Queued for Pool {
+    type Need = u32;
+    type Grant = ();
+    type Place = Asking;
 
-impl Drop for Lead<'_> {
-    fn drop(&mut self) {
-        match self.0.gate.hand_on() {
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    fn hand_on(&self, _: Option<Lead<Asking>>) {
+        match self.gate.leader_leaves() {
             0 => {}
-            left => self.0.give_back(left),
+            left => self.give_back(left),
         }
+        let thread = Thread::current();
+        self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, &thread));
+    }
+}
+
+impl Synchronizer for Pool {
+    type Site = Self;
+
+    fn site(&self) -> &Self {
+        self
+    }
+
+    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
+        if let Some(entered) = self.gate.enter(claim.thread, claim.need, true) {
+            return Ok(entered);
+        }
+        if self.request(&[claim.need])? > 0 {
+            return Ok(Enter::Granted(()));
+        }
+        Ok(self.gate.refused(claim.thread, claim.need))
+    }
+
+    fn place(&self) -> Asking {
+        // Subscribe first.
+        self.listeners.lock().push(Thread::current());
+        Asking::default()
+    }
+
+    fn take(&self, lead: &mut Lead<Asking>, _: &Claim<'_, u32>) -> Option<()> {
+        if self.said.swap(false, Ordering::SeqCst) {
+            lead.listening.ask_at = 0;
+        }
+        let given = self.gate.take_given();
+        self.seen.passed.fetch_add(usize::from(given), Ordering::SeqCst);
+        given.then_some(())
+    }
+
+    fn has_news(&self, _: &Asking) -> bool {
+        self.gate.is_given() || self.said.load(Ordering::SeqCst)
+    }
+
+    fn ask(&self, _: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<()>, Error> {
+        Ok(match self.request(&self.gate.needs(claim.need))? {
+            0 => Try::Busy(Duration::from_secs(30)),
+            _ => Try::Granted(()),
+        })
     }
 }
 
@@ -71,8 +128,10 @@ impl Pool {
             odds,
             seen: Arc::clone(seen),
             core: Core::model(),
+            name: "name".into(),
             free: Mutex::new(PERMITS),
             listeners: Mutex::new(Vec::new()),
+            said: AtomicBool::new(false),
             in_use: AtomicU32::new(0),
         }
     }
@@ -87,7 +146,11 @@ impl Pool {
                 let token = token.clone();
                 thread::spawn(move || token.cancel())
             });
-            if self.acquire(&thread, need, Wait::from(&token)) {
+            let claim = Claim { thread: &thread, need, wait: Wait::from(&token) };
+            let acquired = acquire(self, &claim);
+            if !matches!(acquired, Ok(Some(()))) {
+                self.seen.given_up.fetch_add(1, Ordering::SeqCst);
+            } else {
                 let before = self.in_use.fetch_add(need, Ordering::SeqCst);
                 assert!(before + need <= PERMITS, "more are out than there are");
                 if chance(self.odds.slow) {
@@ -103,63 +166,9 @@ impl Pool {
         }
     }
 
-    /// As `Semaphore` does it.
-    fn acquire(&self, thread: &Arc<Thread>, need: u32, wait: Wait<'_>) -> bool {
-        let mut entered = self.gate.enter(thread, need, true);
-        if matches!(entered, PermitEntered::Open) {
-            match self.ask(&[need]) {
-                Some(0) => entered = self.gate.refused(thread, need),
-                Some(_) => return true,
-                None => return false,
-            }
-        }
-        match entered {
-            PermitEntered::Leads => {}
-            PermitEntered::Queued(waiter) => {
-                let give_up = |waiter: &Arc<PermitWaiter>| self.gate.give_up(waiter);
-                match waiter.stand(&self.core, &NAME.into(), &wait, give_up, || {}) {
-                    Ok(Some(Signal::Granted(()))) => return true,
-                    Ok(Some(Signal::Baton)) => {}
-                    Ok(Some(Signal::Failed(_)) | None) | Err(_) => {
-                        self.seen.given_up.fetch_add(1, Ordering::SeqCst);
-                        return false;
-                    }
-                }
-            }
-            other => panic!("{other:?}, of a thread that waits"),
-        }
-        self.lead(thread, need, wait)
-    }
-
-    fn lead(&self, thread: &Arc<Thread>, need: u32, wait: Wait<'_>) -> bool {
-        let _lead = Lead(self);
-        // Subscribe first.
-        self.listeners.lock().push(Arc::clone(thread));
-        let granted = loop {
-            if self.gate.take_given() {
-                self.seen.passed.fetch_add(1, Ordering::SeqCst);
-                break true;
-            }
-            match self.ask(&self.gate.needs(need)) {
-                Some(0) => {}
-                granted => break granted.is_some(),
-            }
-            if wait.check(&self.core, &NAME.into()).is_err() {
-                break false;
-            }
-            wait.wakeable(thread, || {
-                if wait.check(&self.core, &NAME.into()).is_ok() {
-                    thread.parker().park_until(None);
-                }
-            });
-        };
-        self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, thread));
-        granted
-    }
-
-    /// As `SemaphoreSite::ask` and its script do it. `None`: an error.
-    fn ask(&self, needs: &[u32]) -> Option<u32> {
-        let arrivals = self.gate.arrivals();
+    /// As `SemaphoreSite::ask` and its script do it.
+    fn request(&self, needs: &[u32]) -> Result<u32, Error> {
+        let arrivals = self.arrivals();
         let taken = {
             let mut free = self.free.lock();
             let share = if chance(0.5) { *free } else { *free / 2 };
@@ -179,8 +188,8 @@ impl Pool {
             self.seen.failed.fetch_add(1, Ordering::SeqCst);
             self.give_to_server(taken);
             let error = Error::new(ErrorKind::Redis, "no server".to_owned());
-            self.gate.fail_before(arrivals, &error);
-            return None;
+            self.fail_before(arrivals, &error);
+            return Err(error);
         }
         if let Some(others) = taken.checked_sub(needs[0]) {
             let rest = self.gate.granted(others);
@@ -188,7 +197,7 @@ impl Pool {
             self.seen.surplus.fetch_add(usize::from(rest > 0), Ordering::SeqCst);
             self.give_to_server(rest);
         }
-        Some(taken)
+        Ok(taken)
     }
 
     fn give_back(&self, permits: u32) {
@@ -200,6 +209,7 @@ impl Pool {
         if permits > 0 {
             *self.free.lock() += permits;
             let listeners = self.listeners.lock().clone();
+            self.said.store(true, Ordering::SeqCst);
             listeners.iter().for_each(|listener| listener.parker().unpark());
         }
     }
@@ -225,7 +235,7 @@ fn play(odds: Odds) -> Arc<Seen> {
             thread.join().unwrap();
         }
         assert_eq!(*pool.free.lock(), PERMITS, "a permit is lost, or one too many is there");
-        assert!(matches!(pool.gate.enter(&Thread::current(), 1, false), PermitEntered::Open));
+        assert!(pool.gate.enter(&Thread::current(), 1, false).is_none());
     });
     seen
 }

@@ -1,0 +1,193 @@
+//! What a leader listens to while it sleeps, and when it asks again though it hears nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Claim, doze};
+use crate::error::{Error, ErrorKind};
+use crate::node::Core;
+use crate::pubsub::{Standing, Subscription, Waking};
+use crate::sync::{Thread, clock};
+use crate::wait::Wait;
+
+/// See the module. Times are on [`clock`].
+#[derive(Debug, Default)]
+pub(crate) struct Listening {
+    /// The client's own channel, where scripts tell its waiters.
+    pub(crate) own: Heard,
+    /// The name's.
+    pub(crate) public: Heard,
+    /// Zero, at first: now.
+    pub(crate) ask_at: u64,
+}
+
+/// A channel, and its version when the last request was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    subscription: Option<Subscription>,
+    version: Option<u64>,
+    /// Until when it must be confirmed; `None`: it was, or may stay without.
+    latest: Option<Instant>,
+}
+
+impl Listening {
+    /// How long a new channel's confirmation may take.
+    pub(crate) fn latest(core: &Core) -> Option<Instant> {
+        Instant::now().checked_add(core.response_timeout().saturating_mul(2))
+    }
+
+    /// Whether something was said or missed since the last request, or that was long ago.
+    pub(super) fn is_due(&self) -> bool {
+        self.own.has_moved() || self.public.has_moved() || self.ask_at <= clock::now()
+    }
+
+    /// A request is sent: what comes from here on may be news.
+    pub(super) fn catch_up(&mut self) {
+        self.own.catch_up();
+        self.public.catch_up();
+    }
+
+    pub(super) fn ask_after(&mut self, sleep: Duration) {
+        self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
+    }
+
+    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over.
+    pub(super) fn sleep<N>(
+        &mut self,
+        core: &Core,
+        name: &Arc<str>,
+        claim: &Claim<'_, N>,
+        news: impl Fn() -> bool,
+    ) -> Result<(), Error> {
+        self.check(core, name)?;
+        {
+            let channels = [&self.own, &self.public];
+            let _waking = channels.map(|heard| heard.wake(claim.thread));
+            let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
+            let until = channels.into_iter().map(|heard| heard.latest);
+            let until = until.chain([claim.wait.sleep_until(rest)]).flatten().min();
+            doze(core, name, claim.thread, &claim.wait, until, || {
+                news() || channels.iter().any(|heard| heard.has_moved() || heard.is_refused())
+            })?;
+        }
+        self.check(core, name)
+    }
+
+    /// Fails if what must be listened to cannot be.
+    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        self.own.check(core, name)?;
+        self.public.check(core, name)
+    }
+}
+
+impl Heard {
+    /// Listens from here on, if it does not yet. Once that is confirmed it is time to ask: what was
+    /// said before counts as missed.
+    pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
+        self.subscribe(Listening::latest(core), || core.listen(channel));
+    }
+
+    /// As [`listen`](Self::listen), but the wait fails if it is not confirmed by `latest`, and what
+    /// was said since a [known](Self::known) version was not missed.
+    pub(crate) fn subscribe(
+        &mut self,
+        latest: Option<Instant>,
+        listen: impl FnOnce() -> Subscription,
+    ) {
+        if self.subscription.is_none() {
+            self.latest = latest;
+            self.subscription = Some(listen());
+        }
+    }
+
+    /// The channel's version before a request, sent perhaps without listening yet.
+    pub(crate) fn known(&mut self, version: u64) {
+        self.version = Some(version);
+    }
+
+    /// Whether messages may have come, or been missed, since the last request.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.subscription.as_ref().is_some_and(|subscription| {
+            subscription.is_confirmed() && self.version != Some(subscription.version())
+        })
+    }
+
+    /// Its version before the last request; `None`: nobody listened yet.
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.version
+    }
+
+    pub(crate) fn catch_up(&mut self) {
+        if let Some(subscription) = &self.subscription {
+            self.version = Some(subscription.version());
+        }
+    }
+
+    fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Option<Waking<'a>> {
+        self.subscription.as_ref().map(|subscription| subscription.wake(thread))
+    }
+
+    fn is_refused(&self) -> bool {
+        self.latest.is_some()
+            && self
+                .subscription
+                .as_ref()
+                .is_some_and(|subscription| matches!(subscription.standing(), Standing::Refused(_)))
+    }
+
+    fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
+        if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
+            && is_confirmed(subscription, latest, core, name)?
+        {
+            self.latest = None;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until messages on a channel reach the thread, or there is `news`. `false`: the wait is over
+/// first.
+pub(crate) fn await_confirmation(
+    subscription: &Subscription,
+    core: &Core,
+    name: &Arc<str>,
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    news: impl Fn() -> bool,
+) -> Result<bool, Error> {
+    let Some(latest) = Listening::latest(core) else { return Ok(true) };
+    while !news() && !is_confirmed(subscription, latest, core, name)? {
+        if wait.is_over() {
+            return Ok(false);
+        }
+        let version = subscription.version();
+        let until = wait.sleep_until(latest.saturating_duration_since(Instant::now()));
+        let _waking = subscription.wake(thread);
+        doze(core, name, thread, wait, until, || {
+            news() || subscription.version() != version || subscription.is_confirmed()
+        })?;
+    }
+    Ok(true)
+}
+
+/// Fails if a channel is refused, or not confirmed in time.
+fn is_confirmed(
+    subscription: &Subscription,
+    latest: Instant,
+    core: &Core,
+    name: &Arc<str>,
+) -> Result<bool, Error> {
+    match subscription.standing() {
+        Standing::Confirmed => Ok(true),
+        Standing::Refused(error) => Err(error.of(name)),
+        Standing::Pending if Instant::now() >= latest => {
+            let message = format!(
+                "no subscription could be had in time from the server at {}, so what ends the \
+                 wait would not be heard; nothing is held",
+                core.address()
+            );
+            Err(Error::new(ErrorKind::Redis, message).transient(true).of(name))
+        }
+        Standing::Pending => Ok(false),
+    }
+}
