@@ -23,6 +23,7 @@ use crate::acquire::{Queue, Signal, Waiter, Wake};
 use crate::error::Error;
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
+use crate::watchdog::renewal::{Attempt, Facts};
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -49,11 +50,7 @@ struct State {
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     levels: Levels,
-    /// Its renewal is on the way.
-    pub(crate) renewing: bool,
-    /// When a failed renewal is tried again.
-    pub(crate) retry_at: u64,
-    pub(crate) retries: u32,
+    pub(super) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
     kept: Option<Arc<Site>>,
 }
@@ -73,19 +70,32 @@ impl State {
 impl Seat {
     fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let levels = Levels { inner: Vec::new(), outer: terms };
-        Self { tenancy, levels, renewing: false, retry_at: 0, retries: 0, kept: None }
+        Self { tenancy, levels, attempt: Attempt::Done, kept: None }
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
     /// extension may be on the way, or have an unknown outcome, or it was handed on for longer.
     pub(crate) fn may_outlive(&self) -> bool {
         let hold = &self.tenancy.hold;
-        self.renewing || hold.is_unconfirmed() || hold.outlives_its_terms()
+        self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
-    /// Whether some level asked for the watchdog.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.levels.outer == Terms::Watched || self.levels.inner.contains(&Terms::Watched)
+    /// What its renewal depends on.
+    pub(super) fn facts(&self) -> Facts {
+        let Self { tenancy, levels, .. } = self;
+        let hold = &tenancy.hold;
+        let is_wanted = levels.outer == Terms::Watched || levels.inner.contains(&Terms::Watched);
+        Facts {
+            since: tenancy.since,
+            deadline: hold.deadline(),
+            is_provisional: hold.is_provisional(),
+            is_watched: is_wanted && !tenancy.thread.is_dead(),
+            fixed: match hold.terms {
+                Terms::Watched => None,
+                Terms::Fixed(lease) => Some(lease),
+            },
+            attempt: self.attempt,
+        }
     }
 }
 
@@ -305,7 +315,9 @@ impl Gate {
             let wake = state.queue.grant_first(|first| {
                 let next = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(first.thread())));
                 let mut next_seat = Seat::new(Arc::clone(&next), *first.need());
-                next_seat.renewing = seat.renewing;
+                if seat.attempt.is_sent() {
+                    next_seat.attempt = Attempt::Sent { failed: 0 };
+                }
                 passed = Some(next_seat);
                 next
             });

@@ -22,6 +22,7 @@ use crate::node::Core;
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
+use crate::watchdog::renewal::deadline;
 
 pub(crate) use cohort::{Cohort, Share};
 pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
@@ -290,15 +291,6 @@ impl Hold {
     }
 }
 
-/// Never longer: a guard never says "held" past the deadline counted from before the request was
-/// sent, less what two clocks may drift apart in a lease.
-fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone already.
-    let lease = clock::nanos(lease) / 1_000_000 * 1_000_000;
-    let drift = lease / 1_000 + if lease > 2_000_000 { 1_000_000 } else { 0 };
-    sent_at.saturating_add(lease - drift)
-}
-
 type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 /// One thread's stay in a hold.
@@ -440,19 +432,5 @@ impl fmt::Debug for Tenancy {
             .field("thread", &self.thread)
             .field("state", &self.state())
             .finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_is_before_the_servers_and_never_overflows() {
-        assert!(deadline(0, Duration::from_millis(1)) <= 1_000_000);
-        assert!(deadline(0, Duration::from_micros(1_999)) <= 1_000_000);
-        assert!(deadline(0, Duration::from_secs(30)) < 30_000_000_000);
-        assert!(deadline(0, Duration::from_secs(30)) > 29_900_000_000);
-        assert_eq!(deadline(u64::MAX - 1, Duration::from_secs(1)), u64::MAX);
     }
 }

@@ -14,6 +14,7 @@ use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
+use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Alarm, Errand, Renewable, Renewal, Task};
 
 /// A name's place in a client. All handles of one name share it, whatever kind of lock they are.
@@ -375,39 +376,8 @@ impl Site {
         Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease, urgent }
     }
 
-    /// When something is to be done about a seat, and which lease to ask for then.
     fn next_due(&self, seat: &Seat, now: u64) -> Due {
-        let (hold, since) = (&seat.tenancy.hold, seat.tenancy.since);
-        let deadline = hold.deadline();
-        let config = &self.core.config;
-        let outlived = config
-            .max_hold
-            .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
-        let watched = seat.is_watched() && !outlived && !seat.tenancy.thread.is_dead();
-        // A fixed lease lasts as long as it was wanted, whoever lives.
-        let is_fixed = matches!(hold.terms, Terms::Fixed(_));
-        let raise = hold.is_provisional() && (watched || is_fixed);
-        if !(watched || raise) || seat.renewing {
-            return Due { at: deadline, lease: None };
-        }
-        if raise {
-            let mut lease = if watched { config.watchdog_timeout } else { Duration::ZERO };
-            if let Terms::Fixed(fixed) = hold.terms {
-                // Once, and counted from the grant.
-                let spent = Duration::from_nanos(now.saturating_sub(since));
-                lease = lease.max(fixed.saturating_sub(spent));
-            }
-            let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
-            return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
-        }
-        let lease = clock::nanos(config.watchdog_timeout);
-        // First at a third of the lease, so that short holds cost nothing; together with others
-        // that are due at about that time.
-        let third = deadline.saturating_sub(lease / 3 * 2);
-        let grid = (lease / 64).max(1_000_000);
-        let due = if seat.retries > 0 { seat.retry_at } else { third / grid * grid };
-        let lease = (due < deadline).then_some(config.watchdog_timeout);
-        Due { at: due.min(deadline), lease }
+        seat.facts().next(&self.core.config, now)
     }
 
     /// `false`: it is too late.
@@ -415,7 +385,7 @@ impl Site {
         let hold = &seat.tenancy.hold;
         let in_time = now < hold.deadline();
         if in_time {
-            seat.renewing = true;
+            seat.attempt = seat.attempt.sent();
             hold.ask(lease);
         }
         in_time
@@ -435,11 +405,12 @@ impl Site {
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            // The watchdog's own may be on its way, and its reply far off.
-            let renewing = std::mem::take(&mut seat.renewing);
-            let lease = self.next_due(seat, sent_at).lease;
-            seat.renewing = renewing;
-            lease
+            let mut facts = seat.facts();
+            if facts.attempt.is_sent() {
+                // The watchdog's own, whose reply may be far off.
+                facts.attempt = Attempt::Done;
+            }
+            facts.next(&self.core.config, sent_at).lease
         });
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
@@ -468,27 +439,19 @@ impl Site {
         let tenancy = self.gate.with_seat(|seat| {
             // A reply for a hold that has ended is ignored.
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
-            seat.renewing = false;
-            match renewed {
-                Ok(true) => {
-                    hold.confirm(sent_at, lease);
-                    hold.raised();
-                    seat.retries = 0;
+            seat.attempt = match renewed {
+                Ok(held) => {
+                    if held {
+                        hold.confirm(sent_at, lease);
+                        hold.raised();
+                    }
+                    Attempt::Done
                 }
-                Ok(false) => {}
                 Err(cause) => {
-                    // Not at the next third: at once, then with back-off until the deadline.
                     hold.renewal_failed(cause);
-                    let lease = clock::nanos(self.core.config.watchdog_timeout);
-                    let step = if hold.is_provisional() {
-                        RAISE_AGAIN
-                    } else {
-                        (lease / 200).max(1_000_000) << seat.retries.min(4)
-                    };
-                    seat.retries += 1;
-                    seat.retry_at = now + step;
+                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
                 }
-            }
+            };
             Some(Arc::clone(&seat.tenancy))
         });
         match tenancy {
@@ -580,18 +543,6 @@ impl fmt::Debug for Site {
         f.debug_struct("Site").field("name", &self.name).finish_non_exhaustive()
     }
 }
-
-/// What is next about a hold.
-struct Due {
-    at: u64,
-    /// The lease to ask for then. `None`: its end.
-    lease: Option<Duration>,
-}
-
-/// When a grant by message is raised to its lease, and when again after a failure: shorter holds cost
-/// no further command, and three attempts fit into what it has.
-const RAISE: u64 = 50_000_000;
-const RAISE_AGAIN: u64 = 400_000_000;
 
 /// Whether who leaves waits for the server's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted}
 use crate::pubsub::HEARTBEAT;
 use crate::script::{self, lock::Renewed};
 use crate::sync::{Mutex, clock};
-use crate::watchdog::{Chore, Errand, Job, Renewal};
+use crate::watchdog::{Chore, Errand, Job, Renewal, renewal};
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
@@ -23,9 +23,6 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the reply to a renewal may take that raises a hold which was granted by message. Two
-/// more attempts fit into what it has.
-const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
 /// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
@@ -41,9 +38,8 @@ pub(crate) struct Renewer {
 
 impl Renewer {
     pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
-        // A renewal that takes longer than this is better tried again on a new connection.
-        let patience = core.config.watchdog_timeout / 6;
-        let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
+        let patience = renewal::patience(core.config.watchdog_timeout);
+        let patience = patience.min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
         Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
     }
@@ -146,7 +142,7 @@ impl Renewer {
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
-        let outcomes = self.exchange_again(&commands, raises.then_some(RAISED_WITHIN)).0;
+        let outcomes = self.exchange_again(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(false) {

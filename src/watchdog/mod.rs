@@ -8,6 +8,7 @@
 
 mod callbacks;
 mod errand;
+pub(crate) mod renewal;
 mod wheel;
 
 use std::fmt;
