@@ -9,6 +9,7 @@ mod cohort;
 mod gate;
 mod place;
 mod site;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;

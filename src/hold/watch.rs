@@ -1,0 +1,192 @@
+//! How a site's hold is watched: its alarm on the wheel, and its renewals. When they are due stands in
+//! `watchdog/renewal.rs`.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::{Hold, Seat, Site, Tenancy, clock};
+use crate::error::LostReason;
+use crate::protocol::Owner;
+use crate::script;
+use crate::watchdog::renewal::{Attempt, Due};
+use crate::watchdog::{Renewable, Renewal, Task};
+
+impl Site {
+    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
+    /// holds when this one was not to be seen.
+    pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
+        self.arm();
+        if self.core.incarnation() != tenancy.hold.asked.incarnation
+            && let Some(renewal) = self.renew_early()
+        {
+            self.core.watchdog.renew_now(renewal);
+        }
+    }
+
+    /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
+    pub(crate) fn arm(self: &Arc<Self>) {
+        let due = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            Some(self.next_due(seat, clock::now()).at)
+        });
+        if let Some(due) = due {
+            self.arm_at(due);
+        }
+    }
+
+    fn arm_at(self: &Arc<Self>, due: u64) {
+        let mut alarm = self.alarm.lock();
+        // An alarm that goes off too early sets the next one; only too late is wrong.
+        if alarm.as_ref().is_none_or(|alarm| alarm.due() > due) {
+            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
+            let new = self.core.watchdog.alarm(due, task);
+            if let Some(old) = alarm.replace(new) {
+                self.core.watchdog.cancel(old);
+            }
+        }
+    }
+
+    fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
+        let urgent = hold.is_provisional();
+        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease, urgent }
+    }
+
+    fn next_due(&self, seat: &Seat, now: u64) -> Due {
+        seat.facts().next(&self.core.config, now)
+    }
+
+    /// `false`: it is too late.
+    fn begin_renewal(&self, seat: &mut Seat, lease: Duration, now: u64) -> bool {
+        let hold = &seat.tenancy.hold;
+        let in_time = now < hold.deadline();
+        if in_time {
+            seat.attempt = seat.attempt.sent();
+            hold.ask(lease);
+        }
+        in_time
+    }
+
+    /// Raises a hold that was granted by message to its lease now, if that makes it certain for
+    /// `slack` more. Before its time, since somebody wants to know.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, and none for a hold that has its lease.
+    pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
+        let hold = &tenancy.hold;
+        if !hold.is_provisional() {
+            return false;
+        }
+        let sent_at = clock::now();
+        let lease = self.gate.with_seat(|seat| {
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
+            let mut facts = seat.facts();
+            if facts.attempt.is_sent() {
+                // The watchdog's own, whose reply may be far off.
+                facts.attempt = Attempt::Done;
+            }
+            facts.next(&self.core.config, sent_at).lease
+        });
+        // It is not to be raised.
+        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
+        hold.ask(lease);
+        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
+            Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
+            // The renewer tries again.
+            Err(trouble) => {
+                let cause = format!("{:#}", trouble.into_error()).into();
+                self.renewed(hold, sent_at, lease, Err(&cause));
+            }
+        }
+        self.bury_extended(hold);
+        tenancy.remaining() >= slack
+    }
+
+    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
+    pub(crate) fn renewed(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        sent_at: u64,
+        lease: Duration,
+        renewed: Result<bool, &Arc<str>>,
+    ) {
+        let now = clock::now();
+        let tenancy = self.gate.with_seat(|seat| {
+            // A reply for a hold that has ended is ignored.
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
+            seat.attempt = match renewed {
+                Ok(held) => {
+                    if held {
+                        hold.confirm(sent_at, lease);
+                        hold.raised();
+                    }
+                    Attempt::Done
+                }
+                Err(cause) => {
+                    hold.renewal_failed(cause);
+                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
+                }
+            };
+            Some(Arc::clone(&seat.tenancy))
+        });
+        match tenancy {
+            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, LostReason::Revoked),
+            Some(_) => self.arm(),
+            None => {}
+        }
+    }
+
+    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
+    /// question whether the server knows it.
+    pub(super) fn renew_early(self: &Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let (hold, lease) = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let due = self.next_due(seat, now);
+            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            Some((Arc::clone(&seat.tenancy.hold), lease))
+        })?;
+        Some(self.renewal(hold, lease))
+    }
+}
+
+impl Task for Site {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        *self.alarm.lock() = None;
+        let now = clock::now();
+        let (tenancy, renew) = self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let due = self.next_due(seat, now);
+            let lease = due.lease.filter(|_| due.at <= now);
+            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            Some((Arc::clone(&seat.tenancy), renew))
+        })?;
+        if now >= tenancy.hold.deadline() {
+            self.lose(&tenancy, LostReason::LeaseExpired);
+            return None;
+        }
+        self.arm();
+        let hold = Arc::clone(&tenancy.hold);
+        renew.map(|lease| self.renewal(hold, Some(lease)))
+    }
+}
+
+/// A hold of this name, on its way to be renewed.
+struct Renewing {
+    site: Arc<Site>,
+    hold: Arc<Hold>,
+}
+
+impl Renewable for Renewing {
+    fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    fn owner(&self) -> &Owner {
+        &self.hold.owner
+    }
+
+    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
+        self.site.renewed(&self.hold, sent_at, lease, renewed);
+    }
+}
