@@ -8,6 +8,7 @@
 mod cohort;
 mod gate;
 mod place;
+mod release;
 mod site;
 mod watch;
 
@@ -28,7 +29,8 @@ use crate::watchdog::renewal::deadline;
 pub(crate) use cohort::{Cohort, Share};
 pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
 pub(crate) use place::{Expected, Place};
-pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
+pub(crate) use release::{Leaving, give_back};
+pub(crate) use site::{Baton, Site, check_lease};
 
 /// What a guard knows of its hold.
 ///

@@ -1,0 +1,204 @@
+//! How a hold is given back, and what the server may have of it for nobody after that.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::{Hold, Place, Seat, Site, clock};
+use crate::connection::{Command, Outcome, Receiver};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::node::Core;
+use crate::protocol::{LockKeys, Owner};
+use crate::pubsub::Grant;
+use crate::script::lock::{Chain, LockScripts};
+use crate::script::{self, Trouble};
+use crate::watchdog::Errand;
+
+impl Site {
+    /// Sends the release of a hold whose tenancy has ended.
+    pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
+        let release = Release { site: Arc::clone(self), hold: Arc::clone(hold) };
+        match how {
+            Leaving::Posted => {
+                let command = self.release_command(hold);
+                self.core.post(&self.lane, command, Arc::new(release));
+                Ok(())
+            }
+            Leaving::Awaited => {
+                let outcome =
+                    script::lock::release(&self.lane, &self.release_command(hold), || {
+                        self.core.incarnation() == hold.asked.incarnation
+                    });
+                release.settle(outcome)
+            }
+        }
+    }
+
+    pub(super) fn release_command(&self, hold: &Hold) -> Command {
+        match &hold.line {
+            None => self.scripts().release_command(&hold.owner, hold.share.chain),
+            Some(line) => line.release_command(hold),
+        }
+    }
+
+    /// Leaves the queue, or the lock if that was granted at this moment.
+    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+        // While the server is away, each call's would be sent for minutes.
+        if !place.is_known {
+            return;
+        }
+        let chain = place.unread_chain();
+        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        if place.in_doubt {
+            self.repeat(command.clone(), self.core.config.watchdog_timeout);
+        }
+        let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        self.core.post(&self.lane, command, Arc::new(leaving));
+    }
+
+    /// The server may have made the lease of a hold longer that was lost meanwhile: gives it back.
+    /// `false`: it was not lost.
+    pub(crate) fn bury_extended(&self, hold: &Arc<Hold>) -> bool {
+        let lost = hold.lost().is_some();
+        if lost {
+            self.repeat(self.release_command(hold), hold.longest_lease());
+        }
+        lost
+    }
+
+    /// Sees to what the server may still have of a lost hold.
+    pub(super) fn bury(&self, seat: &Seat, reason: LostReason) {
+        let hold = &seat.tenancy.hold;
+        self.undo_late_requests(hold);
+        let outlives = reason == LostReason::LeaseExpired
+            && (seat.may_outlive() || clock::now() < hold.deadline());
+        // Those it was passed to stand in the server's line still.
+        if outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
+            self.repeat(self.release_command(hold), hold.longest_lease());
+        }
+    }
+
+    /// A hold has ended; a request of its owner that was sent twice may yet take the lock, or a place
+    /// in its queue.
+    pub(super) fn undo_late_requests(&self, hold: &Hold) {
+        if hold.sent_twice {
+            match &hold.line {
+                // A place, too: that of a copy.
+                None => self.repeat(self.give_up_command(&hold.owner), hold.longest_lease()),
+                Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+            }
+        }
+    }
+
+    /// Undoes whatever a late request of an owner may do, where nothing is known of its hold.
+    pub(crate) fn give_up_command(&self, owner: &Owner) -> Command {
+        self.scripts().give_up_command(owner.as_bytes(), Chain::default())
+    }
+
+    /// Sends an owner-checked release in the background, again and again until one lease has
+    /// passed: nobody knows whether the hold exists, or whether it is about to.
+    pub(crate) fn repeat(&self, release: Command, lease: Duration) {
+        self.core.watchdog.run_errand(Errand::repeat(&self.name, release, lease));
+    }
+
+    /// As [`repeat`](Self::repeat), for an owner who may get a place in a queue, too.
+    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
+        self.core.watchdog.run_errand(Errand::undo(&self.name, give_up, lease));
+    }
+}
+
+/// Whether who leaves waits for the server's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// `Drop`: written, not waited for.
+    Posted,
+    /// `unlock`.
+    Awaited,
+}
+
+/// A place that is given up.
+struct GiveUp {
+    site: Arc<Site>,
+    command: Command,
+}
+
+impl Receiver for GiveUp {
+    fn receive(&self, outcome: Outcome) {
+        if script::lock::released(outcome).is_err() {
+            let lease = self.site.core.config.watchdog_timeout;
+            self.site.repeat(self.command.clone(), lease);
+        }
+    }
+}
+
+/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
+/// thread had left.
+pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+    let Some(share) = super::place::share(grant.details) else { return };
+    if grant.database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let name: Arc<str> = grant.lock.into();
+    let owner = format!("{}:{owner}", core.id.as_str());
+    let (keys, alone) = (LockKeys::new(&name), AtomicBool::new(false));
+    let lane = core.lane(&name);
+    let scripts = LockScripts {
+        lane: &lane,
+        name: &name,
+        keys: &keys,
+        database: grant.database,
+        alone: &alone,
+    };
+    let command = scripts.give_up_command(owner.as_bytes(), share.chain);
+    core.watchdog.run_errand(Errand::brief(&name, command));
+}
+
+/// A release on its way.
+struct Release {
+    site: Arc<Site>,
+    hold: Arc<Hold>,
+}
+
+impl Release {
+    fn settle(&self, outcome: Result<script::lock::Released, Trouble>) -> Result<(), Error> {
+        let name = &self.site.name;
+        // Not before the release is answered: it would find nothing to release.
+        self.site.undo_late_requests(&self.hold);
+        match outcome {
+            Ok(script::lock::Released::HandedOn) => {
+                if let Some(line) = &self.hold.line {
+                    line.handed_on();
+                }
+                Ok(())
+            }
+            Ok(script::lock::Released::Done) => Ok(()),
+            Ok(script::lock::Released::LeftToOthers) => {
+                self.site.gate.left_to_others();
+                Ok(())
+            }
+            Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
+            Ok(script::lock::Released::Unclear) => {
+                let message = "the connection to the server broke, and when asked once more it no \
+                               longer knew the hold: it was released, most likely just now, but it \
+                               may have been lost before; the caller no longer holds it";
+                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+            }
+            Err(trouble) => {
+                let site = &self.site;
+                site.repeat(site.release_command(&self.hold), self.hold.longest_lease());
+                let state = "the caller no longer holds it; its release is tried again in the \
+                             background until the lease has passed, others get it then at the \
+                             latest";
+                Err(trouble.into_error().of(name).now(state))
+            }
+        }
+    }
+}
+
+impl Receiver for Release {
+    fn receive(&self, outcome: Outcome) {
+        if let Err(error) = self.settle(script::lock::released(outcome)) {
+            self.site.core.watchdog.tell(error);
+        }
+    }
+}
