@@ -197,7 +197,7 @@ impl ReentrantLock {
         let site = &self.handle.site;
         let (terms, arrivals) = (self.handle.terms(), site.gate.arrivals());
         let (owner, lease) = (site.core.id.next_owner(), terms.lease(&site.core));
-        let undo = || site.repeat(site.give_up_command(&owner), lease);
+        let undo = || site.disown(&owner, lease);
         let asked = Asked::now(site);
         let replied = site.scripts().try_acquire(&owner, lease);
         let (places, now, twice) = match replied {

@@ -276,7 +276,7 @@ impl Link {
         match self.connection.receive_until(until) {
             Ok(reply) => {
                 self.is_wrong |= is_wrong_server(&reply);
-                // Not before: errands would run, find it wrong, open the next one, and so on.
+                // Not before: orphans would be sent, find it wrong, open the next one, and so on.
                 if !self.is_wrong
                     && let Some(endpoint) = self.untold.take()
                 {

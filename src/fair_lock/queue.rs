@@ -15,7 +15,7 @@ use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Addressee, Grant, News};
 use crate::script::fair::{FairScripts, Followers, KeptAlive, followers, kept_alive};
 use crate::sync::{Mutex, Thread, clock};
-use crate::watchdog::{Chore, Errand, renewal};
+use crate::watchdog::{Chore, Orphan, renewal};
 
 /// Who of this process waits for one fair lock. The order is in Redis; this only knows whom to
 /// wake.
@@ -357,5 +357,5 @@ fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u
     let keys = FairKeys::new(lock);
     let owner = format!("{}:{owner}", core.id.as_str());
     let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.run_errand(Errand::brief(&Arc::from(lock), command));
+    core.watchdog.adopt(Orphan::granted(&Arc::from(lock), command));
 }

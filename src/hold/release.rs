@@ -12,7 +12,7 @@ use crate::protocol::{LockKeys, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
-use crate::watchdog::Errand;
+use crate::watchdog::Orphan;
 
 impl Site {
     /// Sends the release of a hold whose tenancy has ended.
@@ -34,11 +34,60 @@ impl Site {
         }
     }
 
-    pub(super) fn release_command(&self, hold: &Hold) -> Command {
+    fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
             None => self.scripts().release_command(&hold.owner, hold.share.chain),
             Some(line) => line.release_command(hold),
         }
+    }
+
+    /// A hold has ended. The server may have it still, if `may_be_held`; and a request of its owner
+    /// that was sent twice may yet take the lock, or a place in its queue.
+    pub(super) fn orphan(&self, hold: &Hold, may_be_held: bool) {
+        if may_be_held {
+            self.release_later(hold);
+        }
+        match &hold.line {
+            _ if !hold.sent_twice => {}
+            None => self.disown(&hold.owner, hold.longest_lease()),
+            Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+        }
+    }
+
+    fn release_later(&self, hold: &Hold) {
+        let (release, lease) = (self.release_command(hold), hold.longest_lease());
+        self.core.watchdog.adopt(Orphan::released(&self.name, release, lease));
+    }
+
+    /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
+    pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
+        let hold = &seat.tenancy.hold;
+        let outlives = reason == LostReason::LeaseExpired
+            && (seat.may_outlive() || clock::now() < hold.deadline());
+        // Those it was passed to stand in the server's line still.
+        self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
+    }
+
+    /// The lease of a hold was made longer, or perhaps: if it was lost meanwhile, nobody has that.
+    /// `false`: it was not lost.
+    pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
+        let lost = hold.lost().is_some();
+        if lost {
+            self.release_later(hold);
+        }
+        lost
+    }
+
+    /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in its
+    /// queue, or have taken it.
+    pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
+        self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
+    }
+
+    /// The same for a kind of lock whose places are not given back by being granted.
+    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
+        self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
     /// Leaves the queue, or the lock if that was granted at this moment.
@@ -49,61 +98,11 @@ impl Site {
         }
         let chain = place.unread_chain();
         let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
-        if place.in_doubt {
-            self.repeat(command.clone(), self.core.config.watchdog_timeout);
-        }
         let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        if place.in_doubt {
+            leaving.orphan();
+        }
         self.core.post(&self.lane, command, Arc::new(leaving));
-    }
-
-    /// The server may have made the lease of a hold longer that was lost meanwhile: gives it back.
-    /// `false`: it was not lost.
-    pub(crate) fn bury_extended(&self, hold: &Arc<Hold>) -> bool {
-        let lost = hold.lost().is_some();
-        if lost {
-            self.repeat(self.release_command(hold), hold.longest_lease());
-        }
-        lost
-    }
-
-    /// Sees to what the server may still have of a lost hold.
-    pub(super) fn bury(&self, seat: &Seat, reason: LostReason) {
-        let hold = &seat.tenancy.hold;
-        self.undo_late_requests(hold);
-        let outlives = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
-        // Those it was passed to stand in the server's line still.
-        if outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
-            self.repeat(self.release_command(hold), hold.longest_lease());
-        }
-    }
-
-    /// A hold has ended; a request of its owner that was sent twice may yet take the lock, or a place
-    /// in its queue.
-    pub(super) fn undo_late_requests(&self, hold: &Hold) {
-        if hold.sent_twice {
-            match &hold.line {
-                // A place, too: that of a copy.
-                None => self.repeat(self.give_up_command(&hold.owner), hold.longest_lease()),
-                Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
-            }
-        }
-    }
-
-    /// Undoes whatever a late request of an owner may do, where nothing is known of its hold.
-    pub(crate) fn give_up_command(&self, owner: &Owner) -> Command {
-        self.scripts().give_up_command(owner.as_bytes(), Chain::default())
-    }
-
-    /// Sends an owner-checked release in the background, again and again until one lease has
-    /// passed: nobody knows whether the hold exists, or whether it is about to.
-    pub(crate) fn repeat(&self, release: Command, lease: Duration) {
-        self.core.watchdog.run_errand(Errand::repeat(&self.name, release, lease));
-    }
-
-    /// As [`repeat`](Self::repeat), for an owner who may get a place in a queue, too.
-    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
-        self.core.watchdog.run_errand(Errand::undo(&self.name, give_up, lease));
     }
 }
 
@@ -122,11 +121,18 @@ struct GiveUp {
     command: Command,
 }
 
+impl GiveUp {
+    fn orphan(&self) {
+        let Site { name, core, .. } = &*self.site;
+        let (command, lease) = (self.command.clone(), core.config.watchdog_timeout);
+        core.watchdog.adopt(Orphan::requested(name, command, lease));
+    }
+}
+
 impl Receiver for GiveUp {
     fn receive(&self, outcome: Outcome) {
         if script::lock::released(outcome).is_err() {
-            let lease = self.site.core.config.watchdog_timeout;
-            self.site.repeat(self.command.clone(), lease);
+            self.orphan();
         }
     }
 }
@@ -150,7 +156,7 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         alone: &alone,
     };
     let command = scripts.give_up_command(owner.as_bytes(), share.chain);
-    core.watchdog.run_errand(Errand::brief(&name, command));
+    core.watchdog.adopt(Orphan::granted(&name, command));
 }
 
 /// A release on its way.
@@ -163,7 +169,7 @@ impl Release {
     fn settle(&self, outcome: Result<script::lock::Released, Trouble>) -> Result<(), Error> {
         let name = &self.site.name;
         // Not before the release is answered: it would find nothing to release.
-        self.site.undo_late_requests(&self.hold);
+        self.site.orphan(&self.hold, outcome.is_err());
         match outcome {
             Ok(script::lock::Released::HandedOn) => {
                 if let Some(line) = &self.hold.line {
@@ -184,8 +190,6 @@ impl Release {
                 Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
             }
             Err(trouble) => {
-                let site = &self.site;
-                site.repeat(site.release_command(&self.hold), self.hold.longest_lease());
                 let state = "the caller no longer holds it; its release is tried again in the \
                              background until the lease has passed, others get it then at the \
                              latest";

@@ -122,8 +122,7 @@ impl Site {
                         let hold = &seat.tenancy.hold;
                         hold.lose(LostReason::Revoked);
                         self.declare_lost(&seat.tenancy, LostReason::Revoked);
-                        self.repeat(self.release_command(hold), hold.longest_lease());
-                        self.undo_late_requests(hold);
+                        self.orphan(hold, true);
                     }
                     return Ok(true);
                 }
@@ -183,7 +182,7 @@ impl Site {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
                     self.declare_lost(tenancy, reason);
-                    self.bury(&seat, reason);
+                    self.orphan_lost(&seat, reason);
                     return Err(self.lost(tenancy, reason));
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
@@ -212,7 +211,7 @@ impl Site {
         wake.now();
         if let Some(seat) = seat {
             self.declare_lost(&seat.tenancy, reason);
-            self.bury(&seat, reason);
+            self.orphan_lost(&seat, reason);
         }
     }
 

@@ -98,7 +98,7 @@ impl Site {
                 self.renewed(hold, sent_at, lease, Err(&cause));
             }
         }
-        self.bury_extended(hold);
+        self.orphan_if_lost(hold);
         tenancy.remaining() >= slack
     }
 

@@ -30,7 +30,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Process, Registry, clock};
-use crate::watchdog::{Errand, Job, Watchdog};
+use crate::watchdog::{Job, Orphan, Watchdog};
 
 /// What a client's handles and background threads work with.
 pub(crate) struct Core {
@@ -198,7 +198,7 @@ impl Core {
     /// As [`tell_subscriber`](Self::tell_subscriber), once more: the connection it went over broke.
     pub(crate) fn tell_subscriber_again(&self) {
         let name = Arc::from("the subscriber");
-        self.watchdog.run_errand(Errand::brief(&name, self.pubsub.control_message()));
+        self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message()));
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {

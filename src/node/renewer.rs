@@ -14,7 +14,7 @@ use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted}
 use crate::pubsub::HEARTBEAT;
 use crate::script::{self, lock::Renewed};
 use crate::sync::{Mutex, clock};
-use crate::watchdog::{Chore, Errand, Job, Renewal, renewal};
+use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
@@ -30,8 +30,8 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     endpoint: Endpoint,
     link: Option<Link>,
-    /// Errands that are not done yet.
-    waiting: Vec<Errand>,
+    /// Those that are not done yet.
+    orphans: Vec<Orphan>,
     /// When to ask once more for what is held, since the server did not answer.
     ask_again: Option<u64>,
 }
@@ -41,7 +41,7 @@ impl Renewer {
         let patience = renewal::patience(core.config.watchdog_timeout);
         let patience = patience.min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
+        Self { core, endpoint, link: None, orphans: Vec::new(), ask_again: None }
     }
 
     /// The thread's whole life: until the client's end and the last job.
@@ -52,8 +52,8 @@ impl Renewer {
             match todo.next() {
                 Some(Job::End) => {
                     // What is left after a turn is only who paid, and may owe more.
-                    while !self.waiting.is_empty() {
-                        self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                    while !self.orphans.is_empty() {
+                        self.try_to(|renewer| renewer.see_to_orphans(u64::MAX));
                     }
                     return;
                 }
@@ -70,7 +70,7 @@ impl Renewer {
             }
             // Together, and behind what is urgent: while the server is away a packet takes its time.
             if !todo.is_urgent() {
-                self.try_to(|renewer| renewer.run_errands(now));
+                self.try_to(|renewer| renewer.see_to_orphans(now));
             }
             self.core.heartbeat();
         }
@@ -78,7 +78,7 @@ impl Renewer {
 
     /// How long there is nothing to do by itself.
     fn pause(&self) -> Duration {
-        let next = self.waiting.iter().map(Errand::due).chain(self.ask_again).min();
+        let next = self.orphans.iter().map(Orphan::due).chain(self.ask_again).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
@@ -102,8 +102,8 @@ impl Renewer {
                 let members = self.core.members.all();
                 self.renew_each(members.into_iter().filter_map(Member::renew_now).collect());
             }
-            Job::Run(errand) => self.waiting.push(errand),
-            Job::Connected => self.waiting.iter_mut().for_each(Errand::hurry),
+            Job::Adopt(orphan) => self.orphans.push(orphan),
+            Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::Chores(chores) => self.do_chores(chores),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::End => {}
@@ -184,20 +184,20 @@ impl Renewer {
         }
     }
 
-    /// Sends the errands that are due, and keeps those that are not done for later.
-    fn run_errands(&mut self, now: u64) {
-        let due: Vec<_> = self.waiting.extract_if(.., |errand| errand.due() <= now).collect();
-        let sent = due.into_iter().filter_map(|errand| Some((errand.command()?, errand)));
-        let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
-        let mut errands = errands.into_iter();
+    /// Sends the orphans that are due, and keeps those that are not done for later.
+    fn see_to_orphans(&mut self, now: u64) {
+        let due: Vec<_> = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        let sent = due.into_iter().filter_map(|orphan| Some((orphan.command()?, orphan)));
+        let (commands, orphans): (Vec<_>, Vec<_>) = sent.unzip();
+        let mut orphans = orphans.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
             let (outcomes, resent) = self.exchange_again(commands, None);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
-            for (outcome, errand) in outcomes.into_iter().zip(errands.by_ref()) {
+            for (outcome, orphan) in outcomes.into_iter().zip(orphans.by_ref()) {
                 let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
-                self.waiting.extend(errand.after(&outcome, resent, now, watchdog, ended));
+                self.orphans.extend(orphan.after(&outcome, resent, now, watchdog, ended));
             }
         }
     }
@@ -219,7 +219,7 @@ impl Renewer {
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
         // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
-        // as an errand.
+        // as an orphan.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
         } else {

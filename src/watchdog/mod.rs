@@ -2,12 +2,12 @@
 //!
 //! Three threads, however many holds there are. The *watchdog* waits for the wheel and never does
 //! I/O, so that a lost hold is told at once even while the server does not answer. The *renewer*
-//! does all background I/O: renewals, errands (releases of dying holds, requests to be sent again),
-//! replies nobody waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
+//! does all background I/O: renewals, orphans (what is left to be done for nobody), replies nobody
+//! waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
 //! only while there are some.
 
 mod callbacks;
-mod errand;
+mod orphan;
 pub(crate) mod renewal;
 mod wheel;
 
@@ -19,7 +19,7 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 
 use self::callbacks::Callbacks;
-pub(crate) use self::errand::{Debtor, Errand};
+pub(crate) use self::orphan::{Debtor, Orphan};
 use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::{Error, LostReason};
@@ -85,7 +85,7 @@ pub(crate) enum Job {
     Renew(Vec<Renewal>),
     /// Whatever is held: the server may not know of it any more.
     RenewAll,
-    Run(Errand),
+    Adopt(Orphan),
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
@@ -194,17 +194,17 @@ impl Watchdog {
         self.insert(due, Item::Kept(chore));
     }
 
-    /// Runs an errand now, and again with back-off until it is done.
-    pub(crate) fn run_errand(&self, errand: Errand) {
+    /// Sends an orphan now, and again with back-off until it is done.
+    pub(crate) fn adopt(&self, orphan: Orphan) {
         // One look and one job, or it would come behind the last one and be lost without a word.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
-            errand.give_up(self);
+            orphan.give_up(self);
             return;
         }
         // It does not block, and the other end goes away after the end only.
-        let _ = self.jobs.send(Job::Run(errand));
+        let _ = self.jobs.send(Job::Adopt(orphan));
     }
 
     /// Logs that a hold was lost.
@@ -271,7 +271,7 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // By this thread, behind all it has sent. Errands come before the end that it has seen.
+        // By this thread, behind all it has sent. Orphans come before the end that it has seen.
         let _ = self.jobs.send(Job::End);
     }
 
