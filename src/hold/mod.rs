@@ -321,19 +321,21 @@ enum Ending {
 
 impl Tenancy {
     pub(crate) fn new(hold: Arc<Hold>, thread: Arc<Thread>) -> Self {
-        Self {
-            hold,
-            thread,
-            since: clock::now(),
-            end: Mutex::default(),
-            ended: AtomicBool::new(false),
-        }
+        Self::since(hold, thread, clock::now())
+    }
+
+    fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
+        Self { hold, thread, since, end: Mutex::default(), ended: AtomicBool::new(false) }
     }
 
     pub(crate) fn is_held(&self) -> bool {
+        self.is_held_at(clock::now())
+    }
+
+    pub(crate) fn is_held_at(&self, now: u64) -> bool {
         !self.ended.load(Ordering::Acquire)
             && self.hold.lost().is_none()
-            && clock::now() < self.hold.deadline()
+            && now < self.hold.deadline()
     }
 
     pub(crate) fn remaining(&self) -> Duration {

@@ -156,7 +156,7 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         alone: &alone,
     };
     let command = scripts.give_up_command(owner.as_bytes(), share.chain);
-    core.watchdog.adopt(Orphan::granted(&name, command));
+    core.watchdog.adopt(Orphan::stray(&name, command));
 }
 
 /// A release on its way.

@@ -126,8 +126,9 @@ impl Site {
                     }
                     return Ok(true);
                 }
-                // One of the two was taken away by force, and only the server knows which: grants
-                // are not always read in the order in which they were made.
+                // Threads of a fair lock ask for themselves. One of the two was taken away by force,
+                // and only the server knows which: grants are not always read in the order in which
+                // they were made.
                 Admitted::Taken(other) => {
                     let owner = &tenancy.hold.owner;
                     match script::lock::is_held_by(&self.lane, &self.name, owner) {

@@ -55,17 +55,6 @@ impl Site {
         seat.facts().next(&self.core.config, now)
     }
 
-    /// `false`: it is too late.
-    fn begin_renewal(&self, seat: &mut Seat, lease: Duration, now: u64) -> bool {
-        let hold = &seat.tenancy.hold;
-        let in_time = now < hold.deadline();
-        if in_time {
-            seat.attempt = seat.attempt.sent();
-            hold.ask(lease);
-        }
-        in_time
-    }
-
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for
     /// `slack` more. Before its time, since somebody wants to know.
     ///
@@ -114,19 +103,7 @@ impl Site {
         let tenancy = self.gate.with_seat(|seat| {
             // A reply for a hold that has ended is ignored.
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
-            seat.attempt = match renewed {
-                Ok(held) => {
-                    if held {
-                        hold.confirm(sent_at, lease);
-                        hold.raised();
-                    }
-                    Attempt::Done
-                }
-                Err(cause) => {
-                    hold.renewal_failed(cause);
-                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
-                }
-            };
+            seat.renewed(sent_at, lease, renewed, &self.core.config, now);
             Some(Arc::clone(&seat.tenancy))
         });
         match tenancy {
@@ -143,7 +120,7 @@ impl Site {
         let (hold, lease) = self.gate.with_seat(|seat| {
             let seat = seat?;
             let due = self.next_due(seat, now);
-            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            let lease = due.lease.filter(|lease| seat.renews(*lease, now));
             Some((Arc::clone(&seat.tenancy.hold), lease))
         })?;
         Some(self.renewal(hold, lease))
@@ -158,7 +135,7 @@ impl Task for Site {
             let seat = seat?;
             let due = self.next_due(seat, now);
             let lease = due.lease.filter(|_| due.at <= now);
-            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
+            let renew = lease.filter(|lease| seat.renews(*lease, now));
             Some((Arc::clone(&seat.tenancy), renew))
         })?;
         if now >= tenancy.hold.deadline() {

@@ -6,7 +6,7 @@
 //! | [`released`](Orphan::released) | a hold: its release was not answered, or its lease was made longer after it was lost | the lease is over; after 10 minutes an answer is enough |
 //! | [`requested`](Orphan::requested) | a hold: by a request without an outcome, or a copy that comes late | the same |
 //! | [`queued`](Orphan::queued) | the same, or a place in a fair lock's queue | 10 minutes are over: a place has no lease |
-//! | [`granted`](Orphan::granted) | a hold, or a place: a message named an owner that does not wait here | it is answered, or the provisional lease over |
+//! | [`stray`](Orphan::stray) | a hold, or a place: a message named an owner that does not wait here | it is answered, or the provisional lease over |
 //! | [`numbered`](Orphan::numbered) | permits, or a count, by a request of which the outcome is not known | it is answered, or the server forgets it |
 //! | [`owed`](Orphan::owed) | permits that were dropped, for which no request is open | nothing is owed |
 //! | [`unheard`](Orphan::unheard) | nothing: a message to this client itself was lost | it is answered, or the next one due |
@@ -81,8 +81,8 @@ impl Orphan {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// What a message granted, or told to ask, that found nobody.
-    pub(crate) fn granted(name: &Arc<str>, give_up: Command) -> Self {
+    /// What a message granted, or told to ask, and that does not wait here.
+    pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
@@ -266,7 +266,7 @@ mod tests {
             ("requested, long", Orphan::requested(&name, command(), long), 600, 3_600),
             ("queued", Orphan::queued(&name, command(), short), 600, 600),
             ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
-            ("granted", Orphan::granted(&name, command()), 0, 3),
+            ("stray", Orphan::stray(&name, command()), 0, 3),
             ("unheard", Orphan::unheard(&name, command()), 0, 3),
         ] {
             let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
