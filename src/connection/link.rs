@@ -64,6 +64,12 @@ pub(crate) trait Receiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
 }
 
+impl<F: Fn(Outcome) + Send + Sync> Receiver for F {
+    fn receive(&self, outcome: Outcome) {
+        self(outcome);
+    }
+}
+
 /// A connection with the commands written to it whose replies are not read yet, in order.
 pub(crate) struct Link {
     connection: Connection,

@@ -22,7 +22,7 @@
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and who
 //! finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews` sends it,
-//! `renewed` has the answer. One that is sent stays so when the hold is passed; after one that failed
+//! `Site::renewed` has the answer. One that is sent stays so when the hold is passed; after one that failed
 //! it is not passed. `force` counts what this process has unlocked by force: a hold that was asked for
 //! before the last time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
 //!
@@ -35,7 +35,6 @@ use std::time::Duration;
 
 use super::{Cohort, Hold, Place, Tenancy, Terms, clock};
 use crate::acquire::{Queue, Signal, Waiter, Wake};
-use crate::config::Config;
 use crate::error::Error;
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
@@ -69,7 +68,7 @@ struct State {
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     levels: Levels,
-    attempt: Attempt,
+    pub(super) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -100,31 +99,6 @@ impl Seat {
             hold.ask(lease);
         }
         in_time
-    }
-
-    /// The server's answer to a renewal that was sent at `sent_at`.
-    pub(super) fn renewed(
-        &mut self,
-        sent_at: u64,
-        lease: Duration,
-        renewed: Result<bool, &Arc<str>>,
-        config: &Config,
-        now: u64,
-    ) {
-        let hold = &self.tenancy.hold;
-        self.attempt = match renewed {
-            Ok(held) => {
-                if held {
-                    hold.confirm(sent_at, lease);
-                    hold.raised();
-                }
-                Attempt::Done
-            }
-            Err(cause) => {
-                hold.renewal_failed(cause);
-                self.attempt.fails(hold.is_provisional(), config, now)
-            }
-        };
     }
 
     /// What its renewal depends on.
@@ -162,12 +136,9 @@ impl Levels {
     fn end(&mut self, terms: Option<Terms>) -> bool {
         let Some(last) = self.inner.pop() else { return false };
         let Some(terms) = terms.filter(|terms| *terms != last) else { return true };
-        if let Some(at) = self.inner.iter().rposition(|level| *level == terms) {
-            self.inner[at] = last;
-        } else {
-            // Guards may go in any order: the outer one went first.
-            self.outer = last;
-        }
+        // Guards may go in any order: one further out went first.
+        let gone = self.inner.iter_mut().rfind(|level| **level == terms);
+        *gone.unwrap_or(&mut self.outer) = last;
         true
     }
 }

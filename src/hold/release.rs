@@ -5,31 +5,67 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::{Hold, Place, Seat, Site, clock};
-use crate::connection::{Command, Outcome, Receiver};
+use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
 use crate::protocol::{LockKeys, Owner};
 use crate::pubsub::Grant;
-use crate::script::lock::{Chain, LockScripts};
+use crate::script::lock::{Chain, LockScripts, Released};
 use crate::script::{self, Trouble};
 use crate::watchdog::Orphan;
 
 impl Site {
     /// Sends the release of a hold whose tenancy has ended.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
-        let release = Release { site: Arc::clone(self), hold: Arc::clone(hold) };
+        let command = self.release_command(hold);
         match how {
             Leaving::Posted => {
-                let command = self.release_command(hold);
-                self.core.post(&self.lane, command, Arc::new(release));
+                let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+                let receiver = move |outcome: Outcome| {
+                    if let Err(error) = site.released(&hold, script::lock::released(outcome)) {
+                        site.core.watchdog.tell(error);
+                    }
+                };
+                self.core.post(&self.lane, command, Arc::new(receiver));
                 Ok(())
             }
             Leaving::Awaited => {
-                let outcome =
-                    script::lock::release(&self.lane, &self.release_command(hold), || {
-                        self.core.incarnation() == hold.asked.incarnation
-                    });
-                release.settle(outcome)
+                let outcome = script::lock::release(&self.lane, &command, || {
+                    self.core.incarnation() == hold.asked.incarnation
+                });
+                self.released(hold, outcome)
+            }
+        }
+    }
+
+    fn released(&self, hold: &Hold, outcome: Result<Released, Trouble>) -> Result<(), Error> {
+        let name = &self.name;
+        // Not before the release is answered: it would find nothing to release.
+        self.orphan(hold, outcome.is_err());
+        match outcome {
+            Ok(Released::HandedOn) => {
+                if let Some(line) = &hold.line {
+                    line.handed_on();
+                }
+                Ok(())
+            }
+            Ok(Released::Done) => Ok(()),
+            Ok(Released::LeftToOthers) => {
+                self.gate.left_to_others();
+                Ok(())
+            }
+            Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
+            Ok(Released::Unclear) => {
+                let message = "the connection to the server broke, and when asked once more it no \
+                               longer knew the hold: it was released, most likely just now, but it \
+                               may have been lost before; the caller no longer holds it";
+                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+            }
+            Err(trouble) => {
+                let state = "the caller no longer holds it; its release is tried again in the \
+                             background until the lease has passed, others get it then at the \
+                             latest";
+                Err(trouble.into_error().of(name).now(state))
             }
         }
     }
@@ -98,11 +134,20 @@ impl Site {
         }
         let chain = place.unread_chain();
         let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
-        let leaving = GiveUp { site: Arc::clone(self), command: command.clone() };
+        let (site, copy) = (Arc::clone(self), command.clone());
+        let later = move || {
+            let lease = site.core.config.watchdog_timeout;
+            site.core.watchdog.adopt(Orphan::requested(&site.name, copy.clone(), lease));
+        };
         if place.in_doubt {
-            leaving.orphan();
+            later();
         }
-        self.core.post(&self.lane, command, Arc::new(leaving));
+        let receiver = move |outcome: Outcome| {
+            if script::lock::released(outcome).is_err() {
+                later();
+            }
+        };
+        self.core.post(&self.lane, command, Arc::new(receiver));
     }
 }
 
@@ -113,28 +158,6 @@ pub(crate) enum Leaving {
     Posted,
     /// `unlock`.
     Awaited,
-}
-
-/// A place that is given up.
-struct GiveUp {
-    site: Arc<Site>,
-    command: Command,
-}
-
-impl GiveUp {
-    fn orphan(&self) {
-        let Site { name, core, .. } = &*self.site;
-        let (command, lease) = (self.command.clone(), core.config.watchdog_timeout);
-        core.watchdog.adopt(Orphan::requested(name, command, lease));
-    }
-}
-
-impl Receiver for GiveUp {
-    fn receive(&self, outcome: Outcome) {
-        if script::lock::released(outcome).is_err() {
-            self.orphan();
-        }
-    }
 }
 
 /// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
@@ -157,52 +180,4 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     };
     let command = scripts.give_up_command(owner.as_bytes(), share.chain);
     core.watchdog.adopt(Orphan::stray(&name, command));
-}
-
-/// A release on its way.
-struct Release {
-    site: Arc<Site>,
-    hold: Arc<Hold>,
-}
-
-impl Release {
-    fn settle(&self, outcome: Result<script::lock::Released, Trouble>) -> Result<(), Error> {
-        let name = &self.site.name;
-        // Not before the release is answered: it would find nothing to release.
-        self.site.orphan(&self.hold, outcome.is_err());
-        match outcome {
-            Ok(script::lock::Released::HandedOn) => {
-                if let Some(line) = &self.hold.line {
-                    line.handed_on();
-                }
-                Ok(())
-            }
-            Ok(script::lock::Released::Done) => Ok(()),
-            Ok(script::lock::Released::LeftToOthers) => {
-                self.site.gate.left_to_others();
-                Ok(())
-            }
-            Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
-            Ok(script::lock::Released::Unclear) => {
-                let message = "the connection to the server broke, and when asked once more it no \
-                               longer knew the hold: it was released, most likely just now, but it \
-                               may have been lost before; the caller no longer holds it";
-                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
-            }
-            Err(trouble) => {
-                let state = "the caller no longer holds it; its release is tried again in the \
-                             background until the lease has passed, others get it then at the \
-                             latest";
-                Err(trouble.into_error().of(name).now(state))
-            }
-        }
-    }
-}
-
-impl Receiver for Release {
-    fn receive(&self, outcome: Outcome) {
-        if let Err(error) = self.settle(script::lock::released(outcome)) {
-            self.site.core.watchdog.tell(error);
-        }
-    }
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::error::LostReason;
-use crate::protocol::Owner;
 use crate::script;
 use crate::watchdog::renewal::{Attempt, Due};
-use crate::watchdog::{Renewable, Renewal, Task};
+use crate::watchdog::{Renewal, Task};
 
 impl Site {
     /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
@@ -25,34 +24,37 @@ impl Site {
 
     /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
     pub(crate) fn arm(self: &Arc<Self>) {
-        let due = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            Some(self.next_due(seat, clock::now()).at)
-        });
-        if let Some(due) = due {
-            self.arm_at(due);
-        }
-    }
-
-    fn arm_at(self: &Arc<Self>, due: u64) {
+        let next = |seat: &mut Seat| seat.facts().next(&self.core.config, clock::now());
+        let Some(Due { at, .. }) = self.gate.with_seat(|seat| seat.map(next)) else { return };
         let mut alarm = self.alarm.lock();
         // An alarm that goes off too early sets the next one; only too late is wrong.
-        if alarm.as_ref().is_none_or(|alarm| alarm.due() > due) {
+        if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
             let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
-            let new = self.core.watchdog.alarm(due, task);
+            let new = self.core.watchdog.alarm(at, task);
             if let Some(old) = alarm.replace(new) {
                 self.core.watchdog.cancel(old);
             }
         }
     }
 
-    fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        let urgent = hold.is_provisional();
-        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease, urgent }
+    /// The tenancy in the seat, and the lease that it is to be renewed to at once: if that is due, or
+    /// `early`.
+    fn begin_renewal(&self, early: bool, now: u64) -> Option<(Arc<Tenancy>, Option<Duration>)> {
+        self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let Due { at, lease } = seat.facts().next(&self.core.config, now);
+            let lease = lease.filter(|lease| (early || at <= now) && seat.renews(*lease, now));
+            Some((Arc::clone(&seat.tenancy), lease))
+        })
     }
 
-    fn next_due(&self, seat: &Seat, now: u64) -> Due {
-        seat.facts().next(&self.core.config, now)
+    fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
+        let (name, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
+        let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+        let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
+            site.renewed(&hold, sent_at, lease, renewed);
+        });
+        Renewal { name, owner, lease, urgent, renewed }
     }
 
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for
@@ -103,7 +105,18 @@ impl Site {
         let tenancy = self.gate.with_seat(|seat| {
             // A reply for a hold that has ended is ignored.
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
-            seat.renewed(sent_at, lease, renewed, &self.core.config, now);
+            seat.attempt = match renewed {
+                Ok(true) => {
+                    hold.confirm(sent_at, lease);
+                    hold.raised();
+                    Attempt::Done
+                }
+                Ok(false) => Attempt::Done,
+                Err(cause) => {
+                    hold.renewal_failed(cause);
+                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
+                }
+            };
             Some(Arc::clone(&seat.tenancy))
         });
         match tenancy {
@@ -116,14 +129,8 @@ impl Site {
     /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
     /// question whether the server knows it.
     pub(super) fn renew_early(self: &Arc<Self>) -> Option<Renewal> {
-        let now = clock::now();
-        let (hold, lease) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.next_due(seat, now);
-            let lease = due.lease.filter(|lease| seat.renews(*lease, now));
-            Some((Arc::clone(&seat.tenancy.hold), lease))
-        })?;
-        Some(self.renewal(hold, lease))
+        let (tenancy, lease) = self.begin_renewal(true, clock::now())?;
+        Some(self.renewal(&tenancy.hold, lease))
     }
 }
 
@@ -131,39 +138,12 @@ impl Task for Site {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         *self.alarm.lock() = None;
         let now = clock::now();
-        let (tenancy, renew) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.next_due(seat, now);
-            let lease = due.lease.filter(|_| due.at <= now);
-            let renew = lease.filter(|lease| seat.renews(*lease, now));
-            Some((Arc::clone(&seat.tenancy), renew))
-        })?;
+        let (tenancy, lease) = self.begin_renewal(false, now)?;
         if now >= tenancy.hold.deadline() {
             self.lose(&tenancy, LostReason::LeaseExpired);
             return None;
         }
         self.arm();
-        let hold = Arc::clone(&tenancy.hold);
-        renew.map(|lease| self.renewal(hold, Some(lease)))
-    }
-}
-
-/// A hold of this name, on its way to be renewed.
-struct Renewing {
-    site: Arc<Site>,
-    hold: Arc<Hold>,
-}
-
-impl Renewable for Renewing {
-    fn name(&self) -> &str {
-        &self.site.name
-    }
-
-    fn owner(&self) -> &Owner {
-        &self.hold.owner
-    }
-
-    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
-        self.site.renewed(&self.hold, sent_at, lease, renewed);
+        lease.map(|lease| self.renewal(&tenancy.hold, Some(lease)))
     }
 }

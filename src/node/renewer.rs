@@ -10,9 +10,9 @@ use redis::Value;
 
 use super::todo::Todo;
 use super::{Core, Member};
-use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
+use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
 use crate::pubsub::HEARTBEAT;
-use crate::script::{self, lock::Renewed};
+use crate::script::{self, Trouble, lock::Renewed};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
 
@@ -137,22 +137,23 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (due.hold.name(), due.hold.owner()));
+                let holds = call.iter().map(|due| (&*due.name, &due.owner));
                 script::lock::renew_command(holds, lease(call))
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
-        let outcomes = self.exchange_again(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
+        let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(false) {
-                due.hold.renewed(sent_at, due.lease.unwrap_or_default(), renewed);
+                (due.renewed)(sent_at, due.lease.unwrap_or_default(), renewed);
             }
             // What is renewed is tried again by its own alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
-            match script::lock::renewed(outcome) {
+            let replies = script::lock::renewed(outcome).map_err(Trouble::into_error);
+            let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
                         match reply {
@@ -164,16 +165,12 @@ impl Renewer {
                             }
                         }
                     }
+                    continue;
                 }
-                Ok(_) => {
-                    let cause = "the server answered for other names than were asked for".into();
-                    call.iter().for_each(|due| tell(due, Err(&cause)));
-                }
-                Err(trouble) => {
-                    let cause = format!("{:#}", trouble.into_error()).into();
-                    call.iter().for_each(|due| tell(due, Err(&cause)));
-                }
-            }
+                Ok(_) => "the server answered for other names than were asked for".into(),
+                Err(error) => format!("{error:#}").into(),
+            };
+            call.iter().for_each(|due| tell(due, Err(&cause)));
         }
         if refused {
             // It may lead to a server that became a replica.
@@ -191,7 +188,7 @@ impl Renewer {
         let (commands, orphans): (Vec<_>, Vec<_>) = sent.unzip();
         let mut orphans = orphans.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange_again(commands, None);
+            let (outcomes, resent) = self.exchange(commands, None);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
@@ -209,7 +206,7 @@ impl Renewer {
             .filter_map(|chore| chore.command().map(|command| (chore, command)))
             .collect();
         let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-        let outcomes = self.exchange(&commands);
+        let outcomes = self.exchange(&commands, None).0;
         for (chore, outcome) in chores.into_iter().zip(outcomes) {
             let pause = chore.done(outcome);
             self.core.watchdog.schedule(&chore, pause);
@@ -232,19 +229,10 @@ impl Renewer {
     }
 
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
-    /// was none on the old one: it may have been dead for a while.
-    fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
-        self.exchange_again(commands, None).0
-    }
-
-    /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
-    /// may have run, whatever became of the second ones.
+    /// was none on the old one: it may have been dead for a while. Says, too, whether they were sent
+    /// twice: then the first ones may have run, whatever became of the second ones.
     /// `within`: what the replies may take, besides what a distance asks for.
-    fn exchange_again(
-        &mut self,
-        commands: &[Command],
-        within: Option<Duration>,
-    ) -> (Vec<Outcome>, bool) {
+    fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);
         match outcomes.first() {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
@@ -253,9 +241,12 @@ impl Renewer {
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
-        let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
+        let replies: Vec<_> =
+            commands.iter().map(|_| Arc::<Mutex<Option<Outcome>>>::default()).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
-            (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
+            let reply = Arc::clone(reply);
+            let receiver = move |outcome| *reply.lock() = Some(outcome);
+            (command.clone(), Arc::new(receiver) as Arc<dyn connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
@@ -266,7 +257,8 @@ impl Renewer {
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }
-                replies.iter().map(|reply| reply.take()).collect()
+                // Every command sent has an outcome once its link was read or has failed.
+                replies.iter().map(|reply| reply.lock().take().unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => replies.iter().map(|_| Err(failure.clone())).collect(),
         }
@@ -278,23 +270,6 @@ impl Renewer {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open(&self.endpoint)?)),
         }
-    }
-}
-
-/// Where one command's outcome is put.
-#[derive(Default)]
-struct Reply(Mutex<Option<Outcome>>);
-
-impl Reply {
-    /// Every command sent has an outcome once its link was read or has failed.
-    fn take(&self) -> Outcome {
-        self.0.lock().take().unwrap_or(Ok(Value::Nil))
-    }
-}
-
-impl crate::connection::Receiver for Reply {
-    fn receive(&self, outcome: Outcome) {
-        *self.0.lock() = Some(outcome);
     }
 }
 

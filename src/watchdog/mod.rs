@@ -25,7 +25,7 @@ use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
 use crate::sync::clock;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
@@ -44,26 +44,21 @@ pub(crate) trait Task: Send + Sync {
 
 /// A hold whose renewal is due.
 pub(crate) struct Renewal {
-    pub(crate) hold: Arc<dyn Renewable>,
+    pub(crate) name: Arc<str>,
+    pub(crate) owner: Owner,
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
     /// It has less time than others.
     pub(crate) urgent: bool,
+    pub(crate) renewed: Box<Renewed>,
 }
 
-/// A hold as the server knows it.
-pub(crate) trait Renewable: Send + Sync {
-    fn name(&self) -> &str;
-
-    fn owner(&self) -> &Owner;
-
-    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
-    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>);
-}
+/// Hears the server's answer to a renewal that was sent at a time, for a lease.
+type Renewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Renewal({:?}, {:?})", self.hold.name(), self.lease)
+        write!(f, "Renewal({:?}, {:?})", self.name, self.lease)
     }
 }
 
@@ -297,10 +292,7 @@ impl Watchdog {
     }
 
     fn insert(&self, due: u64, item: Item) -> Key {
-        self.insert_into(self.timer.lock(), due, item)
-    }
-
-    fn insert_into(&self, mut timer: MutexGuard<'_, Timer>, due: u64, item: Item) -> Key {
+        let mut timer = self.timer.lock();
         // Up, so that what goes off is really due.
         let due = due.div_ceil(TICK);
         let key = timer.wheel.insert(due, item);

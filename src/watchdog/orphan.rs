@@ -1,15 +1,5 @@
-//! What is left to be done on the server when nobody waits for it any more: a command that is sent in
-//! the background until it is done.
-//!
-//! | orphan | the server may have for nobody | it is sent until |
-//! |---|---|---|
-//! | [`released`](Orphan::released) | a hold: its release was not answered, or its lease was made longer after it was lost | the lease is over; after 10 minutes an answer is enough |
-//! | [`requested`](Orphan::requested) | a hold: by a request without an outcome, or a copy that comes late | the same |
-//! | [`queued`](Orphan::queued) | the same, or a place in a fair lock's queue | 10 minutes are over: a place has no lease |
-//! | [`stray`](Orphan::stray) | a hold, or a place: a message named an owner that does not wait here | it is answered, or the provisional lease over |
-//! | [`numbered`](Orphan::numbered) | permits, or a count, by a request of which the outcome is not known | it is answered, or the server forgets it |
-//! | [`owed`](Orphan::owed) | permits that were dropped, for which no request is open | nothing is owed |
-//! | [`unheard`](Orphan::unheard) | nothing: a message to this client itself was lost | it is answered, or the next one due |
+//! What is left to be done on the server when nobody waits for it any more: what the server may have
+//! for nobody, as a rule. A constructor for each reason says how long its command is sent.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +21,8 @@ const LATEST: Duration = Duration::from_secs(600);
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 
-/// See the module.
+/// A command that is sent in the background, again and again with back-off, and as soon as a
+/// connection is opened.
 pub(crate) struct Orphan {
     name: Arc<str>,
     what: What,
@@ -65,28 +56,36 @@ pub(crate) trait Debtor: Send + Sync {
 }
 
 impl Orphan {
-    /// A hold with this lease that nobody has here any more: gives it back.
+    /// A hold that nobody has here any more, and the server may: its release was not answered, or its
+    /// lease was made longer after it was lost. For that lease, or until an answer after 10 minutes.
     pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
-    /// A request for such a lease that nobody waits for any more: gives up what it gets. (The place
-    /// of a process in a lock's queue is given back when it is granted.)
+    /// A request that nobody waits for any more: its outcome is not known, or a copy may come late.
+    /// As long as a hold that it may take. (A place in a lock's queue is given back when it is
+    /// granted.)
     pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
-        Self::undo(name, give_up, lease, lease.min(LATEST))
+        Self::released(name, give_up, lease)
     }
 
-    /// The same where it may get a place that keeps others out until it lapses.
+    /// The same where it may take a place that keeps others out, and has no lease: 10 minutes at least.
     pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// What a message granted, or told to ask, and that does not wait here.
+    /// What a message granted, or told to ask, and does not wait here. Until it is answered, or what
+    /// it was granted is over.
     pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
-    /// A numbered request that was sent, and may have been applied.
+    /// A message to this client itself that was lost. Until it is answered, or the next one is due.
+    pub(crate) fn unheard(name: &Arc<str>, message: Command) -> Self {
+        Self::new(name, What::Tell(message), BRIEF)
+    }
+
+    /// A numbered request that may have been applied. Until it is, or the server would forget that.
     pub(crate) fn numbered(
         name: &Arc<str>,
         copy: Command,
@@ -96,14 +95,9 @@ impl Orphan {
         Self::new(name, What::Request(copy, Arc::clone(requests), ticket), WINDOW)
     }
 
-    /// What somebody owes, whenever that is.
+    /// What somebody owes, for which no request is open. Until nothing is owed.
     pub(crate) fn owed(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
         Self::new(name, What::Debt(debtor), Duration::MAX)
-    }
-
-    /// A message to this client itself.
-    pub(crate) fn unheard(name: &Arc<str>, message: Command) -> Self {
-        Self::new(name, What::Tell(message), BRIEF)
     }
 
     /// Sends a command for so long, and only until it is answered after `enough`.

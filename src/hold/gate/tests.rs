@@ -95,7 +95,8 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         let seat = state.seat.as_mut().unwrap();
         assert!(!seat.renews(LEASE, OVER) && seat.renews(LEASE, 0));
         if fails {
-            seat.renewed(0, LEASE, Err(&"no server".into()), &config, 0);
+            tenancy.hold.renewal_failed(&"no server".into());
+            seat.attempt = seat.attempt.fails(false, &config, 0);
         }
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, Terms::Watched, true, 0);
