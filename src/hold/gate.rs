@@ -13,18 +13,24 @@
 //!     +-----------------------------------------------------------------------------------+
 //! ```
 //!
-//! | seat | led | which is | left by |
-//! |---|---|---|---|
-//! | empty | no | free, and the queue is empty | `enter`: led |
-//! | empty | yes | one thread asks, or releases | `admit`: taken; `hand_on`: led by the next, or free |
-//! | taken | no | held | `leave`: taken by the next, or led, to release; `vacate`: led by the next, or free; `admit`, if the hold is over: taken by a newer one |
-//! | taken | yes | a name that is used for a fair lock, too: that was granted beside the leader | as above; the leader's `admit` finds it `Taken` |
+//! ```text
+//! seat   led  which is                      left by
+//! empty  no   free; the queue is empty      enter: led
+//! empty  yes  one thread asks, or releases  admit: taken; hand_on: led by the next, or free
+//! taken  no   held                          leave: taken by the next, or led, to release
+//!                                           vacate: led by the next, or free
+//!                                           admit: taken by a newer hold, if this one is over
+//! taken  yes  the same, of a name that is   the same; the leader's admit finds it taken
+//!             a fair lock's, too, which was
+//!             granted beside the leader
+//! ```
 //!
-//! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and who
-//! finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews` sends it,
-//! `Site::renewed` has the answer. One that is sent stays so when the hold is passed; after one that failed
-//! it is not passed. `force` counts what this process has unlocked by force: a hold that was asked for
-//! before the last time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
+//! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
+//! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
+//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed;
+//! after one that failed it is not passed. `force` counts what this process has unlocked by force:
+//! a hold that was asked for before the last time is `NotOurs`, whatever its grant said, and its
+//! leader leads on, and asks.
 //!
 //! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
 //! gives up with the baton hands it on.

@@ -114,8 +114,8 @@ impl Site {
         lost
     }
 
-    /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in its
-    /// queue, or have taken it.
+    /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in
+    /// its queue, or have taken it.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
         self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::{Admitted, Gate, Leaving, Left, Place, Tenancy, Terms};
+use super::{Admitted, Gate, Leaving, Left, Place, Tenancy, Terms, clock};
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
@@ -253,8 +253,11 @@ impl Member for Site {
         }
     }
 
+    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
+    /// question whether the server knows it.
     fn renew_now(self: Arc<Self>) -> Option<Renewal> {
-        self.renew_early()
+        let (tenancy, lease) = self.begin_renewal(true, clock::now())?;
+        Some(self.renewal(&tenancy.hold, lease))
     }
 }
 

@@ -1,11 +1,12 @@
-//! How a site's hold is watched: its alarm on the wheel, and its renewals. When they are due stands in
-//! `watchdog/renewal.rs`.
+//! How a site's hold is watched: its alarm on the wheel, and its renewals. When they are due stands
+//! in `watchdog/renewal.rs`.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::error::LostReason;
+use crate::node::Member;
 use crate::script;
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
@@ -16,7 +17,7 @@ impl Site {
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.core.incarnation() != tenancy.hold.asked.incarnation
-            && let Some(renewal) = self.renew_early()
+            && let Some(renewal) = Member::renew_now(Arc::clone(self))
         {
             self.core.watchdog.renew_now(renewal);
         }
@@ -37,9 +38,13 @@ impl Site {
         }
     }
 
-    /// The tenancy in the seat, and the lease that it is to be renewed to at once: if that is due, or
-    /// `early`.
-    fn begin_renewal(&self, early: bool, now: u64) -> Option<(Arc<Tenancy>, Option<Duration>)> {
+    /// The tenancy in the seat, and the lease that it is to be renewed to at once: if that is due,
+    /// or `early`.
+    pub(super) fn begin_renewal(
+        &self,
+        early: bool,
+        now: u64,
+    ) -> Option<(Arc<Tenancy>, Option<Duration>)> {
         self.gate.with_seat(|seat| {
             let seat = seat?;
             let Due { at, lease } = seat.facts().next(&self.core.config, now);
@@ -48,7 +53,7 @@ impl Site {
         })
     }
 
-    fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
+    pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (name, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
         let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
@@ -124,13 +129,6 @@ impl Site {
             Some(_) => self.arm(),
             None => {}
         }
-    }
-
-    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
-    /// question whether the server knows it.
-    pub(super) fn renew_early(self: &Arc<Self>) -> Option<Renewal> {
-        let (tenancy, lease) = self.begin_renewal(true, clock::now())?;
-        Some(self.renewal(&tenancy.hold, lease))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What is left to be done on the server when nobody waits for it any more: what the server may have
-//! for nobody, as a rule. A constructor for each reason says how long its command is sent.
+//! What is left to be done on the server when nobody waits for it any more: what the server may
+//! have for nobody, as a rule. A constructor for each reason says how long its command is sent.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub(crate) struct Orphan {
 }
 
 enum What {
-    /// Done at its time, or at an answer after `enough`. Once is not: a server that stalls may read a
-    /// release before the acquire that an old connection still has.
+    /// Done at its time, or at an answer after `enough`. Once is not: a server that stalls may read
+    /// a release before the acquire that an old connection still has.
     Undo { command: Command, enough: u64 },
     /// Done at whatever the server answers.
     Tell(Command),
@@ -56,8 +56,9 @@ pub(crate) trait Debtor: Send + Sync {
 }
 
 impl Orphan {
-    /// A hold that nobody has here any more, and the server may: its release was not answered, or its
-    /// lease was made longer after it was lost. For that lease, or until an answer after 10 minutes.
+    /// A hold that nobody has here any more, and the server may: its release was not answered, or
+    /// its lease was made longer after it was lost. For that lease, or until an answer after 10
+    /// minutes.
     pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
@@ -69,7 +70,8 @@ impl Orphan {
         Self::released(name, give_up, lease)
     }
 
-    /// The same where it may take a place that keeps others out, and has no lease: 10 minutes at least.
+    /// The same where it may take a place that keeps others out, and has no lease: 10 minutes at
+    /// least.
     pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }

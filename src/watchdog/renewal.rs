@@ -1,5 +1,5 @@
-//! When a hold is renewed, raised to its lease, or over. What is known of it and the time go in, what
-//! is next comes out. No clock is read here.
+//! When a hold is renewed, raised to its lease, or over. What is known of it and the time go in,
+//! what is next comes out. No clock is read here.
 //!
 //! ```text
 //! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
@@ -30,8 +30,8 @@ const PATIENCE: u32 = 6;
 /// whole ones.
 const DRIFT: u64 = 1_000;
 
-/// What a grant by message is for: what the scripts call PROVISIONAL. Its process may be stopped, and
-/// keeps the others from the lock for so long.
+/// What a grant by message is for: what the scripts call PROVISIONAL. Its process may be stopped,
+/// and keeps the others from the lock for so long.
 pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
 /// When such a hold is raised to its lease: a shorter one costs no further command.
 const RAISED_AFTER: u64 = 50 * MS;
@@ -156,8 +156,8 @@ impl Attempt {
         Self::Sent { failed: self.failed() }
     }
 
-    /// It failed at `now`. It is tried again at once, not at the next third, and then later and later
-    /// until the deadline.
+    /// It failed at `now`. It is tried again at once, not at the next third, and then later and
+    /// later until the deadline.
     pub(crate) fn fails(self, is_provisional: bool, config: &Config, now: u64) -> Self {
         let failed = self.failed();
         let pause = if is_provisional {
