@@ -18,7 +18,7 @@ use crate::pubsub::Subscription;
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
-use crate::watchdog::Errand;
+use crate::watchdog::Orphan;
 
 /// A count that threads of all processes wait for to become zero: `CountDownLatch` of
 /// java.util.concurrent, Redisson's `RCountDownLatch`. Made by [`Client::count_down_latch`].
@@ -110,8 +110,8 @@ impl CountDownLatch {
         let state = match &trouble {
             Trouble::Unknown(_) => {
                 let command = site.scripts().count_down_copy(ticket);
-                let errand = Errand::request(&site.name, command, &site.requests, ticket);
-                site.core.watchdog.run_errand(errand);
+                let orphan = Orphan::numbered(&site.name, command, &site.requests, ticket);
+                site.core.watchdog.adopt(orphan);
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"
                 } else {

@@ -1763,7 +1763,7 @@ fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
     stays(&server, "outage", 3);
 }
 
-/// Each is an errand of its own, and all are sent again at the same moment.
+/// Each is an orphan of its own, and all are sent again at the same moment.
 #[test]
 fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
     const PERMITS: u32 = 400;

@@ -64,6 +64,12 @@ pub(crate) trait Receiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
 }
 
+impl<F: Fn(Outcome) + Send + Sync> Receiver for F {
+    fn receive(&self, outcome: Outcome) {
+        self(outcome);
+    }
+}
+
 /// A connection with the commands written to it whose replies are not read yet, in order.
 pub(crate) struct Link {
     connection: Connection,
@@ -276,7 +282,7 @@ impl Link {
         match self.connection.receive_until(until) {
             Ok(reply) => {
                 self.is_wrong |= is_wrong_server(&reply);
-                // Not before: errands would run, find it wrong, open the next one, and so on.
+                // Not before: orphans would be sent, find it wrong, open the next one, and so on.
                 if !self.is_wrong
                     && let Some(endpoint) = self.untold.take()
                 {

@@ -15,7 +15,7 @@ use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Addressee, Grant, News};
 use crate::script::fair::{FairScripts, Followers, KeptAlive, followers, kept_alive};
 use crate::sync::{Mutex, Thread, clock};
-use crate::watchdog::{Chore, Errand};
+use crate::watchdog::{Chore, Orphan, renewal};
 
 /// Who of this process waits for one fair lock. The order is in Redis; this only knows whom to
 /// wake.
@@ -207,7 +207,7 @@ impl FairQueue {
 
     /// How often a sign of life is given.
     fn period(&self) -> Duration {
-        self.core.config.fair_wait_timeout / 3
+        self.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE
     }
 }
 
@@ -255,7 +255,7 @@ impl Chore for FairQueue {
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             // Whoever asks hears why.
-            Err(_) => period / 4,
+            Err(_) => period / renewal::SIGN_AGAIN,
         }
     }
 }
@@ -329,7 +329,7 @@ impl Chore for Look {
 }
 
 /// The provisional lease, and a moment.
-const LOOK_AFTER: Duration = Duration::from_millis(2_005);
+const LOOK_AFTER: Duration = Duration::from_nanos(renewal::PROVISIONAL + 5_000_000);
 
 fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
     let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());
@@ -357,5 +357,5 @@ fn give_up(core: &Core, owner: u64, lock: &str, command: fn(FairScripts<'_>, &[u
     let keys = FairKeys::new(lock);
     let owner = format!("{}:{owner}", core.id.as_str());
     let command = command(scripts(core, lock, &keys), owner.as_bytes());
-    core.watchdog.run_errand(Errand::brief(&Arc::from(lock), command));
+    core.watchdog.adopt(Orphan::stray(&Arc::from(lock), command));
 }

@@ -13,19 +13,43 @@
 //!     +-----------------------------------------------------------------------------------+
 //! ```
 //!
+//! ```text
+//! seat   led  which is                      left by
+//! empty  no   free; the queue is empty      enter: led
+//! empty  yes  one thread asks, or releases  admit: taken; promote: led by the next, or free
+//! taken  no   held                          leave: taken by the next, or led, to release
+//!                                           vacate: led by the next, or free
+//!                                           admit: taken by a newer hold, if this one is over
+//! taken  yes  the same, of a name that is   the same; the leader's admit finds it taken
+//!             a fair lock's, too, which was
+//!             granted beside the leader
+//! ```
+//!
+//! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
+//! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
+//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed;
+//! after one that failed it is not passed. `force` counts what this process has unlocked by force:
+//! a hold that was asked for before the last time is `NotOurs`, whatever its grant said, and its
+//! leader leads on, and asks.
+//!
 //! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
 //! gives up with the baton hands it on.
 
+use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Cohort, Hold, Place, Site, Tenancy, Terms, clock};
+use super::{Cohort, Hold, Place, Tenancy, Terms, clock};
 use crate::acquire::{Queue, Waiter, Wake};
 use crate::script::lock::Chain;
 use crate::sync::{Mutex, Thread};
+use crate::watchdog::renewal::{Attempt, Facts};
 
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
+#[cfg(test)]
+mod tests;
 
 /// One name's seat, baton and queue in this process.
 #[derive(Debug)]
@@ -38,6 +62,7 @@ struct State {
     seat: Option<Seat>,
     queue: Threads,
     cohort: Cohort,
+    /// How many forced unlocks were answered.
     forced: u64,
 }
 
@@ -46,58 +71,55 @@ struct State {
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     levels: Levels,
-    /// Its renewal is on the way.
-    pub(crate) renewing: bool,
-    /// When a failed renewal is tried again.
-    pub(crate) retry_at: u64,
-    pub(crate) retries: u32,
+    pub(super) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
-    kept: Option<Arc<Site>>,
-}
-
-impl State {
-    fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
-        let seat = self.seat.as_mut()?;
-        if !seat.tenancy.is_held() {
-            return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
-        }
-        if seat.tenancy.thread.id() != thread.id() {
-            return Some(Entered::Occupied);
-        }
-        if seat.levels.count() >= DEEPEST {
-            return Some(Entered::TooDeep);
-        }
-        seat.levels.inner.push(terms);
-        Some(Entered::Again(Arc::clone(&seat.tenancy)))
-    }
-
-    /// Gives a tenancy the seat. `Err`: its hold is over, or a forced unlock may have ended it.
-    fn admit(&mut self, tenancy: &Arc<Tenancy>, terms: Terms) -> Result<Option<Seat>, ()> {
-        if self.forced != tenancy.hold.asked.forced || !tenancy.is_held() {
-            return Err(());
-        }
-        self.queue.set_led(false);
-        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
-        Ok(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
-    }
+    kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Seat {
     fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let levels = Levels { inner: Vec::new(), outer: terms };
-        Self { tenancy, levels, renewing: false, retry_at: 0, retries: 0, kept: None }
+        Self { tenancy, levels, attempt: Attempt::Done, kept: None }
+    }
+
+    fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
+        Arc::ptr_eq(&self.tenancy, tenancy)
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
     /// extension may be on the way, or have an unknown outcome, or it was handed on for longer.
     pub(crate) fn may_outlive(&self) -> bool {
         let hold = &self.tenancy.hold;
-        self.renewing || hold.is_unconfirmed() || hold.outlives_its_terms()
+        self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
-    /// Whether some level asked for the watchdog.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.levels.outer == Terms::Watched || self.levels.inner.contains(&Terms::Watched)
+    /// A renewal to this lease is about to be sent. `false`: it is too late.
+    pub(super) fn renews(&mut self, lease: Duration, now: u64) -> bool {
+        let hold = &self.tenancy.hold;
+        let in_time = now < hold.deadline();
+        if in_time {
+            self.attempt = self.attempt.sent();
+            hold.ask(lease);
+        }
+        in_time
+    }
+
+    /// What its renewal depends on.
+    pub(super) fn facts(&self) -> Facts {
+        let Self { tenancy, levels, .. } = self;
+        let hold = &tenancy.hold;
+        let is_wanted = levels.outer == Terms::Watched || levels.inner.contains(&Terms::Watched);
+        Facts {
+            since: tenancy.since,
+            deadline: hold.deadline(),
+            is_provisional: hold.is_provisional(),
+            is_watched: is_wanted && !tenancy.thread.is_dead(),
+            fixed: match hold.terms {
+                Terms::Watched => None,
+                Terms::Fixed(lease) => Some(lease),
+            },
+            attempt: self.attempt,
+        }
     }
 }
 
@@ -117,17 +139,13 @@ impl Levels {
     fn end(&mut self, terms: Option<Terms>) -> bool {
         let Some(last) = self.inner.pop() else { return false };
         let Some(terms) = terms.filter(|terms| *terms != last) else { return true };
-        if let Some(at) = self.inner.iter().rposition(|level| *level == terms) {
-            self.inner[at] = last;
-        } else {
-            // Guards may go in any order: the outer one went first.
-            self.outer = last;
-        }
+        // Guards may go in any order: one further out went first.
+        let gone = self.inner.iter_mut().rfind(|level| **level == terms);
+        *gone.unwrap_or(&mut self.outer) = last;
         true
     }
 }
 
-/// Who of this process waits, on what terms.
 pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
 pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
@@ -187,27 +205,13 @@ impl Gate {
     }
 
     pub(crate) fn enter(&self, thread: &Arc<Thread>, terms: Terms, waits: bool) -> Entered {
-        let mut state = self.state.lock();
-        match state.reenter(thread, terms) {
-            None if state.queue.lead() => return Entered::Leads,
-            None | Some(Entered::Occupied) => {}
-            Some(entered) => return entered,
-        }
-        if !waits {
-            return Entered::Occupied;
-        }
-        let waiter = state.queue.push(thread, terms);
-        // It is awake already.
-        if state.seat.is_some() && state.queue.first().is_some_and(|first| waiter.is(first)) {
-            let _awake = state.queue.call_first();
-        }
-        Entered::Queued(waiter)
+        self.at(|state, now| state.enter(thread, terms, waits, now))
     }
 
     /// Whether the thread, or another one, has the seat: for locks whose queue is not this one.
     /// `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
-        self.state.lock().reenter(thread, terms)
+        self.at(|state, now| state.reenter(thread, terms, now))
     }
 
     /// The leader was granted a hold: the seat is taken, the baton is laid down. `gone` is not held
@@ -218,24 +222,27 @@ impl Gate {
         terms: Terms,
         gone: Option<&Arc<Hold>>,
     ) -> Admitted {
-        let mut state = self.state.lock();
-        if let Some(seat) = &state.seat
-            && seat.tenancy.is_held()
-            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold))
-        {
-            return Admitted::Taken(Arc::clone(&seat.tenancy.hold));
-        }
-        match state.admit(tenancy, terms) {
-            Ok(stale) => Admitted::Seated(stale),
-            Err(()) => Admitted::NotOurs,
-        }
+        self.at(|state, now| state.admit(tenancy, terms, gone, now))
     }
 
     /// A hold is passed to a thread, by a lock that keeps its queue elsewhere. `false`: the hold is
     /// over, or another one was granted since the one who passes it left the seat.
     pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        self.at(|state, now| {
+            state.seat.is_none()
+                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_))
+        })
+    }
+
+    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one.
+    pub(crate) fn leave(&self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> Left {
+        self.at(|state, now| state.leave(tenancy, terms, now))
+    }
+
+    fn at<R>(&self, act: impl FnOnce(&mut State, u64) -> R) -> R {
         let mut state = self.state.lock();
-        state.seat.is_none() && state.admit(tenancy, terms).is_ok()
+        let now = clock::now();
+        act(&mut state, now)
     }
 
     /// A forced unlock of this process was answered. Whoever was granted a hold before must ask
@@ -247,44 +254,6 @@ impl Gate {
     /// How many forced unlocks were answered.
     pub(crate) fn forced(&self) -> u64 {
         self.state.lock().forced
-    }
-
-    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one.
-    pub(crate) fn leave(&self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> Left {
-        let now = clock::now();
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let Some(seat) = state.seat.as_mut().filter(|seat| seat.is(tenancy)) else {
-            return Left::NotThere;
-        };
-        if seat.levels.end(terms) {
-            return Left::StillHeld;
-        }
-        let hold = &tenancy.hold;
-        if state.cohort.may_pass(now)
-            && state.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
-        {
-            // Before the next one can know of it: other threads may ask this one's guard.
-            tenancy.step_down();
-            let mut passed = None;
-            let wake = state.queue.grant_first(|first| {
-                let next = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(first.thread())));
-                let mut next_seat = Seat::new(Arc::clone(&next), *first.need());
-                next_seat.renewing = seat.renewing;
-                passed = Some(next_seat);
-                next
-            });
-            if let (Some(wake), Some(next)) = (wake, passed) {
-                let seat = std::mem::replace(seat, next);
-                return Left::Passed { seat, next: wake, second: state.queue.call_first() };
-            }
-        }
-        state.cohort.released(now, hold.share.chain);
-        state.queue.set_led(true);
-        match state.seat.take() {
-            Some(seat) => Left::Release { seat },
-            None => Left::NotThere,
-        }
     }
 
     /// The hold is not ours any more: frees the seat if it is there, whoever has it by now, and
@@ -312,13 +281,14 @@ impl Gate {
     /// The tenancy in the seat, if its hold is over. Both under the mutex: a tenancy that was just
     /// given back looks the same, and its hold may have been passed on.
     pub(crate) fn expired(&self) -> Option<Arc<Tenancy>> {
-        let state = self.state.lock();
-        let seat = state.seat.as_ref().filter(|seat| !seat.tenancy.is_held())?;
-        Some(Arc::clone(&seat.tenancy))
+        self.with_seat(|seat| {
+            let tenancy = &seat?.tenancy;
+            (!tenancy.is_held()).then(|| Arc::clone(tenancy))
+        })
     }
 
     /// Keeps `site` until `tenancy` leaves the seat.
-    pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<Site>) {
+    pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) if seat.is(tenancy) => seat.kept.replace(site),
             _ => Some(site),
@@ -341,8 +311,90 @@ impl Gate {
     }
 }
 
-impl Seat {
-    fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
-        Arc::ptr_eq(&self.tenancy, tenancy)
+/// What happens, at a time: no clock is read here.
+impl State {
+    fn enter(&mut self, thread: &Arc<Thread>, terms: Terms, waits: bool, now: u64) -> Entered {
+        match self.reenter(thread, terms, now) {
+            Some(Entered::Occupied) if waits => {}
+            Some(entered) => return entered,
+            None if self.queue.lead() => return Entered::Leads,
+            None if waits => {}
+            None => return Entered::Occupied,
+        }
+        let waiter = self.queue.push(thread, terms);
+        // It is awake already.
+        if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
+            let _awake = self.queue.call_first();
+        }
+        Entered::Queued(waiter)
+    }
+
+    /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or another's.
+    fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
+        let seat = self.seat.as_mut()?;
+        Some(if !seat.tenancy.is_held_at(now) {
+            Entered::Expired(Arc::clone(&seat.tenancy))
+        } else if seat.tenancy.thread.id() != thread.id() {
+            Entered::Occupied
+        } else if seat.levels.count() >= DEEPEST {
+            Entered::TooDeep
+        } else {
+            seat.levels.inner.push(terms);
+            Entered::Again(Arc::clone(&seat.tenancy))
+        })
+    }
+
+    /// See [`Gate::admit`].
+    fn admit(
+        &mut self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        gone: Option<&Arc<Hold>>,
+        now: u64,
+    ) -> Admitted {
+        if let Some(seat) = &self.seat
+            && seat.tenancy.is_held_at(now)
+            && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold))
+        {
+            return Admitted::Taken(Arc::clone(&seat.tenancy.hold));
+        }
+        if self.forced != tenancy.hold.asked.forced || !tenancy.is_held_at(now) {
+            return Admitted::NotOurs;
+        }
+        self.queue.set_led(false);
+        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
+        Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
+    }
+
+    fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> Left {
+        let Some(mut seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
+            return Left::NotThere;
+        };
+        if seat.levels.end(terms) {
+            self.seat = Some(seat);
+            return Left::StillHeld;
+        }
+        let hold = &tenancy.hold;
+        if self.cohort.may_pass(now)
+            && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
+        {
+            // Before the next one can know of it: other threads may ask this one's guard.
+            tenancy.step_down();
+            let next = self.queue.grant_first(|first| {
+                let next =
+                    Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(first.thread()), now));
+                let next_seat = self.seat.insert(Seat::new(Arc::clone(&next), *first.need()));
+                if seat.attempt.is_sent() {
+                    next_seat.attempt = Attempt::Sent { failed: 0 };
+                }
+                next
+            });
+            if let Some(next) = next {
+                return Left::Passed { seat, next, second: self.queue.call_first() };
+            }
+        }
+        self.cohort.released(now, hold.share.chain);
+        self.queue.set_led(true);
+        Left::Release { seat }
     }
 }

@@ -8,7 +8,9 @@
 mod cohort;
 mod gate;
 mod place;
+mod release;
 mod site;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,11 +24,13 @@ use crate::node::Core;
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
+use crate::watchdog::renewal::deadline;
 
 pub(crate) use cohort::{Cohort, Share};
 pub(crate) use gate::{Admitted, Entered, Gate, Left, Seat};
 pub(crate) use place::{Expected, Place};
-pub(crate) use site::{Leaving, Site, check_lease, give_back};
+pub(crate) use release::{Leaving, give_back};
+pub(crate) use site::{Site, check_lease};
 
 /// What a guard knows of its hold.
 ///
@@ -290,15 +294,6 @@ impl Hold {
     }
 }
 
-/// Never longer: a guard never says "held" past the deadline counted from before the request was
-/// sent, less what two clocks may drift apart in a lease.
-fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone already.
-    let lease = clock::nanos(lease) / 1_000_000 * 1_000_000;
-    let drift = lease / 1_000 + if lease > 2_000_000 { 1_000_000 } else { 0 };
-    sent_at.saturating_add(lease - drift)
-}
-
 type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 /// One thread's stay in a hold.
@@ -326,19 +321,21 @@ enum Ending {
 
 impl Tenancy {
     pub(crate) fn new(hold: Arc<Hold>, thread: Arc<Thread>) -> Self {
-        Self {
-            hold,
-            thread,
-            since: clock::now(),
-            end: Mutex::default(),
-            ended: AtomicBool::new(false),
-        }
+        Self::since(hold, thread, clock::now())
+    }
+
+    fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
+        Self { hold, thread, since, end: Mutex::default(), ended: AtomicBool::new(false) }
     }
 
     pub(crate) fn is_held(&self) -> bool {
+        self.is_held_at(clock::now())
+    }
+
+    pub(crate) fn is_held_at(&self, now: u64) -> bool {
         !self.ended.load(Ordering::Acquire)
             && self.hold.lost().is_none()
-            && clock::now() < self.hold.deadline()
+            && now < self.hold.deadline()
     }
 
     pub(crate) fn remaining(&self) -> Duration {
@@ -440,19 +437,5 @@ impl fmt::Debug for Tenancy {
             .field("thread", &self.thread)
             .field("state", &self.state())
             .finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_is_before_the_servers_and_never_overflows() {
-        assert!(deadline(0, Duration::from_millis(1)) <= 1_000_000);
-        assert!(deadline(0, Duration::from_micros(1_999)) <= 1_000_000);
-        assert!(deadline(0, Duration::from_secs(30)) < 30_000_000_000);
-        assert!(deadline(0, Duration::from_secs(30)) > 29_900_000_000);
-        assert_eq!(deadline(u64::MAX - 1, Duration::from_secs(1)), u64::MAX);
     }
 }

@@ -29,12 +29,14 @@ use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::lock::{Acquired, Chain, Refused, Start};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
+use crate::watchdog::renewal::PROVISIONAL;
 
 const MS: u64 = 1_000_000;
 /// How often a waiter asks that hears nothing: once at least while a hand-over lasts, and then it
 /// knows the end of that. So where the process is stopped that was told, the others lose no more. (All
 /// of them, not the first in line: each knows only where it stood when it asked.)
 const POLL: Duration = Duration::from_secs(1);
+const _: () = assert!(POLL.as_millis() * 12 / 10 < PROVISIONAL as u128 / 1_000_000);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
 const FIRST: u32 = 2;
 /// Behind the end that the server told: it cuts its times to whole milliseconds.

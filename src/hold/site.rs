@@ -2,21 +2,20 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::gate::Threads;
-use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
+use super::{Admitted, Gate, Leaving, Left, Place, Tenancy, Terms, clock};
 use crate::acquire::{Baton, Lead, Queued};
-use crate::connection::{Command, Lane, Outcome, Receiver};
+use crate::connection::Lane;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
-use crate::protocol::{LockKeys, Owner};
-use crate::pubsub::Grant;
-use crate::script::lock::{Chain, LockScripts};
+use crate::protocol::LockKeys;
+use crate::script::lock::LockScripts;
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
-use crate::watchdog::{Alarm, Errand, Renewable, Renewal, Task};
+use crate::watchdog::{Alarm, Renewal};
 
 /// A name's place in a client. All handles of one name share it, whatever kind of lock they are.
 pub(crate) struct Site {
@@ -28,7 +27,7 @@ pub(crate) struct Site {
     /// See [`LockScripts::alone`].
     alone: AtomicBool,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
-    alarm: Mutex<Option<Alarm>>,
+    pub(super) alarm: Mutex<Option<Alarm>>,
 }
 
 impl Site {
@@ -101,22 +100,6 @@ impl Site {
         error
     }
 
-    /// Leaves the queue, or the lock if that was granted at this moment.
-    fn give_up(self: &Arc<Self>, place: &Place) {
-        // While the server is away, each call's would be sent for minutes.
-        if !place.is_known {
-            return;
-        }
-        let chain = place.unread_chain();
-        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
-        let lease = self.core.config.watchdog_timeout.max(place.longest);
-        if place.in_doubt {
-            self.repeat(command.clone(), lease);
-        }
-        let leaving = GiveUp { site: Arc::clone(self), command: command.clone(), lease };
-        self.core.post(&self.lane, command, Arc::new(leaving));
-    }
-
     /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.
     /// `false`: the hold is not ours any more.
     ///
@@ -141,13 +124,13 @@ impl Site {
                         let hold = &seat.tenancy.hold;
                         hold.lose(LostReason::Revoked);
                         self.declare_lost(&seat.tenancy, LostReason::Revoked);
-                        self.repeat(self.release_command(hold), hold.longest_lease());
-                        self.undo_late_requests(hold);
+                        self.orphan(hold, true);
                     }
                     return Ok(true);
                 }
-                // One of the two was taken away by force, and only the server knows which: grants
-                // are not always read in the order in which they were made.
+                // Threads of a fair lock ask for themselves. One of the two was taken away by force,
+                // and only the server knows which: grants are not always read in the order in which
+                // they were made.
                 Admitted::Taken(other) => {
                     let owner = &tenancy.hold.owner;
                     match script::lock::is_held_by(&self.lane, &self.name, owner) {
@@ -173,17 +156,6 @@ impl Site {
             self.watch(tenancy);
         }
         seated
-    }
-
-    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
-    /// holds when this one was not to be seen.
-    fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
-        self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation
-            && let Some(renewal) = Member::renew_now(Arc::clone(self))
-        {
-            self.core.watchdog.renew_now(renewal);
-        }
     }
 
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
@@ -213,7 +185,7 @@ impl Site {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
                     self.declare_lost(tenancy, reason);
-                    self.bury(&seat, reason);
+                    self.orphan_lost(&seat, reason);
                     return Err(self.lost(tenancy, reason));
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
@@ -232,32 +204,6 @@ impl Site {
         }
     }
 
-    /// Sends the release of a hold whose tenancy has ended.
-    pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
-        let release = Release { site: Arc::clone(self), hold: Arc::clone(hold) };
-        match how {
-            Leaving::Posted => {
-                let command = self.release_command(hold);
-                self.core.post(&self.lane, command, Arc::new(release));
-                Ok(())
-            }
-            Leaving::Awaited => {
-                let outcome =
-                    script::lock::release(&self.lane, &self.release_command(hold), || {
-                        self.core.incarnation() == hold.asked.incarnation
-                    });
-                release.settle(outcome)
-            }
-        }
-    }
-
-    fn release_command(&self, hold: &Hold) -> Command {
-        match &hold.line {
-            None => self.scripts().release_command(&hold.owner, hold.share.chain),
-            Some(line) => line.release_command(hold),
-        }
-    }
-
     /// A tenancy's hold is not ours any more, whoever has it by now.
     pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
         // The hold before the seat: whoever is let in must not meet a guard that says "held", and
@@ -268,41 +214,7 @@ impl Site {
         wake.now();
         if let Some(seat) = seat {
             self.declare_lost(&seat.tenancy, reason);
-            self.bury(&seat, reason);
-        }
-    }
-
-    /// The server may have made the lease of a hold longer that was lost meanwhile: gives it back.
-    /// `false`: it was not lost.
-    pub(crate) fn bury_extended(&self, hold: &Arc<Hold>) -> bool {
-        let lost = hold.lost().is_some();
-        if lost {
-            self.repeat(self.release_command(hold), hold.longest_lease());
-        }
-        lost
-    }
-
-    /// Sees to what the server may still have of a lost hold.
-    fn bury(&self, seat: &Seat, reason: LostReason) {
-        let hold = &seat.tenancy.hold;
-        self.undo_late_requests(hold);
-        let outlives = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
-        // Those it was passed to stand in the server's line still.
-        if outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()) {
-            self.repeat(self.release_command(hold), hold.longest_lease());
-        }
-    }
-
-    /// A hold has ended; a request of its owner that was sent twice may yet take the lock, or a place
-    /// in its queue.
-    fn undo_late_requests(&self, hold: &Hold) {
-        if hold.sent_twice {
-            match &hold.line {
-                // A place, too: that of a copy.
-                None => self.repeat(self.give_up_command(&hold.owner), hold.longest_lease()),
-                Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
-            }
+            self.orphan_lost(&seat, reason);
         }
     }
 
@@ -312,22 +224,6 @@ impl Site {
             self.core.watchdog.tell_lost(&self.name, obituary);
             self.core.watchdog.call_back(&self.name, reason, callbacks);
         }
-    }
-
-    /// Undoes whatever a late request of an owner may do, where nothing is known of its hold.
-    pub(crate) fn give_up_command(&self, owner: &Owner) -> Command {
-        self.scripts().give_up_command(owner.as_bytes(), Chain::default())
-    }
-
-    /// Sends an owner-checked release in the background, again and again until one lease has
-    /// passed: nobody knows whether the hold exists, or whether it is about to.
-    pub(crate) fn repeat(&self, release: Command, lease: Duration) {
-        self.core.watchdog.run_errand(Errand::repeat(&self.name, release, lease));
-    }
-
-    /// As [`repeat`](Self::repeat), for an owner who may get a place in a queue, too.
-    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
-        self.core.watchdog.run_errand(Errand::undo(&self.name, give_up, lease));
     }
 
     /// The error of a tenancy that was lost.
@@ -347,180 +243,6 @@ impl Site {
         let message = "the calling thread does not hold it; nothing was changed".to_owned();
         Error::new(ErrorKind::NotHeld, message).of(&self.name)
     }
-
-    // What the wheel does.
-
-    /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
-    pub(crate) fn arm(self: &Arc<Self>) {
-        let due = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            Some(self.next_due(seat, clock::now()).at)
-        });
-        if let Some(due) = due {
-            self.arm_at(due);
-        }
-    }
-
-    fn arm_at(self: &Arc<Self>, due: u64) {
-        let mut alarm = self.alarm.lock();
-        // An alarm that goes off too early sets the next one; only too late is wrong.
-        if alarm.as_ref().is_none_or(|alarm| alarm.due() > due) {
-            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
-            let new = self.core.watchdog.alarm(due, task);
-            if let Some(old) = alarm.replace(new) {
-                self.core.watchdog.cancel(old);
-            }
-        }
-    }
-
-    fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        let urgent = hold.is_provisional();
-        Renewal { hold: Arc::new(Renewing { site: Arc::clone(self), hold }), lease, urgent }
-    }
-
-    /// When something is to be done about a seat, and which lease to ask for then.
-    fn next_due(&self, seat: &Seat, now: u64) -> Due {
-        let (hold, since) = (&seat.tenancy.hold, seat.tenancy.since);
-        let deadline = hold.deadline();
-        let config = &self.core.config;
-        let outlived = config
-            .max_hold
-            .is_some_and(|longest| now.saturating_sub(since) >= clock::nanos(longest));
-        let watched = seat.is_watched() && !outlived && !seat.tenancy.thread.is_dead();
-        // A fixed lease lasts as long as it was wanted, whoever lives.
-        let is_fixed = matches!(hold.terms, Terms::Fixed(_));
-        let raise = hold.is_provisional() && (watched || is_fixed);
-        if !(watched || raise) || seat.renewing {
-            return Due { at: deadline, lease: None };
-        }
-        if raise {
-            let mut lease = if watched { config.watchdog_timeout } else { Duration::ZERO };
-            if let Terms::Fixed(fixed) = hold.terms {
-                // Once, and counted from the grant.
-                let spent = Duration::from_nanos(now.saturating_sub(since));
-                lease = lease.max(fixed.saturating_sub(spent));
-            }
-            let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
-            return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
-        }
-        let lease = clock::nanos(config.watchdog_timeout);
-        // First at a third of the lease, so that short holds cost nothing; together with others
-        // that are due at about that time.
-        let third = deadline.saturating_sub(lease / 3 * 2);
-        let grid = (lease / 64).max(1_000_000);
-        let due = if seat.retries > 0 { seat.retry_at } else { third / grid * grid };
-        let lease = (due < deadline).then_some(config.watchdog_timeout);
-        Due { at: due.min(deadline), lease }
-    }
-
-    /// `false`: it is too late.
-    fn begin_renewal(&self, seat: &mut Seat, lease: Duration, now: u64) -> bool {
-        let hold = &seat.tenancy.hold;
-        let in_time = now < hold.deadline();
-        if in_time {
-            seat.renewing = true;
-            hold.ask(lease);
-        }
-        in_time
-    }
-
-    /// Raises a hold that was granted by message to its lease now, if that makes it certain for
-    /// `slack` more. Before its time, since somebody wants to know.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip, and none for a hold that has its lease.
-    pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
-        let hold = &tenancy.hold;
-        if !hold.is_provisional() {
-            return false;
-        }
-        let sent_at = clock::now();
-        let lease = self.gate.with_seat(|seat| {
-            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
-            // The watchdog's own may be on its way, and its reply far off.
-            let renewing = std::mem::take(&mut seat.renewing);
-            let lease = self.next_due(seat, sent_at).lease;
-            seat.renewing = renewing;
-            lease
-        });
-        // It is not to be raised.
-        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
-        hold.ask(lease);
-        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
-            Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
-            // The renewer tries again.
-            Err(trouble) => {
-                let cause = format!("{:#}", trouble.into_error()).into();
-                self.renewed(hold, sent_at, lease, Err(&cause));
-            }
-        }
-        self.bury_extended(hold);
-        tenancy.remaining() >= slack
-    }
-
-    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
-    pub(crate) fn renewed(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        sent_at: u64,
-        lease: Duration,
-        renewed: Result<bool, &Arc<str>>,
-    ) {
-        let now = clock::now();
-        let tenancy = self.gate.with_seat(|seat| {
-            // A reply for a hold that has ended is ignored.
-            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
-            seat.renewing = false;
-            match renewed {
-                Ok(true) => {
-                    hold.confirm(sent_at, lease);
-                    hold.raised();
-                    seat.retries = 0;
-                }
-                Ok(false) => {}
-                Err(cause) => {
-                    // Not at the next third: at once, then with back-off until the deadline.
-                    hold.renewal_failed(cause);
-                    let lease = clock::nanos(self.core.config.watchdog_timeout);
-                    let step = if hold.is_provisional() {
-                        RAISE_AGAIN
-                    } else {
-                        (lease / 200).max(1_000_000) << seat.retries.min(4)
-                    };
-                    seat.retries += 1;
-                    seat.retry_at = now + step;
-                }
-            }
-            Some(Arc::clone(&seat.tenancy))
-        });
-        match tenancy {
-            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, LostReason::Revoked),
-            Some(_) => self.arm(),
-            None => {}
-        }
-    }
-}
-
-impl Task for Site {
-    fn due(self: Arc<Self>) -> Option<Renewal> {
-        *self.alarm.lock() = None;
-        let now = clock::now();
-        let (tenancy, renew) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.next_due(seat, now);
-            let lease = due.lease.filter(|_| due.at <= now);
-            let renew = lease.filter(|lease| self.begin_renewal(seat, *lease, now));
-            Some((Arc::clone(&seat.tenancy), renew))
-        })?;
-        if now >= tenancy.hold.deadline() {
-            self.lose(&tenancy, LostReason::LeaseExpired);
-            return None;
-        }
-        self.arm();
-        let hold = Arc::clone(&tenancy.hold);
-        renew.map(|lease| self.renewal(hold, Some(lease)))
-    }
 }
 
 impl Member for Site {
@@ -536,34 +258,8 @@ impl Member for Site {
     /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
     /// question whether the server knows it.
     fn renew_now(self: Arc<Self>) -> Option<Renewal> {
-        let now = clock::now();
-        let (hold, lease) = self.gate.with_seat(|seat| {
-            let seat = seat?;
-            let due = self.next_due(seat, now);
-            let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
-            Some((Arc::clone(&seat.tenancy.hold), lease))
-        })?;
-        Some(self.renewal(hold, lease))
-    }
-}
-
-/// A hold of this name, on its way to be renewed.
-struct Renewing {
-    site: Arc<Site>,
-    hold: Arc<Hold>,
-}
-
-impl Renewable for Renewing {
-    fn name(&self) -> &str {
-        &self.site.name
-    }
-
-    fn owner(&self) -> &Owner {
-        &self.hold.owner
-    }
-
-    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
-        self.site.renewed(&self.hold, sent_at, lease, renewed);
+        let (tenancy, lease) = self.begin_renewal(true, clock::now())?;
+        Some(self.renewal(&tenancy.hold, lease))
     }
 }
 
@@ -584,27 +280,6 @@ impl fmt::Debug for Site {
     }
 }
 
-/// What is next about a hold.
-struct Due {
-    at: u64,
-    /// The lease to ask for then. `None`: its end.
-    lease: Option<Duration>,
-}
-
-/// When a grant by message is raised to its lease, and when again after a failure: shorter holds cost
-/// no further command, and three attempts fit into what it has.
-const RAISE: u64 = 50_000_000;
-const RAISE_AGAIN: u64 = 400_000_000;
-
-/// Whether who leaves waits for the server's word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// `Drop`: written, not waited for.
-    Posted,
-    /// `unlock`.
-    Awaited,
-}
-
 impl Queued for Arc<Site> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
@@ -622,93 +297,6 @@ impl Queued for Arc<Site> {
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
             self.give_up(&left.place);
-        }
-    }
-}
-
-/// A place that is given up.
-struct GiveUp {
-    site: Arc<Site>,
-    command: Command,
-    lease: Duration,
-}
-
-impl Receiver for GiveUp {
-    fn receive(&self, outcome: Outcome) {
-        if script::lock::released(outcome).is_err() {
-            self.site.repeat(self.command.clone(), self.lease);
-        }
-    }
-}
-
-/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
-/// thread had left.
-pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
-    let Some(share) = super::place::share(grant.details) else { return };
-    if grant.database != core.database() || core.is_shut_down() {
-        return;
-    }
-    let name: Arc<str> = grant.lock.into();
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let (keys, alone) = (LockKeys::new(&name), AtomicBool::new(false));
-    let lane = core.lane(&name);
-    let scripts = LockScripts {
-        lane: &lane,
-        name: &name,
-        keys: &keys,
-        database: grant.database,
-        alone: &alone,
-    };
-    let command = scripts.give_up_command(owner.as_bytes(), share.chain);
-    core.watchdog.run_errand(Errand::brief(&name, command));
-}
-
-/// A release on its way.
-struct Release {
-    site: Arc<Site>,
-    hold: Arc<Hold>,
-}
-
-impl Release {
-    fn settle(&self, outcome: Result<script::lock::Released, Trouble>) -> Result<(), Error> {
-        let name = &self.site.name;
-        // Not before the release is answered: it would find nothing to release.
-        self.site.undo_late_requests(&self.hold);
-        match outcome {
-            Ok(script::lock::Released::HandedOn) => {
-                if let Some(line) = &self.hold.line {
-                    line.handed_on();
-                }
-                Ok(())
-            }
-            Ok(script::lock::Released::Done) => Ok(()),
-            Ok(script::lock::Released::LeftToOthers) => {
-                self.site.gate.left_to_others();
-                Ok(())
-            }
-            Ok(script::lock::Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
-            Ok(script::lock::Released::Unclear) => {
-                let message = "the connection to the server broke, and when asked once more it no \
-                               longer knew the hold: it was released, most likely just now, but it \
-                               may have been lost before; the caller no longer holds it";
-                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
-            }
-            Err(trouble) => {
-                let site = &self.site;
-                site.repeat(site.release_command(&self.hold), self.hold.longest_lease());
-                let state = "the caller no longer holds it; its release is tried again in the \
-                             background until the lease has passed, others get it then at the \
-                             latest";
-                Err(trouble.into_error().of(name).now(state))
-            }
-        }
-    }
-}
-
-impl Receiver for Release {
-    fn receive(&self, outcome: Outcome) {
-        if let Err(error) = self.settle(script::lock::released(outcome)) {
-            self.site.core.watchdog.tell(error);
         }
     }
 }

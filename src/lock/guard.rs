@@ -148,7 +148,7 @@ impl LockGuard {
             return;
         }
         let site = &self.held.handle.site;
-        site.gate.keep(&self.held.tenancy, Arc::clone(site));
+        site.gate.keep(&self.held.tenancy, Arc::clone(site) as _);
     }
 
     /// The lock's name.

@@ -56,7 +56,7 @@ impl Handle {
                 match script::lock::extend(&site.lane, &site.name, &hold.owner, lease) {
                     Ok(true) => {
                         hold.confirm(sent_at, lease);
-                        if site.bury_extended(hold) {
+                        if site.orphan_if_lost(hold) {
                             return Ok(false);
                         }
                     }
@@ -67,7 +67,7 @@ impl Handle {
                     Err(trouble) => {
                         if let Trouble::Unknown(_) = trouble {
                             hold.unconfirm();
-                            site.bury_extended(hold);
+                            site.orphan_if_lost(hold);
                         }
                         // The inner level is not taken; the outer ones are as they were.
                         let _ = site.leave(tenancy, Some(terms), Leaving::Posted);

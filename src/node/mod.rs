@@ -30,7 +30,7 @@ use crate::protocol::ClientId;
 use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Process, Registry, clock};
-use crate::watchdog::{Errand, Job, Watchdog};
+use crate::watchdog::{Job, Orphan, Watchdog};
 
 /// What a client's handles and background threads work with.
 pub(crate) struct Core {
@@ -192,13 +192,33 @@ impl Core {
         self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
         // Any lane: this is no name's command.
         let lane = &self.lanes[0];
-        self.post(lane, self.pubsub.control_message(), Arc::new(Heard(Weak::clone(&self.itself))));
+        let core = Weak::clone(&self.itself);
+        let receiver = move |outcome: Outcome| {
+            core.upgrade().inspect(|core| core.told_subscriber(&outcome));
+        };
+        self.post(lane, self.pubsub.control_message(), Arc::new(receiver));
     }
 
-    /// As [`tell_subscriber`](Self::tell_subscriber), once more: the connection it went over broke.
-    pub(crate) fn tell_subscriber_again(&self) {
-        let name = Arc::from("the subscriber");
-        self.watchdog.run_errand(Errand::brief(&name, self.pubsub.control_message()));
+    /// The reply to a control message: that the message arrives is what counts.
+    fn told_subscriber(&self, outcome: &Outcome) {
+        match outcome {
+            Ok(Value::ServerError(error)) => {
+                // It is sent again every few seconds.
+                if !self.pubsub.is_muted(true) {
+                    let state = "waiting may fail: the client's control message was refused; allow \
+                                 PUBLISH on the channels redisson_lock__channel:*";
+                    let refused = connection::refused(error.clone().into(), Rights::Connect);
+                    self.watchdog.tell(refused.now(state));
+                }
+            }
+            Ok(_) => drop(self.pubsub.is_muted(false)),
+            // Until it arrives, the channels that it tells of are not asked for.
+            Err(_) if !self.is_shut_down() => {
+                let name = Arc::from("the subscriber");
+                self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message()));
+            }
+            Err(_) => {}
+        }
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {
@@ -210,34 +230,5 @@ impl Core {
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// The receiver of control messages' replies: that the message arrives is what counts.
-struct Heard(Weak<Core>);
-
-impl Replied for Heard {
-    fn receive(&self, outcome: Outcome) {
-        // Until it arrives, the channels that it tells of are not asked for.
-        if outcome.is_err()
-            && let Some(core) = self.0.upgrade()
-            && !core.is_shut_down()
-        {
-            core.tell_subscriber_again();
-        }
-        let Some(core) = self.0.upgrade() else { return };
-        match outcome {
-            Ok(Value::ServerError(error)) => {
-                // It is sent again every few seconds.
-                if !core.pubsub.is_muted(true) {
-                    let state = "waiting may fail: the client's control message was refused; allow \
-                                 PUBLISH on the channels redisson_lock__channel:*";
-                    core.watchdog
-                        .tell(connection::refused(error.into(), Rights::Connect).now(state));
-                }
-            }
-            Ok(_) => drop(core.pubsub.is_muted(false)),
-            Err(_) => {}
-        }
     }
 }

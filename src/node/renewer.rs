@@ -10,11 +10,11 @@ use redis::Value;
 
 use super::todo::Todo;
 use super::{Core, Member};
-use crate::connection::{Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
+use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
 use crate::pubsub::HEARTBEAT;
-use crate::script::{self, lock::Renewed};
+use crate::script::{self, Trouble, lock::Renewed};
 use crate::sync::{Mutex, clock};
-use crate::watchdog::{Chore, Errand, Job, Renewal};
+use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
 
 /// Names a script call renews. More would keep the server from its other clients for longer.
 const NAMES_A_CALL: usize = 128;
@@ -23,9 +23,6 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the reply to a renewal may take that raises a hold which was granted by message. Two
-/// more attempts fit into what it has.
-const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
 /// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
@@ -33,19 +30,18 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     endpoint: Endpoint,
     link: Option<Link>,
-    /// Errands that are not done yet.
-    waiting: Vec<Errand>,
+    /// Those that are not done yet.
+    orphans: Vec<Orphan>,
     /// When to ask once more for what is held, since the server did not answer.
     ask_again: Option<u64>,
 }
 
 impl Renewer {
     pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
-        // A renewal that takes longer than this is better tried again on a new connection.
-        let patience = core.config.watchdog_timeout / 6;
-        let patience = patience.max(Duration::from_millis(10)).min(endpoint.response_timeout());
+        let patience = renewal::patience(core.config.watchdog_timeout);
+        let patience = patience.min(endpoint.response_timeout());
         let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None, waiting: Vec::new(), ask_again: None }
+        Self { core, endpoint, link: None, orphans: Vec::new(), ask_again: None }
     }
 
     /// The thread's whole life: until the client's end and the last job.
@@ -56,8 +52,8 @@ impl Renewer {
             match todo.next() {
                 Some(Job::End) => {
                     // What is left after a turn is only who paid, and may owe more.
-                    while !self.waiting.is_empty() {
-                        self.try_to(|renewer| renewer.run_errands(u64::MAX));
+                    while !self.orphans.is_empty() {
+                        self.try_to(|renewer| renewer.see_to_orphans(u64::MAX));
                     }
                     return;
                 }
@@ -74,7 +70,7 @@ impl Renewer {
             }
             // Together, and behind what is urgent: while the server is away a packet takes its time.
             if !todo.is_urgent() {
-                self.try_to(|renewer| renewer.run_errands(now));
+                self.try_to(|renewer| renewer.see_to_orphans(now));
             }
             self.core.heartbeat();
         }
@@ -82,7 +78,7 @@ impl Renewer {
 
     /// How long there is nothing to do by itself.
     fn pause(&self) -> Duration {
-        let next = self.waiting.iter().map(Errand::due).chain(self.ask_again).min();
+        let next = self.orphans.iter().map(Orphan::due).chain(self.ask_again).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
@@ -106,8 +102,8 @@ impl Renewer {
                 let members = self.core.members.all();
                 self.renew_each(members.into_iter().filter_map(Member::renew_now).collect());
             }
-            Job::Run(errand) => self.waiting.push(errand),
-            Job::Connected => self.waiting.iter_mut().for_each(Errand::hurry),
+            Job::Adopt(orphan) => self.orphans.push(orphan),
+            Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::Chores(chores) => self.do_chores(chores),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::End => {}
@@ -141,22 +137,23 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (due.hold.name(), due.hold.owner()));
+                let holds = call.iter().map(|due| (&*due.name, &due.owner));
                 script::lock::renew_command(holds, lease(call))
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
-        let outcomes = self.exchange_again(&commands, raises.then_some(RAISED_WITHIN)).0;
+        let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(false) {
-                due.hold.renewed(sent_at, due.lease.unwrap_or_default(), renewed);
+                (due.renewed)(sent_at, due.lease.unwrap_or_default(), renewed);
             }
             // What is renewed is tried again by its own alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
-            match script::lock::renewed(outcome) {
+            let replies = script::lock::renewed(outcome).map_err(Trouble::into_error);
+            let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
                         match reply {
@@ -168,16 +165,12 @@ impl Renewer {
                             }
                         }
                     }
+                    continue;
                 }
-                Ok(_) => {
-                    let cause = "the server answered for other names than were asked for".into();
-                    call.iter().for_each(|due| tell(due, Err(&cause)));
-                }
-                Err(trouble) => {
-                    let cause = format!("{:#}", trouble.into_error()).into();
-                    call.iter().for_each(|due| tell(due, Err(&cause)));
-                }
-            }
+                Ok(_) => "the server answered for other names than were asked for".into(),
+                Err(error) => format!("{error:#}").into(),
+            };
+            call.iter().for_each(|due| tell(due, Err(&cause)));
         }
         if refused {
             // It may lead to a server that became a replica.
@@ -188,20 +181,20 @@ impl Renewer {
         }
     }
 
-    /// Sends the errands that are due, and keeps those that are not done for later.
-    fn run_errands(&mut self, now: u64) {
-        let due: Vec<_> = self.waiting.extract_if(.., |errand| errand.due() <= now).collect();
-        let sent = due.into_iter().filter_map(|errand| Some((errand.command()?, errand)));
-        let (commands, errands): (Vec<_>, Vec<_>) = sent.unzip();
-        let mut errands = errands.into_iter();
+    /// Sends the orphans that are due, and keeps those that are not done for later.
+    fn see_to_orphans(&mut self, now: u64) {
+        let due: Vec<_> = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        let sent = due.into_iter().filter_map(|orphan| Some((orphan.command()?, orphan)));
+        let (commands, orphans): (Vec<_>, Vec<_>) = sent.unzip();
+        let mut orphans = orphans.into_iter();
         for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange_again(commands, None);
+            let (outcomes, resent) = self.exchange(commands, None);
             let now = clock::now();
             // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
             // finds that there are no more of these.
-            for (outcome, errand) in outcomes.into_iter().zip(errands.by_ref()) {
+            for (outcome, orphan) in outcomes.into_iter().zip(orphans.by_ref()) {
                 let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
-                self.waiting.extend(errand.after(&outcome, resent, now, watchdog, ended));
+                self.orphans.extend(orphan.after(&outcome, resent, now, watchdog, ended));
             }
         }
     }
@@ -213,7 +206,7 @@ impl Renewer {
             .filter_map(|chore| chore.command().map(|command| (chore, command)))
             .collect();
         let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-        let outcomes = self.exchange(&commands);
+        let outcomes = self.exchange(&commands, None).0;
         for (chore, outcome) in chores.into_iter().zip(outcomes) {
             let pause = chore.done(outcome);
             self.core.watchdog.schedule(&chore, pause);
@@ -223,7 +216,7 @@ impl Renewer {
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
         // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
-        // as an errand.
+        // as an orphan.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
         } else {
@@ -236,19 +229,10 @@ impl Renewer {
     }
 
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
-    /// was none on the old one: it may have been dead for a while.
-    fn exchange(&mut self, commands: &[Command]) -> Vec<Outcome> {
-        self.exchange_again(commands, None).0
-    }
-
-    /// As [`exchange`](Self::exchange). Says, too, whether they were sent twice: then the first ones
-    /// may have run, whatever became of the second ones.
+    /// was none on the old one: it may have been dead for a while. Says, too, whether they were sent
+    /// twice: then the first ones may have run, whatever became of the second ones.
     /// `within`: what the replies may take, besides what a distance asks for.
-    fn exchange_again(
-        &mut self,
-        commands: &[Command],
-        within: Option<Duration>,
-    ) -> (Vec<Outcome>, bool) {
+    fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);
         match outcomes.first() {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
@@ -257,9 +241,12 @@ impl Renewer {
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
-        let replies: Vec<_> = commands.iter().map(|_| Arc::new(Reply::default())).collect();
+        let replies: Vec<_> =
+            commands.iter().map(|_| Arc::<Mutex<Option<Outcome>>>::default()).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
-            (command.clone(), Arc::clone(reply) as Arc<dyn crate::connection::Receiver>, true)
+            let reply = Arc::clone(reply);
+            let receiver = move |outcome| *reply.lock() = Some(outcome);
+            (command.clone(), Arc::new(receiver) as Arc<dyn connection::Receiver>, true)
         });
         match self.link() {
             Ok(link) => {
@@ -270,7 +257,8 @@ impl Renewer {
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
                 }
-                replies.iter().map(|reply| reply.take()).collect()
+                // Every command sent has an outcome once its link was read or has failed.
+                replies.iter().map(|reply| reply.lock().take().unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => replies.iter().map(|_| Err(failure.clone())).collect(),
         }
@@ -282,23 +270,6 @@ impl Renewer {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open(&self.endpoint)?)),
         }
-    }
-}
-
-/// Where one command's outcome is put.
-#[derive(Default)]
-struct Reply(Mutex<Option<Outcome>>);
-
-impl Reply {
-    /// Every command sent has an outcome once its link was read or has failed.
-    fn take(&self) -> Outcome {
-        self.0.lock().take().unwrap_or(Ok(Value::Nil))
-    }
-}
-
-impl crate::connection::Receiver for Reply {
-    fn receive(&self, outcome: Outcome) {
-        *self.0.lock() = Some(outcome);
     }
 }
 

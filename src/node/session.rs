@@ -124,7 +124,7 @@ impl Threads {
         core.shut_down.store(true, Ordering::SeqCst);
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
-        // Every release is answered, or has become an errand, before the wheel stops. What is posted
+        // Every release is answered, or has become an orphan, before the wheel stops. What is posted
         // after this is waited for by who posts it.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.response_timeout;
@@ -133,7 +133,7 @@ impl Threads {
             if begun.elapsed() < patience {
                 lane.settle(begun + patience);
             }
-            // What is queued or owed there becomes an errand, or is logged.
+            // What is queued or owed there becomes an orphan, or is logged.
             lane.close();
         }
         core.watchdog.shut_down();

@@ -14,7 +14,7 @@ use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, clock};
-use crate::watchdog::{Debtor, Errand};
+use crate::watchdog::{Debtor, Orphan};
 
 /// One semaphore's place in a client.
 pub(crate) struct SemaphoreSite {
@@ -34,8 +34,8 @@ struct Debt {
     permits: u64,
     /// What is being paid just now.
     paying: Option<(Ticket, u64)>,
-    /// Whether there is an errand that pays.
-    errand: bool,
+    /// Whether there is an orphan that pays.
+    orphan: bool,
 }
 
 /// How permits are given back.
@@ -181,10 +181,10 @@ impl SemaphoreSite {
     fn owe(self: &Arc<Self>, permits: u64) {
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(permits);
-        let errand = std::mem::replace(&mut debt.errand, true);
+        let orphan = std::mem::replace(&mut debt.orphan, true);
         drop(debt);
-        if !errand {
-            self.core.watchdog.run_errand(Errand::pay(&self.name, Arc::clone(self) as _));
+        if !orphan {
+            self.core.watchdog.adopt(Orphan::owed(&self.name, Arc::clone(self) as _));
         }
     }
 
@@ -235,8 +235,8 @@ impl SemaphoreSite {
     }
 
     fn run(&self, command: Command, ticket: Ticket) {
-        let errand = Errand::request(&self.name, command, &self.requests, ticket);
-        self.core.watchdog.run_errand(errand);
+        let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket);
+        self.core.watchdog.adopt(orphan);
     }
 }
 
@@ -244,8 +244,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // Under one mutex: who owes more from here on starts another errand.
-            debt.errand = debt.permits > 0;
+            // Under one mutex: who owes more from here on leaves another orphan.
+            debt.orphan = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
         if permits == 0 {

@@ -2,12 +2,13 @@
 //!
 //! Three threads, however many holds there are. The *watchdog* waits for the wheel and never does
 //! I/O, so that a lost hold is told at once even while the server does not answer. The *renewer*
-//! does all background I/O: renewals, errands (releases of dying holds, requests to be sent again),
-//! replies nobody waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
+//! does all background I/O: renewals, orphans (what is left to be done for nobody), replies nobody
+//! waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
 //! only while there are some.
 
 mod callbacks;
-mod errand;
+mod orphan;
+pub(crate) mod renewal;
 mod wheel;
 
 use std::fmt;
@@ -18,13 +19,13 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 
 use self::callbacks::Callbacks;
-pub(crate) use self::errand::{Debtor, Errand};
+pub(crate) use self::orphan::{Debtor, Orphan};
 use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
 use crate::sync::clock;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
@@ -43,26 +44,21 @@ pub(crate) trait Task: Send + Sync {
 
 /// A hold whose renewal is due.
 pub(crate) struct Renewal {
-    pub(crate) hold: Arc<dyn Renewable>,
+    pub(crate) name: Arc<str>,
+    pub(crate) owner: Owner,
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
     /// It has less time than others.
     pub(crate) urgent: bool,
+    pub(crate) renewed: Box<Renewed>,
 }
 
-/// A hold as the server knows it.
-pub(crate) trait Renewable: Send + Sync {
-    fn name(&self) -> &str;
-
-    fn owner(&self) -> &Owner;
-
-    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
-    fn renewed(&self, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>);
-}
+/// Hears the server's answer to a renewal that was sent at a time, for a lease.
+type Renewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Renewal({:?}, {:?})", self.hold.name(), self.lease)
+        write!(f, "Renewal({:?}, {:?})", self.name, self.lease)
     }
 }
 
@@ -84,7 +80,7 @@ pub(crate) enum Job {
     Renew(Vec<Renewal>),
     /// Whatever is held: the server may not know of it any more.
     RenewAll,
-    Run(Errand),
+    Adopt(Orphan),
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
@@ -193,17 +189,17 @@ impl Watchdog {
         self.insert(due, Item::Kept(chore));
     }
 
-    /// Runs an errand now, and again with back-off until it is done.
-    pub(crate) fn run_errand(&self, errand: Errand) {
+    /// Sends an orphan now, and again with back-off until it is done.
+    pub(crate) fn adopt(&self, orphan: Orphan) {
         // One look and one job, or it would come behind the last one and be lost without a word.
         let timer = self.timer.lock();
         if timer.shut_down {
             drop(timer);
-            errand.give_up(self);
+            orphan.give_up(self);
             return;
         }
         // It does not block, and the other end goes away after the end only.
-        let _ = self.jobs.send(Job::Run(errand));
+        let _ = self.jobs.send(Job::Adopt(orphan));
     }
 
     /// Logs that a hold was lost.
@@ -270,7 +266,7 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Look(lanes));
             }
         }
-        // By this thread, behind all it has sent. Errands come before the end that it has seen.
+        // By this thread, behind all it has sent. Orphans come before the end that it has seen.
         let _ = self.jobs.send(Job::End);
     }
 
@@ -296,10 +292,7 @@ impl Watchdog {
     }
 
     fn insert(&self, due: u64, item: Item) -> Key {
-        self.insert_into(self.timer.lock(), due, item)
-    }
-
-    fn insert_into(&self, mut timer: MutexGuard<'_, Timer>, due: u64, item: Item) -> Key {
+        let mut timer = self.timer.lock();
         // Up, so that what goes off is really due.
         let due = due.div_ceil(TICK);
         let key = timer.wheel.insert(due, item);

@@ -1,0 +1,107 @@
+//! The table at the top of `gate.rs`, step by step.
+
+use super::*;
+use crate::acquire::Signal;
+use crate::config::ClientBuilder;
+use crate::hold::Asked;
+use crate::protocol::ClientId;
+
+const LEASE: Duration = Duration::from_secs(30);
+const OVER: u64 = 30_000_000_000;
+
+/// Some thread's, granted when the clock began.
+fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
+    let asked = Asked { forced, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(None, owner, Terms::Watched, LEASE, asked, false);
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
+}
+
+/// Whether the seat is taken, and somebody leads.
+fn is(state: &State) -> (bool, bool) {
+    (state.seat.is_some(), state.queue.is_led())
+}
+
+const FREE: (bool, bool) = (false, false);
+const LED: (bool, bool) = (false, true);
+const HELD: (bool, bool) = (true, false);
+
+#[test]
+fn each_state_is_left_as_the_table_says() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let enter = |state: &mut State, thread, now| state.enter(thread, Terms::Watched, true, now);
+    assert_eq!(is(&state), FREE);
+    assert!(matches!(enter(&mut state, &one, 0), Entered::Leads));
+    assert!(matches!(state.enter(&two, Terms::Watched, false, 0), Entered::Occupied));
+    assert_eq!(is(&state), LED);
+    let first = granted(&one, 0);
+    assert!(matches!(state.admit(&first, Terms::Watched, None, 0), Admitted::Seated(None)));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(enter(&mut state, &one, 0), Entered::Again(_)));
+    assert!(matches!(state.leave(&first, None, 0), Left::StillHeld));
+    let Entered::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
+    assert!(matches!(state.leave(&first, None, 0), Left::Passed { .. }));
+    assert_eq!(is(&state), HELD);
+    assert!(matches!(state.leave(&first, None, 0), Left::NotThere));
+    let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
+    // The turn is over: the one who waits is not passed the hold, and leads next.
+    let Entered::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
+    assert!(matches!(state.leave(&second, None, OVER / 2), Left::Release { .. }));
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), LED);
+    state.queue.promote(None).0.now();
+    assert_eq!(is(&state), FREE);
+}
+
+#[test]
+fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let thread = Thread::nobodys();
+    let old = granted(&thread, 0);
+    state.admit(&old, Terms::Watched, None, 0);
+    let entered = state.enter(&thread, Terms::Watched, true, OVER);
+    assert!(matches!(entered, Entered::Expired(_)), "{entered:?}");
+    let new = granted(&thread, 0);
+    assert!(matches!(state.admit(&new, Terms::Watched, None, 0), Admitted::Taken(_)));
+    let admitted = state.admit(&new, Terms::Watched, Some(&old.hold), 0);
+    assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
+}
+
+#[test]
+fn what_was_asked_for_before_a_forced_unlock_is_not_ours() {
+    let gate = Gate::new();
+    gate.force();
+    let mut state = gate.state.lock();
+    let thread = Thread::nobodys();
+    state.enter(&thread, Terms::Watched, true, 0);
+    for (forced, held) in [(0, LED), (1, HELD)] {
+        state.admit(&granted(&thread, forced), Terms::Watched, None, 0);
+        assert_eq!(is(&state), held);
+    }
+}
+
+#[test]
+fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
+    let config = ClientBuilder::new("redis://localhost").config;
+    for (fails, passed) in [(false, true), (true, false)] {
+        let gate = Gate::new();
+        let mut state = gate.state.lock();
+        let [one, two] = [(); 2].map(|()| Thread::nobodys());
+        let tenancy = granted(&one, 0);
+        state.admit(&tenancy, Terms::Watched, None, 0);
+        let seat = state.seat.as_mut().unwrap();
+        assert!(!seat.renews(LEASE, OVER) && seat.renews(LEASE, 0));
+        if fails {
+            tenancy.hold.renewal_failed(&"no server".into());
+            seat.attempt = seat.attempt.fails(false, &config, 0);
+        }
+        assert!(seat.may_outlive());
+        let _waiter = state.enter(&two, Terms::Watched, true, 0);
+        assert_eq!(matches!(state.leave(&tenancy, None, 0), Left::Passed { .. }), passed);
+        assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
+    }
+}

@@ -1,0 +1,183 @@
+//! How a hold is given back, and what the server may have of it for nobody after that.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::{Hold, Place, Seat, Site, clock};
+use crate::connection::{Command, Outcome};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::node::Core;
+use crate::protocol::{LockKeys, Owner};
+use crate::pubsub::Grant;
+use crate::script::lock::{Chain, LockScripts, Released};
+use crate::script::{self, Trouble};
+use crate::watchdog::Orphan;
+
+impl Site {
+    /// Sends the release of a hold whose tenancy has ended.
+    pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
+        let command = self.release_command(hold);
+        match how {
+            Leaving::Posted => {
+                let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+                let receiver = move |outcome: Outcome| {
+                    if let Err(error) = site.released(&hold, script::lock::released(outcome)) {
+                        site.core.watchdog.tell(error);
+                    }
+                };
+                self.core.post(&self.lane, command, Arc::new(receiver));
+                Ok(())
+            }
+            Leaving::Awaited => {
+                let outcome = script::lock::release(&self.lane, &command, || {
+                    self.core.incarnation() == hold.asked.incarnation
+                });
+                self.released(hold, outcome)
+            }
+        }
+    }
+
+    fn released(&self, hold: &Hold, outcome: Result<Released, Trouble>) -> Result<(), Error> {
+        let name = &self.name;
+        // Not before the release is answered: it would find nothing to release.
+        self.orphan(hold, outcome.is_err());
+        match outcome {
+            Ok(Released::HandedOn) => {
+                if let Some(line) = &hold.line {
+                    line.handed_on();
+                }
+                Ok(())
+            }
+            Ok(Released::Done) => Ok(()),
+            Ok(Released::LeftToOthers) => {
+                self.gate.left_to_others();
+                Ok(())
+            }
+            Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
+            Ok(Released::Unclear) => {
+                let message = "the connection to the server broke, and when asked once more it no \
+                               longer knew the hold: it was released, most likely just now, but it \
+                               may have been lost before; the caller no longer holds it";
+                Err(Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(name))
+            }
+            Err(trouble) => {
+                let state = "the caller no longer holds it; its release is tried again in the \
+                             background until the lease has passed, others get it then at the \
+                             latest";
+                Err(trouble.into_error().of(name).now(state))
+            }
+        }
+    }
+
+    fn release_command(&self, hold: &Hold) -> Command {
+        match &hold.line {
+            None => self.scripts().release_command(&hold.owner, hold.share.chain),
+            Some(line) => line.release_command(hold),
+        }
+    }
+
+    /// A hold has ended. The server may have it still, if `may_be_held`; and a request of its owner
+    /// that was sent twice may yet take the lock, or a place in its queue.
+    pub(super) fn orphan(&self, hold: &Hold, may_be_held: bool) {
+        if may_be_held {
+            self.release_later(hold);
+        }
+        match &hold.line {
+            _ if !hold.sent_twice => {}
+            None => self.disown(&hold.owner, hold.longest_lease()),
+            Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
+        }
+    }
+
+    fn release_later(&self, hold: &Hold) {
+        let (release, lease) = (self.release_command(hold), hold.longest_lease());
+        self.core.watchdog.adopt(Orphan::released(&self.name, release, lease));
+    }
+
+    /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
+    pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
+        let hold = &seat.tenancy.hold;
+        let outlives = reason == LostReason::LeaseExpired
+            && (seat.may_outlive() || clock::now() < hold.deadline());
+        // Those it was passed to stand in the server's line still.
+        self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
+    }
+
+    /// The lease of a hold was made longer, or perhaps: if it was lost meanwhile, nobody has that.
+    /// `false`: it was not lost.
+    pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
+        let lost = hold.lost().is_some();
+        if lost {
+            self.release_later(hold);
+        }
+        lost
+    }
+
+    /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in
+    /// its queue, or have taken it.
+    pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
+        self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
+    }
+
+    /// The same for a kind of lock whose places are not given back by being granted.
+    pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
+        self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
+    }
+
+    /// Leaves the queue, or the lock if that was granted at this moment.
+    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+        // While the server is away, each call's would be sent for minutes.
+        if !place.is_known {
+            return;
+        }
+        let chain = place.unread_chain();
+        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        let (site, copy) = (Arc::clone(self), command.clone());
+        let lease = self.core.config.watchdog_timeout.max(place.longest);
+        let later = move || {
+            site.core.watchdog.adopt(Orphan::requested(&site.name, copy.clone(), lease));
+        };
+        if place.in_doubt {
+            later();
+        }
+        let receiver = move |outcome: Outcome| {
+            if script::lock::released(outcome).is_err() {
+                later();
+            }
+        };
+        self.core.post(&self.lane, command, Arc::new(receiver));
+    }
+}
+
+/// Whether who leaves waits for the server's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// `Drop`: written, not waited for.
+    Posted,
+    /// `unlock`.
+    Awaited,
+}
+
+/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
+/// thread had left.
+pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+    let Some(share) = super::place::share(grant.details) else { return };
+    if grant.database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let name: Arc<str> = grant.lock.into();
+    let owner = format!("{}:{owner}", core.id.as_str());
+    let (keys, alone) = (LockKeys::new(&name), AtomicBool::new(false));
+    let lane = core.lane(&name);
+    let scripts = LockScripts {
+        lane: &lane,
+        name: &name,
+        keys: &keys,
+        database: grant.database,
+        alone: &alone,
+    };
+    let command = scripts.give_up_command(owner.as_bytes(), share.chain);
+    core.watchdog.adopt(Orphan::stray(&name, command));
+}

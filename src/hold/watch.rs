@@ -1,0 +1,147 @@
+//! How a site's hold is watched: its alarm on the wheel, and its renewals. When they are due stands
+//! in `watchdog/renewal.rs`.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::{Hold, Seat, Site, Tenancy, clock};
+use crate::error::LostReason;
+use crate::node::Member;
+use crate::script;
+use crate::watchdog::renewal::{Attempt, Due};
+use crate::watchdog::{Renewal, Task};
+
+impl Site {
+    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
+    /// holds when this one was not to be seen.
+    pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
+        self.arm();
+        if self.core.incarnation() != tenancy.hold.asked.incarnation
+            && let Some(renewal) = Member::renew_now(Arc::clone(self))
+        {
+            self.core.watchdog.renew_now(renewal);
+        }
+    }
+
+    /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
+    pub(crate) fn arm(self: &Arc<Self>) {
+        let next = |seat: &mut Seat| seat.facts().next(&self.core.config, clock::now());
+        let Some(Due { at, .. }) = self.gate.with_seat(|seat| seat.map(next)) else { return };
+        let mut alarm = self.alarm.lock();
+        // An alarm that goes off too early sets the next one; only too late is wrong.
+        if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
+            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
+            let new = self.core.watchdog.alarm(at, task);
+            if let Some(old) = alarm.replace(new) {
+                self.core.watchdog.cancel(old);
+            }
+        }
+    }
+
+    /// The tenancy in the seat, and the lease that it is to be renewed to at once: if that is due,
+    /// or `early`.
+    pub(super) fn begin_renewal(
+        &self,
+        early: bool,
+        now: u64,
+    ) -> Option<(Arc<Tenancy>, Option<Duration>)> {
+        self.gate.with_seat(|seat| {
+            let seat = seat?;
+            let Due { at, lease } = seat.facts().next(&self.core.config, now);
+            let lease = lease.filter(|lease| (early || at <= now) && seat.renews(*lease, now));
+            Some((Arc::clone(&seat.tenancy), lease))
+        })
+    }
+
+    pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
+        let (name, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
+        let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+        let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
+            site.renewed(&hold, sent_at, lease, renewed);
+        });
+        Renewal { name, owner, lease, urgent, renewed }
+    }
+
+    /// Raises a hold that was granted by message to its lease now, if that makes it certain for
+    /// `slack` more. Before its time, since somebody wants to know.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip, and none for a hold that has its lease.
+    pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
+        let hold = &tenancy.hold;
+        if !hold.is_provisional() {
+            return false;
+        }
+        let sent_at = clock::now();
+        let lease = self.gate.with_seat(|seat| {
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
+            let mut facts = seat.facts();
+            if facts.attempt.is_sent() {
+                // The watchdog's own, whose reply may be far off.
+                facts.attempt = Attempt::Done;
+            }
+            facts.next(&self.core.config, sent_at).lease
+        });
+        // It is not to be raised.
+        let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
+        hold.ask(lease);
+        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
+            Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
+            // The renewer tries again.
+            Err(trouble) => {
+                let cause = format!("{:#}", trouble.into_error()).into();
+                self.renewed(hold, sent_at, lease, Err(&cause));
+            }
+        }
+        self.orphan_if_lost(hold);
+        tenancy.remaining() >= slack
+    }
+
+    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
+    pub(crate) fn renewed(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        sent_at: u64,
+        lease: Duration,
+        renewed: Result<bool, &Arc<str>>,
+    ) {
+        let now = clock::now();
+        let tenancy = self.gate.with_seat(|seat| {
+            // A reply for a hold that has ended is ignored.
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
+            seat.attempt = match renewed {
+                Ok(true) => {
+                    hold.confirm(sent_at, lease);
+                    hold.raised();
+                    Attempt::Done
+                }
+                Ok(false) => Attempt::Done,
+                Err(cause) => {
+                    hold.renewal_failed(cause);
+                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
+                }
+            };
+            Some(Arc::clone(&seat.tenancy))
+        });
+        match tenancy {
+            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, LostReason::Revoked),
+            Some(_) => self.arm(),
+            None => {}
+        }
+    }
+}
+
+impl Task for Site {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        *self.alarm.lock() = None;
+        let now = clock::now();
+        let (tenancy, lease) = self.begin_renewal(false, now)?;
+        if now >= tenancy.hold.deadline() {
+            self.lose(&tenancy, LostReason::LeaseExpired);
+            return None;
+        }
+        self.arm();
+        lease.map(|lease| self.renewal(&tenancy.hold, Some(lease)))
+    }
+}

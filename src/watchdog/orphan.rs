@@ -1,0 +1,281 @@
+//! What is left to be done on the server when nobody waits for it any more: what the server may
+//! have for nobody, as a rule. A constructor for each reason says how long its command is sent.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::Level;
+use redis::Value;
+
+use super::{Watchdog, renewal};
+use crate::connection::{Command, Outcome};
+use crate::script::{Requests, Ticket, WINDOW};
+use crate::sync::clock;
+
+const FIRST_RETRY: u64 = 50_000_000;
+const LAST_RETRY: u64 = 10_000_000_000;
+/// A request that is this late is not on its way any more, unless the server has stood still.
+const LATEST: Duration = Duration::from_secs(600);
+/// What only matters now is tried for so long: longer than a grant by message lasts.
+const BRIEF: Duration = Duration::from_secs(3);
+const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
+
+/// A command that is sent in the background, again and again with back-off, and as soon as a
+/// connection is opened.
+pub(crate) struct Orphan {
+    name: Arc<str>,
+    what: What,
+    /// When it is given up, whatever became of it.
+    until: u64,
+    due: u64,
+    /// When it was sent last.
+    tried: u64,
+    retry: u64,
+}
+
+enum What {
+    /// Done at its time, or at an answer after `enough`. Once is not: a server that stalls may read
+    /// a release before the acquire that an old connection still has.
+    Undo { command: Command, enough: u64 },
+    /// Done at whatever the server answers.
+    Tell(Command),
+    /// Done once the server has applied it, or says that it is too late to.
+    Request(Command, Arc<Requests>, Ticket),
+    /// Done once nothing is owed any more.
+    Debt(Arc<dyn Debtor>),
+}
+
+/// Who owes the server something, and says how much when it can be sent.
+pub(crate) trait Debtor: Send + Sync {
+    /// `None`: nothing any more. Else [`paid`](Self::paid) is called before the next one.
+    fn command(&self) -> Option<Command>;
+
+    /// What became of it. `resent`: it went twice, the first time without an outcome.
+    fn paid(&self, outcome: &Outcome, resent: bool);
+}
+
+impl Orphan {
+    /// A hold that nobody has here any more, and the server may: its release was not answered, or
+    /// its lease was made longer after it was lost. For that lease, or until an answer after 10
+    /// minutes.
+    pub(crate) fn released(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        Self::undo(name, release, lease, lease.min(LATEST))
+    }
+
+    /// A request that nobody waits for any more: its outcome is not known, or a copy may come late.
+    /// As long as a hold that it may take. (A place in a lock's queue is given back when it is
+    /// granted.)
+    pub(crate) fn requested(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+        Self::released(name, give_up, lease)
+    }
+
+    /// The same where it may take a place that keeps others out, and has no lease: 10 minutes at
+    /// least.
+    pub(crate) fn queued(name: &Arc<str>, give_up: Command, lease: Duration) -> Self {
+        Self::undo(name, give_up, lease.max(LATEST), LATEST)
+    }
+
+    /// What a message granted, or told to ask, and does not wait here. Until it is answered, or what
+    /// it was granted is over.
+    pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
+        Self::new(name, What::Tell(give_up), BRIEF)
+    }
+
+    /// A message to this client itself that was lost. Until it is answered, or the next one is due.
+    pub(crate) fn unheard(name: &Arc<str>, message: Command) -> Self {
+        Self::new(name, What::Tell(message), BRIEF)
+    }
+
+    /// A numbered request that may have been applied. Until it is, or the server would forget that.
+    pub(crate) fn numbered(
+        name: &Arc<str>,
+        copy: Command,
+        requests: &Arc<Requests>,
+        ticket: Ticket,
+    ) -> Self {
+        Self::new(name, What::Request(copy, Arc::clone(requests), ticket), WINDOW)
+    }
+
+    /// What somebody owes, for which no request is open. Until nothing is owed.
+    pub(crate) fn owed(name: &Arc<str>, debtor: Arc<dyn Debtor>) -> Self {
+        Self::new(name, What::Debt(debtor), Duration::MAX)
+    }
+
+    /// Sends a command for so long, and only until it is answered after `enough`.
+    fn undo(name: &Arc<str>, command: Command, lasts: Duration, enough: Duration) -> Self {
+        let enough = clock::now().saturating_add(clock::nanos(enough));
+        Self::new(name, What::Undo { command, enough }, lasts)
+    }
+
+    /// Due now.
+    fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
+        let until = clock::now().saturating_add(clock::nanos(lasts));
+        Self { name: Arc::clone(name), what, until, due: 0, tried: 0, retry: FIRST_RETRY }
+    }
+
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// What to send now; `None`: nothing any more.
+    pub(crate) fn command(&self) -> Option<Command> {
+        match &self.what {
+            What::Undo { command, .. } | What::Tell(command) | What::Request(command, ..) => {
+                Some(command.clone())
+            }
+            What::Debt(debtor) => debtor.command(),
+        }
+    }
+
+    /// What is left of it after this outcome, to be sent again. `ended`: the client has, and only what
+    /// was answered goes on.
+    pub(crate) fn after(
+        mut self,
+        outcome: &Outcome,
+        resent: bool,
+        now: u64,
+        watchdog: &Watchdog,
+        ended: bool,
+    ) -> Option<Self> {
+        if self.is_done(outcome, resent, now, watchdog) {
+            return None;
+        }
+        let goes_on = is_answered(outcome) && matches!(self.what, What::Debt(_));
+        if goes_on {
+            // More may be owed by now, which waits for no back-off and for no other orphan.
+            self.retry = FIRST_RETRY;
+        }
+        if goes_on || !ended {
+            self.back_off(now);
+            return Some(self);
+        }
+        if !is_answered(outcome) {
+            self.give_up(watchdog);
+        }
+        None
+    }
+
+    /// Whether it is done with this outcome.
+    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
+        match &self.what {
+            What::Undo { enough, .. } => now >= self.until || outcome.is_ok() && now >= *enough,
+            What::Tell(_) => outcome.is_ok() || now >= self.until,
+            What::Request(_, requests, ticket) => {
+                let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
+                let lost = late || !is_answered(outcome) && now >= self.until;
+                if lost {
+                    watchdog.log(Level::Error, || format!(
+                        "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
+                         known: the server did not say so for {WINDOW:?}, and has forgotten it",
+                        self.name
+                    ));
+                }
+                let done = lost || is_answered(outcome);
+                if done {
+                    requests.close(*ticket);
+                }
+                done
+            }
+            // It says so when it is asked for the next command.
+            What::Debt(debtor) => {
+                debtor.paid(outcome, resent);
+                false
+            }
+        }
+    }
+
+    /// Puts it off, later and later.
+    fn back_off(&mut self, now: u64) {
+        self.tried = now;
+        self.due = now.saturating_add(self.retry).min(self.until);
+        self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
+    }
+
+    /// A connection works: what waits need not wait longer. But not at once, or a connection that
+    /// breaks again and again would be a reason to send again and again.
+    pub(crate) fn hurry(&mut self) {
+        self.retry = FIRST_RETRY;
+        self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
+    }
+}
+
+fn is_answered(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
+}
+
+impl Orphan {
+    /// Says what becomes of it: the client has ended first.
+    pub(super) fn give_up(&self, watchdog: &Watchdog) {
+        let name = &self.name;
+        let (level, what) = match &self.what {
+            What::Undo { .. } => (
+                Level::Warn,
+                "could not be released before the client ended; it ends with its lease, a place in a \
+                 queue when it lapses",
+            ),
+            What::Tell(_) => return,
+            What::Request(..) => (
+                Level::Error,
+                "what was given back or counted down before the client ended may not have been \
+                 applied: look at it",
+            ),
+            What::Debt(_) => (
+                Level::Error,
+                "dropped permits were not given back before the client ended: add them with \
+                 add_permits",
+            ),
+        };
+        watchdog.log(level, || format!("{name:?}: {what}"));
+    }
+}
+
+impl fmt::Debug for Orphan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Orphan({:?})", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::connection::{Cause, Failure};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn each_is_sent_for_as_long_as_it_may_matter() {
+        let name = Arc::from("name");
+        let command = || Command::plain(&[b"PING"]);
+        let cause = || {
+            let error = redis::RedisError::from(io::Error::other("no reply"));
+            Cause { error: Arc::new(error), address: "a server".into() }
+        };
+        let (short, long) = (Duration::from_secs(30), Duration::from_secs(3_600));
+        let begun = clock::now();
+        for (what, orphan, enough, lasts) in [
+            ("released", Orphan::released(&name, command(), short), 30, 30),
+            ("released, long", Orphan::released(&name, command(), long), 600, 3_600),
+            ("requested", Orphan::requested(&name, command(), short), 30, 30),
+            ("requested, long", Orphan::requested(&name, command(), long), 600, 3_600),
+            ("queued", Orphan::queued(&name, command(), short), 600, 600),
+            ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
+            ("stray", Orphan::stray(&name, command()), 0, 3),
+            ("unheard", Orphan::unheard(&name, command()), 0, 3),
+        ] {
+            let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
+            let is_done = |outcome: &Outcome, after: u64| {
+                orphan.is_done(outcome, false, begun + after, &watchdog)
+            };
+            let (answered, silent) = (Ok(Value::Okay), Err(Failure::TimedOut(cause())));
+            if enough > 0 {
+                assert!(!is_done(&answered, (enough - 1) * SECOND), "{what}: answered early");
+            }
+            assert!(is_done(&answered, (enough + 1) * SECOND), "{what}: answered");
+            assert!(!is_done(&silent, (lasts - 1) * SECOND), "{what}: not answered");
+            assert!(is_done(&silent, (lasts + 1) * SECOND), "{what}: over");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! When a hold is renewed, raised to its lease, or over. What is known of it and the time go in,
+//! what is next comes out. No clock is read here.
+//!
+//! ```text
+//! granted by reply    0 ------ 1/3: renewed ------ 1/3 later: again ... deadline: lost
+//! granted by message  0 - 50 ms: raised - as above ... 2 s, if nobody raised it: lost
+//! ```
+
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::sync::clock;
+
+// Every time that belongs to a lease, in nanoseconds, or as the part of a lease that it is: `3` is a
+// third. What must be true between them stands below.
+
+const MS: u64 = 1_000_000;
+
+/// So much of a lease has gone when it is renewed: a shorter hold costs no command, and what is left
+/// is enough for three attempts that fail slowly.
+const RENEWED_AFTER: u64 = 3;
+/// A renewal goes off so much earlier at most, together with others that are due at about that time.
+const GRID: u64 = 64;
+/// A renewal that failed is tried again after this, and then after twice that, up to sixteen times.
+const RETRY: u64 = 200;
+const MOST_DOUBLED: u32 = 4;
+/// A renewal that has no reply after this is better tried again, on a new connection.
+const PATIENCE: u32 = 6;
+/// What two clocks may drift apart in a lease. To it comes up to a millisecond, since Redis counts
+/// whole ones.
+const DRIFT: u64 = 1_000;
+
+/// What a grant by message is for: what the scripts call PROVISIONAL. Its process may be stopped,
+/// and keeps the others from the lock for so long.
+pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
+/// When such a hold is raised to its lease: a shorter one costs no further command.
+const RAISED_AFTER: u64 = 50 * MS;
+/// How long the reply to that may take, and after what pause it is tried again.
+pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
+const RAISED_AGAIN: u64 = 400 * MS;
+
+/// A fair lock's waiters give a sign of life so often while they count as living, and sooner by this
+/// part of that after one that failed.
+pub(crate) const SIGN_OF_LIFE: u32 = 3;
+pub(crate) const SIGN_AGAIN: u32 = 4;
+
+const _: () = {
+    // A lease that all its parts divide.
+    const LEASE: u64 = 1_000 * 3 * 64;
+    let patience = LEASE / PATIENCE as u64;
+    let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY);
+    assert!(
+        attempts + LEASE / DRIFT < LEASE - LEASE / RENEWED_AFTER,
+        "three attempts that each have no reply end before the deadline"
+    );
+    assert!(LEASE / GRID < LEASE / RENEWED_AFTER, "a short hold costs no renewal");
+    assert!((1 << MOST_DOUBLED) * (LEASE / RETRY) < patience, "the longest pause costs no attempt");
+    assert!(
+        RAISED_AFTER + 2 * (RAISED_WITHIN.as_millis() as u64 * MS + RAISED_AGAIN)
+            < PROVISIONAL - drift(PROVISIONAL),
+        "three attempts to raise a hold are made before it ends"
+    );
+    assert!(
+        SIGN_AGAIN + 1 < SIGN_OF_LIFE * SIGN_AGAIN,
+        "a waiter whose sign of life failed gives the next one in time"
+    );
+};
+
+/// How long a renewal waits for its reply.
+pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
+    (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
+}
+
+/// Never longer: a guard never says "held" past the deadline counted from before the request was
+/// sent, less what two clocks may drift apart in a lease.
+pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
+    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone already.
+    let lease = clock::nanos(lease) / MS * MS;
+    sent_at.saturating_add(lease - drift(lease))
+}
+
+const fn drift(lease: u64) -> u64 {
+    lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
+}
+
+/// What is known of a hold. Times are on the hold's clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Its thread has had it since then.
+    pub(crate) since: u64,
+    pub(crate) deadline: u64,
+    /// It was granted by message, and has not been raised yet.
+    pub(crate) is_provisional: bool,
+    /// Its thread lives and wants it renewed.
+    pub(crate) is_watched: bool,
+    /// The lease that it was wanted for.
+    pub(crate) fixed: Option<Duration>,
+    pub(crate) attempt: Attempt,
+}
+
+/// How far the renewal of a hold has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// There was none, or the last one succeeded.
+    #[default]
+    Done,
+    /// On its way, after so many that failed.
+    Sent { failed: u32 },
+    /// The last one failed, and so many before it. It is tried again then.
+    Failed { failed: u32, again: u64 },
+}
+
+/// What is next about a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    pub(crate) at: u64,
+    /// The lease to ask for then. `None`: its end.
+    pub(crate) lease: Option<Duration>,
+}
+
+impl Facts {
+    pub(crate) fn next(&self, config: &Config, now: u64) -> Due {
+        let end = Due { at: self.deadline, lease: None };
+        let age = now.saturating_sub(self.since);
+        let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
+        let is_watched = self.is_watched && !outlived;
+        // A fixed lease lasts as long as it was wanted, whoever lives.
+        let (first, lease) = if self.is_provisional && (is_watched || self.fixed.is_some()) {
+            let watched = if is_watched { config.watchdog_timeout } else { Duration::ZERO };
+            // Once, and counted from the grant.
+            let fixed = self.fixed.unwrap_or_default().saturating_sub(Duration::from_nanos(age));
+            (self.since.saturating_add(RAISED_AFTER), watched.max(fixed))
+        } else if is_watched {
+            let lease = clock::nanos(config.watchdog_timeout);
+            let grid = (lease / GRID).max(MS);
+            let left = lease / RENEWED_AFTER * (RENEWED_AFTER - 1);
+            (self.deadline.saturating_sub(left) / grid * grid, config.watchdog_timeout)
+        } else {
+            return end;
+        };
+        let at = match self.attempt {
+            Attempt::Done => first,
+            Attempt::Sent { .. } => return end,
+            Attempt::Failed { again, .. } => again,
+        };
+        if at < self.deadline { Due { at, lease: Some(lease) } } else { end }
+    }
+}
+
+impl Attempt {
+    pub(crate) fn is_sent(self) -> bool {
+        matches!(self, Self::Sent { .. })
+    }
+
+    pub(crate) fn sent(self) -> Self {
+        Self::Sent { failed: self.failed() }
+    }
+
+    /// It failed at `now`. It is tried again at once, not at the next third, and then later and
+    /// later until the deadline.
+    pub(crate) fn fails(self, is_provisional: bool, config: &Config, now: u64) -> Self {
+        let failed = self.failed();
+        let pause = if is_provisional {
+            RAISED_AGAIN
+        } else {
+            let lease = clock::nanos(config.watchdog_timeout);
+            (lease / RETRY).max(MS) << failed.min(MOST_DOUBLED)
+        };
+        Self::Failed { failed: failed.saturating_add(1), again: now.saturating_add(pause) }
+    }
+
+    fn failed(self) -> u32 {
+        match self {
+            Self::Done => 0,
+            Self::Sent { failed } | Self::Failed { failed, .. } => failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ClientBuilder;
+
+    const SECOND: u64 = 1_000 * MS;
+    /// A hold that was granted by reply a second after the clock began.
+    const WATCHED: Facts = Facts {
+        since: SECOND,
+        deadline: 31 * SECOND,
+        is_provisional: false,
+        is_watched: true,
+        fixed: None,
+        attempt: Attempt::Done,
+    };
+    const HANDED: Facts = Facts { deadline: 3 * SECOND, is_provisional: true, ..WATCHED };
+    const FIXED: Facts = Facts { is_watched: false, fixed: Some(seconds(30)), ..WATCHED };
+    const SENT: Attempt = Attempt::Sent { failed: 0 };
+    const FAILED: Attempt = Attempt::Failed { failed: 1, again: 12 * SECOND };
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn config() -> Config {
+        ClientBuilder::new("redis://localhost").config
+    }
+
+    #[test]
+    fn what_is_next_follows_from_what_is_known() {
+        // 64 parts of a lease are the grid, and a third of it is at 11 s.
+        let third = 11 * SECOND / (30 * SECOND / 64) * (30 * SECOND / 64);
+        let lease = |seconds| Some(Duration::from_secs(seconds));
+        let raised = SECOND + 50 * MS;
+        for (what, facts, now, at, asked) in [
+            ("watched", WATCHED, 1, third, lease(30)),
+            ("on its way", Facts { attempt: SENT, ..WATCHED }, 11, 31 * SECOND, None),
+            ("failed", Facts { attempt: FAILED, ..WATCHED }, 11, 12 * SECOND, lease(30)),
+            (
+                "failed, and over before it is tried again",
+                Facts { attempt: FAILED, deadline: 12 * SECOND, ..WATCHED },
+                11,
+                12 * SECOND,
+                None,
+            ),
+            ("given up", Facts { is_watched: false, ..WATCHED }, 1, 31 * SECOND, None),
+            ("held for longer than max_hold", WATCHED, 41, 31 * SECOND, None),
+            ("fixed", FIXED, 1, 31 * SECOND, None),
+            ("fixed, and watched by an inner level", FIXED.watched(), 1, third, lease(30)),
+            ("handed on", HANDED, 1, raised, lease(30)),
+            ("handed on and given up", Facts { is_watched: false, ..HANDED }, 1, 3 * SECOND, None),
+            ("handed on, fixed", FIXED.handed(), 1, raised, lease(30)),
+            ("handed on, fixed, a second later", FIXED.handed(), 2, raised, lease(29)),
+            ("handed on, fixed and watched", FIXED.handed().watched(), 2, raised, lease(30)),
+            (
+                "handed on, read when it is almost over",
+                Facts { deadline: raised, ..HANDED },
+                1,
+                raised,
+                None,
+            ),
+            ("being raised", Facts { attempt: SENT, ..HANDED }, 2, 3 * SECOND, None),
+        ] {
+            let config = Config { max_hold: Some(seconds(40)), ..config() };
+            assert_eq!(facts.next(&config, now * SECOND), Due { at, lease: asked }, "{what}");
+        }
+    }
+
+    impl Facts {
+        fn watched(self) -> Self {
+            Self { is_watched: true, ..self }
+        }
+
+        fn handed(self) -> Self {
+            Self { deadline: 3 * SECOND, is_provisional: true, ..self }
+        }
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_at_once_and_then_later_and_later() {
+        let mut attempt = Attempt::Done;
+        for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
+            attempt = attempt.sent().fails(false, &config(), SECOND);
+            assert_eq!(attempt, Attempt::Failed { failed, again: SECOND + pause * MS });
+        }
+        let raising = Attempt::Done.sent().fails(true, &config(), SECOND);
+        assert_eq!(raising, Attempt::Failed { failed: 1, again: SECOND + 400 * MS });
+    }
+
+    #[test]
+    fn a_deadline_is_before_the_servers_and_never_overflows() {
+        assert!(deadline(0, Duration::from_millis(1)) <= MS);
+        assert!(deadline(0, Duration::from_micros(1_999)) <= MS);
+        assert!(deadline(0, seconds(30)) < 30 * SECOND);
+        assert!(deadline(0, seconds(30)) > 29_900 * MS);
+        assert_eq!(deadline(u64::MAX - 1, seconds(1)), u64::MAX);
+    }
+
+    #[test]
+    fn the_scripts_grant_for_the_time_that_is_expected_here() {
+        for script in
+            [include_str!("../../lua/lock/queue.lua"), include_str!("../../lua/fair/line.lua")]
+        {
+            let told = script.lines().find_map(|line| line.strip_prefix("local PROVISIONAL = "));
+            assert_eq!(told.unwrap().parse(), Ok(PROVISIONAL / MS));
+        }
+    }
+}
