@@ -290,7 +290,7 @@ impl Synchronizer for CountDownLatch {
         Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
     }
 
-    fn place(&self) -> Asked {
+    fn place(&self, _: &Claim<'_, ()>) -> Asked {
         Asked::default()
     }
 

@@ -141,7 +141,7 @@ impl Synchronizer for ReentrantLock {
         Ok(None)
     }
 
-    fn place(&self) -> Place {
+    fn place(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&self.handle.site)
     }
 

@@ -500,7 +500,7 @@ impl Synchronizer for Semaphore {
         Ok(entered)
     }
 
-    fn place(&self) -> Asking {
+    fn place(&self, _: &Claim<'_, u32>) -> Asking {
         Asking { rest: self.site.rest_of_yield(), ..Asking::default() }
     }
 

@@ -53,7 +53,7 @@ pub(crate) trait Synchronizer {
     }
 
     /// Of a leader to whom none was left.
-    fn place(&self) -> PlaceOf<Self>;
+    fn place(&self, claim: &ClaimOf<'_, Self>) -> PlaceOf<Self>;
 
     /// What the leader was granted without asking, since it last looked.
     fn take(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
@@ -196,7 +196,7 @@ fn lead_until_granted<S: Synchronizer>(
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
-        let lead = baton.lead_or(|| synchronizer.place());
+        let lead = baton.lead_or(|| synchronizer.place(claim));
         let Some(grant) = await_grant(synchronizer, lead, claim)? else { return Ok(None) };
         // What it was granted was perhaps taken away meanwhile: only the server knows.
         lead.listening.ask_at = 0;

@@ -55,7 +55,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         Ok(Enter::Leads(None))
     }
 
-    fn place(&self) {}
+    fn place(&self, _: &Claim<'_, ()>) {}
 
     fn take(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None

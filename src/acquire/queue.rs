@@ -262,7 +262,7 @@ pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>
 /// The right to talk to Redis about a name. Handed on when dropped, on every path.
 pub(crate) struct Baton<'a, Q: Queued> {
     queued: &'a Q,
-    lead: Option<Lead<Q::Place>>,
+    pub(crate) lead: Option<Lead<Q::Place>>,
     is_laid_down: bool,
 }
 

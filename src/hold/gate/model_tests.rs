@@ -150,7 +150,7 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn place(&self) -> Place {
+    fn place(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&Site::of(&self.name.core, "of another gate"))
     }
 

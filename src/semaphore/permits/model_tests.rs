@@ -94,9 +94,9 @@ impl Synchronizer for Pool {
         Ok(self.gate.refused(claim.thread, claim.need))
     }
 
-    fn place(&self) -> Asking {
+    fn place(&self, claim: &Claim<'_, u32>) -> Asking {
         // Subscribe first.
-        self.listeners.lock().push(Thread::current());
+        self.listeners.lock().push(Arc::clone(claim.thread));
         Asking::default()
     }
 
