@@ -1,7 +1,6 @@
 //! The fair lock: Redisson's `RFairLock`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
 #[cfg(doc)]
@@ -17,6 +16,7 @@ use crate::sync::{Thread, clock};
 
 pub(crate) use self::queue::{FairQueue, give_back, take_out};
 
+mod company;
 mod line;
 mod place;
 mod queue;
@@ -175,18 +175,21 @@ impl FairLock {
                 // Subscribe first: a message between the request and the confirmation is lost, so
                 // a request that was sent before the confirmation is sent again after it.
                 let listening = place.listening();
-                place.waiter.told.store(false, Ordering::SeqCst);
-                let asked = place.asks();
-                let lease = terms.lease(core);
-                let older = queued.then(|| place.older());
-                let older = older.as_deref();
-                let replied = queue.scripts().acquire(&site.lane, &owner, lease, older);
-                place.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
+                let (asked, replied) = place.ask(!queued);
                 let ask_after = match replied.map(|replied| replied.reply) {
-                    Ok(FairAcquired::Granted(followers)) => {
-                        break Some(place.hold(lease, asked, followers));
+                    Ok(FairAcquired::Granted { already, followers, .. }) => {
+                        if already {
+                            // The message of that is on its way, or was lost.
+                            core.pubsub.suspect();
+                        }
+                        break Some(place.hold(asked, followers));
                     }
-                    Ok(FairAcquired::Queued { now, ask_after, by_redisson }) => {
+                    Ok(FairAcquired::Queued { now, ask_after, by_redisson, came_back }) => {
+                        if came_back {
+                            // Its place was used up by a grant of which nothing was heard, or it did
+                            // not listen.
+                            core.pubsub.suspect();
+                        }
                         place.refused(asked, now);
                         if by_redisson {
                             place.listen_to_redisson();

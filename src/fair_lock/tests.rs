@@ -21,11 +21,11 @@ struct Granted<'a> {
 
 fn granted(lock: &FairLock) -> Granted<'_> {
     let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
-    let place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
-    let (owner, lease, asked) = (place.waiter.owner, terms.lease(&site.core), Asked::now(site));
-    let replied = queue.scripts().acquire(&site.lane, &owner, lease, None);
-    assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Followers::new()));
-    let hold = place.hold(lease, asked, Followers::new());
+    let mut place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
+    let (asked, replied) = place.ask(true);
+    let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { already: false, .. });
+    assert!(granted);
+    let hold = place.hold(asked, Followers::new());
     Granted { lock, place, hold }
 }
 

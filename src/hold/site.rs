@@ -232,20 +232,23 @@ impl Site {
     /// Sends the release of a hold whose tenancy has ended.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
         let release = Release { site: Arc::clone(self), hold: Arc::clone(hold) };
-        match how {
+        let command = self.release_command(hold);
+        let done = match how {
             Leaving::Posted => {
-                let command = self.release_command(hold);
                 self.core.post(&self.lane, command, Arc::new(release));
                 Ok(())
             }
             Leaving::Awaited => {
-                let outcome =
-                    script::lock::release(&self.lane, &self.release_command(hold), || {
-                        self.core.incarnation() == hold.asked.incarnation
-                    });
+                let outcome = script::lock::release(&self.lane, &command, || {
+                    self.core.incarnation() == hold.asked.incarnation
+                });
                 release.settle(outcome)
             }
+        };
+        if let Some(line) = &hold.line {
+            line.released();
         }
+        done
     }
 
     fn release_command(&self, hold: &Hold) -> Command {
@@ -693,13 +696,7 @@ impl Release {
         // Not before the release is answered: it would find nothing to release.
         self.site.undo_late_requests(&self.hold);
         match outcome {
-            Ok(script::lock::Released::HandedOn) => {
-                if let Some(line) = &self.hold.line {
-                    line.handed_on();
-                }
-                Ok(())
-            }
-            Ok(script::lock::Released::Done) => Ok(()),
+            Ok(script::lock::Released::HandedOn | script::lock::Released::Done) => Ok(()),
             Ok(script::lock::Released::LeftToOthers) => {
                 self.site.gate.left_to_others();
                 Ok(())

@@ -46,8 +46,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who enters adds no time for Redisson's waiters ahead",
         Script::Acquire,
-        "enter(owner, redissons_ahead, 'rpush', owner)",
-        "enter(owner, 0, 'rpush', owner)",
+        "place = line_up(redissons_ahead)",
+        "place = line_up(0)",
         1,
     ),
     mutant(
@@ -95,6 +95,38 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "    take(head, lease)
     redis.call('zrem', timeouts, head)",
         "    take(head, lease)",
+        0,
+    ),
+    mutant(
+        "who comes with another gets no place",
+        Script::Acquire,
+        "for i = 5, #ARGV do
+        if i ~= 6 and",
+        "for i = 5, 5 do
+        if i ~= 6 and",
+        0,
+    ),
+    mutant(
+        "those who come together stand there in the opposite order",
+        Script::Acquire,
+        "ids[#ids + 1] = ARGV[i]",
+        "table.insert(ids, 1, ARGV[i])",
+        0,
+    ),
+    mutant(
+        "of those in a request that was sent again some stand there twice",
+        Script::Acquire,
+        "if not redis.call('lpos', queue, id) then
+            push",
+        "if true then
+            push",
+        0,
+    ),
+    mutant(
+        "a holder that came with another gets a place when that one's request is sent again",
+        Script::Acquire,
+        "if i ~= 6 and ARGV[i] ~= held_by then",
+        "if i ~= 6 then",
         0,
     ),
     mutant(
@@ -267,8 +299,8 @@ local line",
     mutant(
         "nobody hears that one of Redisson's may tell it",
         Script::Acquire,
-        "redisson and 1 or 0}",
-        "0}",
+        "redisson and 1 or 0, back}",
+        "0, back}",
         0,
     ),
     mutant(
@@ -364,5 +396,5 @@ return",
         0,
     ),
     client("a grant is believed however late it is read", Rule::Deadline, 0),
-    client("nobody looks whether a hand-over was taken up", Rule::Look, 0),
+    client("a process asks every third of the fair wait only", Rule::Poll, 0),
 ];
