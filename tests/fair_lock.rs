@@ -791,7 +791,7 @@ fn a_waiter_is_kept_however_long_it_waits() {
     let waits = FAIR_WAIT * 5;
     thread::sleep(waits);
     let sent = Commands::so_far(&server).scripts() - scripts;
-    // Each of the two says it every third of the time, but not more often than every half second.
+    // Each of the two says it every third of the time.
     assert!(sent <= 2 * 5 * 3 + 4, "{sent} scripts");
     assert_eq!(wait_queue(&server, "patient", 4), before);
     let scores: Vec<(String, f64)> =

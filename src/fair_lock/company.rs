@@ -52,6 +52,19 @@ impl Newcomers {
         }
     }
 
+    /// Whoever goes before it has asked.
+    pub(super) fn leave(&mut self, waiter: &Arc<FairWaiter>) {
+        let before = self.waiting.len();
+        self.waiting.retain(|newcomer| !Arc::ptr_eq(newcomer, waiter));
+        let led = matches!(waiter.word.lock().take(), Some(Word::Lead));
+        if led
+            && self.waiting.len() < before
+            && let Some(next) = self.hand_on()
+        {
+            next.tell(Word::Lead);
+        }
+    }
+
     /// A request was answered: the next one leads.
     fn hand_on(&mut self) -> Option<Arc<FairWaiter>> {
         let next = self.waiting.first().cloned();
@@ -122,7 +135,6 @@ impl FairQueue {
         let (asked, lease) = (Asked::now(site), leader.terms.lease(&site.core));
         let others = Others::Company(&owners);
         let replied = self.scripts().acquire(&site.lane, &leader.owner, lease, others);
-        // Before they hear: who is answered may give up, and would be found in the next request.
         let next = self.waiters.lock().newcomers.hand_on();
         if let Some(next) = next {
             next.tell(Word::Lead);

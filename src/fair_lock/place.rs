@@ -240,7 +240,10 @@ impl Drop for Place {
             return;
         }
         let passed = self.stand_down();
-        self.queue.waiters.lock().call_leader();
+        let mut waiters = self.queue.waiters.lock();
+        waiters.newcomers.leave(&self.waiter);
+        waiters.call_leader();
+        drop(waiters);
         let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
         let site = &self.site;
         let lease = self.waiter.terms.lease(&site.core);

@@ -168,6 +168,20 @@ fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_sinc
 }
 
 #[test]
+fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("leads");
+    let mut places = joined(&lock, 3);
+    drop(places.remove(0));
+    for (at, place) in places.iter_mut().enumerate() {
+        let (_, replied) = place.ask(true);
+        let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { .. });
+        assert_eq!(granted, at == 0);
+    }
+}
+
+#[test]
 fn what_the_server_refuses_to_one_it_refuses_to_all_who_came_with_it() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
