@@ -579,7 +579,7 @@ fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
                 assert!(!(holds && waits), "{what}");
                 match &outcome {
                     Ok(Some(told)) => {
-                        assert_eq!((holds, waits), (*told == 1, *told == 0), "{what}")
+                        assert_eq!((holds, waits), (*told == 1, *told == 0), "{what}");
                     }
                     Ok(None) => {}
                     Err(_) => {
