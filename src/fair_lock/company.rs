@@ -1,13 +1,14 @@
 //! Threads of one process that come to a fair lock at about the same time: one of them asks for all.
 //!
-//! They get neighbouring places, and so the lock goes from one to the next without the server. Who comes
-//! first *leads*: it sends the request, and gives each of the others its answer. Who comes while a
-//! request is on its way goes with the next one.
+//! They get neighbouring places, and so the lock goes from one to the next without the server. Who
+//! comes first *leads*: it sends the request, and gives each of the others its answer. Who comes while
+//! a request is on its way goes with the next one.
 //!
-//! The server's order is that of the requests, and in a request that of arrival. While others of the
-//! process stand in the queue already, whoever comes gets the lock after them in any case; then the
-//! leader waits for a moment until it asks, so that those who are just giving the lock back can come
-//! along.
+//! The server's order is that of the requests, and in a request that of arrival. Where threads lock
+//! again and again, that order stays as it is: neighbours of different processes would stay
+//! neighbours for ever, each grant a hand-over. So where the process has the lock or stands in the
+//! queue already, the leader waits for a moment until it asks, and those who are just giving the lock
+//! back come along. It need not wait longer than until nobody is left of whom that could be said.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
