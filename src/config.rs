@@ -79,8 +79,9 @@ impl ClientBuilder {
     }
 
     /// How long a thread that waits for a fair lock counts as alive without a sign of life. Its
-    /// process gives one at a third of this, so a live one is never dropped; one that died at the
-    /// head of the queue delays the others by about this.
+    /// process gives one every second, or every third of this if that is less, so a live one is never
+    /// dropped. One that was killed is passed at once by redlatch's clients, and by Redisson's after
+    /// this time, or longer: see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock should have the same.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {

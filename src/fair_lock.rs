@@ -1,7 +1,6 @@
 //! The fair lock: Redisson's `RFairLock`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::acquire::Wait;
 #[cfg(doc)]
@@ -17,6 +16,7 @@ use crate::sync::{Thread, clock};
 
 pub(crate) use self::queue::{FairQueue, give_back, take_out};
 
+mod company;
 mod line;
 mod place;
 mod queue;
@@ -47,36 +47,42 @@ mod tests;
 ///
 /// # Order
 ///
-/// Every thread that waits stands in one queue, which Redis keeps; the order is that in which
-/// Redis saw the first attempts. `try_lock` does not pass the queue: it takes the lock only if
-/// nobody waits. Whoever gives up (deadline, cancel, error, panic) leaves the queue at once. Where
-/// threads of one process stand one behind the other, the lock is passed from one to the next
-/// without a round trip.
+/// Every thread that waits stands in one queue, which Redis keeps; the order is that in which Redis
+/// saw the first attempts. `try_lock` does not pass the queue: it takes the lock only if nobody
+/// waits. Whoever gives up (deadline, cancel, error, panic) leaves the queue at once. Where threads
+/// of one process stand one behind the other, the lock is passed from one to the next without a
+/// round trip.
+///
+/// Threads of one process that come together ask together, in the order in which they came. Where
+/// the process has the lock already, or waits for it, an attempt may reach Redis up to a
+/// millisecond later than it could, so that others can come along.
 ///
 /// # Waiters that die
 ///
-/// Who releases the lock hands it to the first in line whose process listens: a waiter whose process
-/// was killed is passed, and costs nothing. One whose process was stopped is granted the lock for two
-/// seconds, and costs the others that, once; when it goes on, it gets its place at the head back.
-/// A process says every third of
-/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) that its waiters live. One that lives
-/// is never dropped, however long it waits. Who is granted a lock and dies at that moment keeps it for
-/// two seconds; from 50 ms in the lock on it has its lease.
+/// Who releases the lock hands it to the first in line whose process listens: a waiter whose
+/// process was killed is passed, and costs nothing. One whose process was stopped is granted the
+/// lock for two seconds, and costs the others that, once; when it goes on, it gets its place at the
+/// head back. A process says every second, and more often where a third of
+/// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) is less, that its waiters live.
+/// One that lives is never dropped, however long it waits. Who is granted a lock and dies at that
+/// moment keeps it for two seconds; from 50 ms in the lock on it has its lease.
 ///
 /// Redisson's clients may stand in the same queue. What Redisson itself does there remains: its
 /// dead waiter blocks the others for up to the lease and five minutes; one of its timed waits that
 /// ends at the moment of a release keeps the message to itself, and the lock is idle until the next
-/// sign of life of ours (a third of the fair wait). Limits with Redisson in the queue: its waiters
-/// must not wait longer than 300 s at a time, and the clocks of its machines must agree with the
-/// server's to about 7 s. When Redisson's releases and a dead waiter of ours is first, that costs a third
-/// of the fair wait as long as a living one of ours stands in the queue, too; where only Redisson's are
-/// left, up to the rest of a lease (30 s), and five minutes
-/// more for each timed wait of theirs that was ahead of it and ended early.
+/// sign of life of ours (a second at most). Limits with Redisson in the queue: its waiters must not
+/// wait longer than 300 s at a time, and the clocks of its machines must agree with the server's to
+/// about 7 s. When Redisson's releases and a dead waiter of ours is first, that costs a second at
+/// most while a living one of ours stands in the queue, too; where only Redisson's are left, up to
+/// the rest of a lease (30 s), and five minutes more for each timed wait of theirs that was ahead
+/// of it and ended early. Where only Redisson's wait behind a process of ours that was stopped as
+/// it was handed the lock, they come at the end of the time left that they have read: a lease, or
+/// the fair wait.
 ///
 /// # What fairness costs
 ///
-/// Every thread asks for itself, and each grant to another process is a message: the lock is idle until
-/// that process has read it. Where the order does not matter,
+/// Every thread stands in Redis's queue for itself, and each grant to another process is a message:
+/// the lock is idle until that process has read it. Where the order does not matter,
 /// [`reentrant_lock`](crate::Client::reentrant_lock) is several times as fast.
 #[derive(Clone, Debug)]
 pub struct FairLock {
@@ -175,18 +181,21 @@ impl FairLock {
                 // Subscribe first: a message between the request and the confirmation is lost, so
                 // a request that was sent before the confirmation is sent again after it.
                 let listening = place.listening();
-                place.waiter.told.store(false, Ordering::SeqCst);
-                let asked = place.asks();
-                let lease = terms.lease(core);
-                let older = queued.then(|| place.older());
-                let older = older.as_deref();
-                let replied = queue.scripts().acquire(&site.lane, &owner, lease, older);
-                place.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
+                let (asked, replied) = place.ask(!queued);
                 let ask_after = match replied.map(|replied| replied.reply) {
-                    Ok(FairAcquired::Granted(followers)) => {
-                        break Some(place.hold(lease, asked, followers));
+                    Ok(FairAcquired::Granted { already, followers, .. }) => {
+                        if already {
+                            // The message of that is on its way, or was lost.
+                            core.pubsub.suspect();
+                        }
+                        break Some(place.hold(asked, followers));
                     }
-                    Ok(FairAcquired::Queued { now, ask_after, by_redisson }) => {
+                    Ok(FairAcquired::Queued { now, ask_after, by_redisson, came_back }) => {
+                        if came_back {
+                            // Its place was used up by a grant of which nothing was heard, or it did
+                            // not listen.
+                            core.pubsub.suspect();
+                        }
                         place.refused(asked, now);
                         if by_redisson {
                             place.listen_to_redisson();

@@ -2,13 +2,15 @@
 --
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1)
---      or not (0), 7.. with that: the owners of the same client that came before it and wait
--- reply: {1, followers} = taken; the followers are the numbers of those of the same client that
---        stand directly behind, in their order, parted by commas, or '-'
---        {0, now, ask, redisson} = queued; now = the server's time in ms; ask = ms after which it may
---        ask again unless told before (-1: only when told); redisson = 1 if one of Redisson's may be
---        who tells it, on the owner's own channel: it holds the lock, or (at the first request) stands
---        ahead
+--      or not (0), 7.. with 1: the owners of the same client that came before it and wait; with 0:
+--      those that come with it, and get the places behind it, in this order
+-- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the followers
+--        are the numbers of those of the same client that stand directly behind, in their order,
+--        parted by commas, or '-'; now = the server's time in ms, if others came with it
+--        {0, now, ask, redisson, back} = queued; ask = ms after which it may ask again unless told
+--        before (-1: only when told; so may those who came with it); redisson = 1 if one of Redisson's
+--        may be who tells them, on each owner's own channel: it holds the lock, or (at the first
+--        request) stands ahead; back = 1 if it had lost its place, and has come back
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
 -- waiter stays where it is. A waiter that was queued and is not in the queue was dropped from its
@@ -25,9 +27,9 @@ local hesitation = 1000
 local held_by, left, foreign = holder()
 if foreign then
     return foreign
-elseif held_by == owner then
+end
+if held_by == owner then
     raise(left, lease)
-    return {1, '-'}
 end
 
 -- How many waiters of Redisson's are in the queue. The highest score tells, if a live one of ours
@@ -50,21 +52,45 @@ local function redissons()
     return count
 end
 
--- Into the set and the list, or into neither; its place. A score that is there stays: what Redisson's
--- waiters behind have is measured from it.
-local function enter(id, redissons_ahead, command, ...)
-    local score = now() + fair_wait + REDISSON_WAIT * redissons_ahead
-    local new = redis.call('zadd', timeouts, 'nx', score, id)
-    local there = new == 0 and redis.call('lpos', queue, id)
-    if there then
-        return there
+-- Into the set; how many were not there. A score that is there stays: what Redisson's waiters behind
+-- have is measured from it.
+local function set_scores(ids, redissons_ahead)
+    local score, scores = now() + fair_wait + REDISSON_WAIT * redissons_ahead, {}
+    for _, id in ipairs(ids) do
+        scores[#scores + 1] = score
+        scores[#scores + 1] = id
     end
+    return redis.call('zadd', timeouts, 'nx', unpack(scores))
+end
+
+-- And into the list, or into neither; how long that is now.
+local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
     if type(length) == 'table' then
-        redis.pcall('zrem', timeouts, id)
+        redis.pcall('zrem', timeouts, unpack(ids))
         fail(length)
     end
-    return length - 1
+    return length
+end
+
+-- The owner, and those who come with it, at the end; the owner's place.
+local function line_up(redissons_ahead)
+    local ids = {}
+    for i = 5, #ARGV do
+        if i ~= 6 and ARGV[i] ~= held_by then
+            ids[#ids + 1] = ARGV[i]
+        end
+    end
+    if set_scores(ids, redissons_ahead) == #ids then
+        return push(ids, 'rpush', unpack(ids)) - #ids
+    end
+    -- It was sent again: some are there.
+    for _, id in ipairs(ids) do
+        if not redis.call('lpos', queue, id) then
+            push({id}, 'rpush', id)
+        end
+    end
+    return redis.call('lpos', queue, owner)
 end
 
 -- Back to the head: before everybody, but behind those of the own client that came earlier, who
@@ -91,17 +117,26 @@ local function come_back(back)
     end
     -- It was here before: that there is no memory is no reason to refuse it.
     redis.call('zrem', timeouts, back)
+    set_scores({back}, 0)
     if place == 0 then
-        enter(back, 0, 'lpush', back)
+        push({back}, 'lpush', back)
     else
-        enter(back, 0, 'linsert', 'after', all[place], back)
+        push({back}, 'linsert', 'after', all[place], back)
     end
     for i = place + 1, last do
         redis.call('zadd', timeouts, least, all[i])
     end
 end
 
-local older = {}
+local company = ARGV[7] and not was_queued
+if held_by == owner then
+    if company then
+        line_up(redissons())
+    end
+    return {2, '-', company and now() or 0}
+end
+
+local older, back = {}, 0
 if was_queued and not redis.call('lpos', queue, owner) then
     for i = 7, #ARGV do
         older[ARGV[i]] = true
@@ -110,6 +145,7 @@ if was_queued and not redis.call('lpos', queue, owner) then
         end
     end
     come_back(owner)
+    back = 1
 end
 
 if not held_by then
@@ -117,7 +153,21 @@ if not held_by then
     if granted then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
-        if head then
+        if company then
+            -- All get their places, of which the owner's is the first: what needs memory before all,
+            -- and nothing that could not be undone.
+            redis.call('zadd', timeouts, 'xx', 0, '')
+            may_leave()
+            permit('lrem', queue, 0, '')
+            line_up(redissons())
+            local seated, refusal = pcall(seat, owner, lease)
+            if not seated then
+                for i = 5, #ARGV do
+                    leave(ARGV[i])
+                end
+                error(refusal)
+            end
+        elseif head then
             -- It waits already: that there is no memory is no reason to refuse it.
             redis.call('zrem', timeouts, '')
             seat(owner, lease)
@@ -127,10 +177,10 @@ if not held_by then
         local behind = redis.call('lrange', queue, 0, FOLLOWERS - 1)
         -- Nobody is told when a lock lapses: of a lease that keep_alive may come too late for, the
         -- new head must hear now.
-        if behind[1] and tonumber(lease) < fair_wait then
+        if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
-        return {1, followers(owner, behind, 1)}
+        return {1, followers(owner, behind, 1), company and now() or 0}
     elseif dropped or was_queued then
         -- Who asks again has waited in vain for it to come: it missed its message.
         tell(head)
@@ -143,7 +193,7 @@ local place
 if was_queued then
     place = redis.call('lpos', queue, owner)
 else
-    place = enter(owner, redissons_ahead, 'rpush', owner)
+    place = line_up(redissons_ahead)
 end
 local ask = -1
 if held_by and place == 0 then
@@ -152,4 +202,4 @@ elseif not held_by and place == 1 then
     ask = hesitation
 end
 local redisson = held_by and not ours(held_by) or redissons_ahead > 0
-return {0, now(), ask, redisson and 1 or 0}
+return {0, now(), ask, redisson and 1 or 0, back}

@@ -1,13 +1,14 @@
 -- Says that these waiters of one fair lock live, and finds out what nobody was told.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4.. owners; none: only looks whether the lock is free
+-- ARGV 4.. owners
 -- reply: {again, owner...}: again = ms after which this is worth sending once more, if that is
 --        before the next period (-1: no); these owners ask for the lock now: the first in line of a
 --        free lock, and those that are not in the queue (any more)
 --
--- Each process sends it every third of the fair wait, for all its waiters of a name at once; and who
--- has handed the lock on once more, when the provisional lease is over: who was told may be stopped.
+-- Each process sends it for all its waiters of a name at once, every third of the fair wait, and once
+-- at least while a hand-over lasts: who was told may be stopped, and the reply tells the first in line
+-- when that is over.
 -- The scores (README.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, be that up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside

@@ -6,7 +6,7 @@ use super::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind};
 
 /// Why a script has no answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Trouble {
     /// The server refused it: nothing was changed.
     Refused(Error),

@@ -43,6 +43,38 @@ impl Line for FairLine {
         hold: &Arc<Hold>,
         seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
     ) -> Option<Wake> {
+        let passed = self.pass_on(hold, seat);
+        if passed.is_none() {
+            self.queue.waiters.lock().releasing += 1;
+        }
+        passed
+    }
+
+    fn has_passed(&self) -> bool {
+        !self.state.lock().passed.is_empty()
+    }
+
+    fn release_command(&self, hold: &Hold) -> Command {
+        self.queue.scripts().release_command(&hold.owner, &self.state.lock().passed)
+    }
+
+    fn give_up_command(&self, hold: &Hold) -> Command {
+        self.queue.scripts().give_up_command(hold.owner.as_bytes())
+    }
+
+    fn released(&self) {
+        let mut waiters = self.queue.waiters.lock();
+        waiters.releasing = waiters.releasing.saturating_sub(1);
+        waiters.call_leader();
+    }
+}
+
+impl FairLine {
+    fn pass_on(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake> {
         let now = clock::now();
         if now.saturating_sub(hold.asked.at) > FRESH || hold.is_unconfirmed() {
             return None;
@@ -74,22 +106,6 @@ impl Line for FairLine {
             line.passed.push(waiter.owner);
             return Some(Wake::thread(&waiter.thread));
         }
-    }
-
-    fn has_passed(&self) -> bool {
-        !self.state.lock().passed.is_empty()
-    }
-
-    fn release_command(&self, hold: &Hold) -> Command {
-        self.queue.scripts().release_command(&hold.owner, &self.state.lock().passed)
-    }
-
-    fn give_up_command(&self, hold: &Hold) -> Command {
-        self.queue.scripts().give_up_command(hold.owner.as_bytes())
-    }
-
-    fn handed_on(&self) {
-        self.queue.handed_on();
     }
 }
 

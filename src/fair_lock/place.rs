@@ -2,8 +2,10 @@
 //! wait.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::company::Answer;
 use super::queue::{FairQueue, FairWaiter, Granted};
 use crate::acquire::{Wait, await_confirmation, slow_poll};
 use crate::connection::{Command, Outcome, Receiver};
@@ -12,7 +14,8 @@ use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy};
 use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::Subscription;
-use crate::script::fair::{Followers, left};
+use crate::script::fair::{FairAcquired, Followers, Others, left};
+use crate::script::{Replied, Trouble};
 use crate::sync::clock;
 
 /// A place in the queue. Whoever drops it without the lock has left the queue, on every path.
@@ -62,12 +65,26 @@ impl Place {
         self.waiter.take_passed()
     }
 
-    /// A request is sent: what was true before it.
-    pub(super) fn asks(&mut self) -> Asked {
-        let asked = Asked::now(&self.site);
+    /// Sends a request: the first one with those of others of this process, a later one for itself.
+    pub(super) fn ask(
+        &mut self,
+        is_first: bool,
+    ) -> (Asked, Result<Replied<FairAcquired>, Trouble>) {
+        let Self { queue, site, waiter, .. } = &*self;
+        waiter.told.store(false, Ordering::SeqCst);
+        let (asked, replied) = if is_first {
+            let Answer { asked, replied } = queue.ask_together(site, waiter);
+            (asked, replied)
+        } else {
+            let asked = Asked::now(site);
+            let (lease, older) = (waiter.terms.lease(&site.core), self.older());
+            let older = Others::Older(&older);
+            (asked, queue.scripts().acquire(&site.lane, &waiter.owner, lease, older))
+        };
         self.began.get_or_insert(asked.at);
         self.asked = Some(asked);
-        asked
+        self.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
+        (asked, replied)
     }
 
     /// The server answered at `now` that it is not the holder.
@@ -80,9 +97,9 @@ impl Place {
     }
 
     /// A hold that the server granted to this place.
-    pub(super) fn hold(&self, lease: Duration, asked: Asked, followers: Followers) -> Hold {
-        let Self { queue, waiter, .. } = self;
-        let line = queue.line(followers);
+    pub(super) fn hold(&self, asked: Asked, followers: Followers) -> Hold {
+        let Self { queue, site, waiter, .. } = self;
+        let (line, lease) = (queue.line(followers), waiter.terms.lease(&site.core));
         Hold::new(Some(line), waiter.owner, waiter.terms, lease, asked, self.twice)
             .shared(Share::default(), Some(Arc::clone(&self.expected)))
     }
@@ -215,6 +232,10 @@ impl Drop for Place {
             return;
         }
         let passed = self.stand_down();
+        let mut waiters = self.queue.waiters.lock();
+        waiters.newcomers.leave(&self.waiter);
+        waiters.call_leader();
+        drop(waiters);
         let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
         let site = &self.site;
         let lease = self.waiter.terms.lease(&site.core);
@@ -245,8 +266,7 @@ struct Leave {
 impl Receiver for Leave {
     fn receive(&self, outcome: Outcome) {
         match left(outcome) {
-            Ok(true) => FairQueue::of(&self.site).handed_on(),
-            Ok(false) => {}
+            Ok(_) => {}
             Err(_) => self.site.undo(self.command.clone(), self.lease),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::company::{Newcomers, Word};
 use super::line::FairLine;
 use super::place::Place;
 use crate::connection::{Command, Outcome};
@@ -13,7 +14,7 @@ use crate::hold::{Expected, Hold, Site, Tenancy, Terms};
 use crate::node::{Core, Member};
 use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::{Addressee, Grant, News};
-use crate::script::fair::{FairScripts, Followers, KeptAlive, followers, kept_alive};
+use crate::script::fair::{FairScripts, Followers, followers, kept_alive};
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::{Chore, Orphan, renewal};
 
@@ -24,12 +25,14 @@ pub(crate) struct FairQueue {
     pub(super) name: Arc<str>,
     keys: FairKeys,
     pub(super) waiters: Mutex<Waiters>,
-    look: Arc<Look>,
 }
 
 #[derive(Default)]
 pub(super) struct Waiters {
     pub(super) standing: Vec<Arc<FairWaiter>>,
+    pub(super) newcomers: Newcomers,
+    /// Whether a hold is being given back, and how many of them.
+    pub(super) releasing: usize,
     /// Whether the next sign of life is scheduled.
     kept_alive: bool,
 }
@@ -49,6 +52,8 @@ pub(super) struct FairWaiter {
     /// The hold was passed to it. Set under the queue's mutex, so that this against its giving up
     /// is decided there.
     pub(super) passed: Mutex<Option<Arc<Tenancy>>>,
+    /// What becomes of its first request.
+    pub(super) word: Mutex<Option<Word>>,
 }
 
 /// A grant by message.
@@ -109,8 +114,7 @@ impl FairQueue {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let keys = FairKeys::new(&name);
             let core = Arc::clone(&site.core);
-            let look = Arc::new(Look::new(&core, Arc::clone(&name)));
-            Self { core, name, keys, waiters: Mutex::default(), look }
+            Self { core, name, keys, waiters: Mutex::default() }
         })
     }
 
@@ -142,10 +146,12 @@ impl FairQueue {
             told: AtomicBool::new(false),
             granted: Mutex::new(None),
             passed: Mutex::new(None),
+            word: Mutex::new(None),
         });
         let expected = Expected::new(&self.core, owner.number(), Arc::clone(&waiter));
         let mut waiters = self.waiters.lock();
         waiters.standing.push(Arc::clone(&waiter));
+        waiters.newcomers.join(&waiter);
         let first = !std::mem::replace(&mut waiters.kept_alive, true);
         drop(waiters);
         if first {
@@ -178,14 +184,6 @@ impl FairQueue {
         Arc::new(FairLine::new(Arc::clone(self), followers))
     }
 
-    /// The lock was handed to somebody of another client, most likely. If that one is stopped, the
-    /// provisional lease ends and nobody is told.
-    pub(super) fn handed_on(&self) {
-        if self.look.handed_on() {
-            self.core.watchdog.schedule_kept(Arc::clone(&self.look) as _, LOOK_AFTER);
-        }
-    }
-
     /// The thread has the lock. `Err`: the grant was read after its own deadline, or the hold was
     /// taken away meanwhile.
     pub(super) fn admit(
@@ -207,7 +205,7 @@ impl FairQueue {
 
     /// How often a sign of life is given.
     fn period(&self) -> Duration {
-        self.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE
+        POLL.min(self.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
     }
 }
 
@@ -251,7 +249,7 @@ impl Chore for FairQueue {
                         waiter.ask();
                     }
                 }
-                // Not more often than every half second, whatever the server says.
+                // Not more often, whatever the server says.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             // Whoever asks hears why.
@@ -260,76 +258,10 @@ impl Chore for FairQueue {
     }
 }
 
-const SHORTEST_PERIOD: Duration = Duration::from_millis(500);
-
-/// Whether the one who was handed the lock has come: looked for when its provisional lease is over, by
-/// a sign of life for nobody. One timer for all hand-overs: if there was one since, it looks again.
-#[derive(Debug)]
-struct Look {
-    core: Weak<Core>,
-    name: Arc<str>,
-    keys: FairKeys,
-    state: Mutex<LookState>,
-}
-
-#[derive(Debug, Default)]
-struct LookState {
-    /// When the lock was handed on last, on the hold's clock, and for which of these times it looks.
-    handed_on: u64,
-    looked_for: u64,
-    scheduled: bool,
-}
-
-impl Look {
-    fn new(core: &Arc<Core>, name: Arc<str>) -> Self {
-        let keys = FairKeys::new(&name);
-        Self { core: Arc::downgrade(core), name, keys, state: Mutex::default() }
-    }
-
-    /// Whether it is to be scheduled.
-    fn handed_on(&self) -> bool {
-        let mut state = self.state.lock();
-        state.handed_on = clock::now();
-        if state.scheduled {
-            return false;
-        }
-        (state.scheduled, state.looked_for) = (true, state.handed_on);
-        true
-    }
-}
-
-impl Chore for Look {
-    fn command(&self) -> Option<Command> {
-        let mut state = self.state.lock();
-        if state.looked_for > state.handed_on {
-            state.scheduled = false;
-            return None;
-        }
-        drop(state);
-        let core = self.core.upgrade()?;
-        Some(scripts(&core, &self.name, &self.keys).keep_alive_command(&[]))
-    }
-
-    fn done(&self, outcome: Outcome) -> Duration {
-        let granted = matches!(kept_alive(outcome), Ok(KeptAlive { again: Some(_), .. }));
-        let now = clock::now();
-        let mut state = self.state.lock();
-        if granted {
-            state.handed_on = now;
-        }
-        if state.handed_on > state.looked_for {
-            state.looked_for = state.handed_on;
-            let due = state.handed_on.saturating_add(clock::nanos(LOOK_AFTER));
-            return Duration::from_nanos(due.saturating_sub(now));
-        }
-        // Nothing since: it ends there, unless something is handed on until then.
-        state.looked_for = now;
-        LOOK_AFTER
-    }
-}
-
-/// The provisional lease, and a moment.
-const LOOK_AFTER: Duration = Duration::from_nanos(renewal::PROVISIONAL + 5_000_000);
+/// How often at least: once while a hand-over lasts, and then the server has told the end of that. So
+/// where the process is stopped that was told, the others lose no more.
+const POLL: Duration = Duration::from_secs(1);
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
     let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());

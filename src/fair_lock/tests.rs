@@ -21,11 +21,11 @@ struct Granted<'a> {
 
 fn granted(lock: &FairLock) -> Granted<'_> {
     let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
-    let place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
-    let (owner, lease, asked) = (place.waiter.owner, terms.lease(&site.core), Asked::now(site));
-    let replied = queue.scripts().acquire(&site.lane, &owner, lease, None);
-    assert_eq!(replied.unwrap().reply, FairAcquired::Granted(Followers::new()));
-    let hold = place.hold(lease, asked, Followers::new());
+    let mut place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
+    let (asked, replied) = place.ask(true);
+    let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { already: false, .. });
+    assert!(granted);
+    let hold = place.hold(asked, Followers::new());
     Granted { lock, place, hold }
 }
 
@@ -114,4 +114,83 @@ fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
     assert!(!gate.admit_passed(&passed, terms));
     assert!(guard.is_held());
     guard.unlock().unwrap();
+}
+
+fn queued(server: &Server, name: &str) -> Vec<u64> {
+    let queue = format!("redisson_lock_queue:{{{name}}}");
+    let owners: Vec<String> =
+        redis::cmd("LRANGE").arg(queue).arg(0).arg(-1).query(&mut server.connection()).unwrap();
+    owners.iter().map(|owner| owner.rsplit(':').next().unwrap().parse().unwrap()).collect()
+}
+
+/// So many that have joined, and not asked.
+fn joined(lock: &FairLock, count: usize) -> Vec<Place> {
+    let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
+    let join = |_| queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
+    (0..count).map(join).collect()
+}
+
+fn numbers(places: &[Place]) -> Vec<u64> {
+    places.iter().map(|place| place.waiter.owner.number()).collect()
+}
+
+#[test]
+fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_since() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("together");
+    let mut first = joined(&lock, 3);
+    let (_, replied) = first[0].ask(true);
+    let FairAcquired::Granted { followers, .. } = replied.unwrap().reply else { panic!() };
+    let behind = numbers(&first[1..]);
+    assert_eq!(followers, behind);
+    assert_eq!(queued(&server, "together"), behind);
+
+    let mut second = joined(&lock, 2);
+    for (at, place) in first[1..].iter_mut().enumerate() {
+        let (asked, replied) = place.ask(true);
+        let FairAcquired::Queued { now, ask_after, .. } = replied.unwrap().reply else { panic!() };
+        assert!(now > 0);
+        // Whoever is first in line asks when the holder's lease is over.
+        assert_eq!(ask_after.is_some(), at == 0);
+        place.refused(asked, now);
+    }
+    assert_eq!(queued(&server, "together"), behind, "who has an answer asks once more");
+    for place in &mut second {
+        let (_, replied) = place.ask(true);
+        assert!(matches!(replied.unwrap().reply, FairAcquired::Queued { .. }));
+    }
+    assert_eq!(queued(&server, "together"), [behind, numbers(&second)].concat());
+    drop((first, second));
+    client.shutdown();
+    assert!(holder(&server, "together").is_empty());
+    assert!(queued(&server, "together").is_empty());
+}
+
+#[test]
+fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("leads");
+    let mut places = joined(&lock, 3);
+    drop(places.remove(0));
+    for (at, place) in places.iter_mut().enumerate() {
+        let (_, replied) = place.ask(true);
+        let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { .. });
+        assert_eq!(granted, at == 0);
+    }
+}
+
+#[test]
+fn what_the_server_refuses_to_one_it_refuses_to_all_who_came_with_it() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("refused");
+    let () = redis::cmd("SET").arg("refused").arg(1).query(&mut server.connection()).unwrap();
+    let mut places = joined(&lock, 3);
+    for place in &mut places {
+        let (_, replied) = place.ask(true);
+        assert!(matches!(replied, Err(Trouble::Refused(_))));
+    }
+    assert!(queued(&server, "refused").is_empty());
 }

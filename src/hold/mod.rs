@@ -62,7 +62,7 @@ pub enum HoldState {
 /// What a kind of lock adds to a hold: whom it is passed to, and how it is given back.
 pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// Passes the hold to who is next in line, if that is a thread of this process that may have
-    /// it now. `seat` gives its tenancy the seat, before the thread can know of it: else it might
+    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its tenancy the seat, before the thread can know of it: else it might
     /// leave again first.
     fn pass(
         &self,
@@ -79,8 +79,8 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// Undoes whatever a late request of the hold's owner may do.
     fn give_up_command(&self, hold: &Hold) -> Command;
 
-    /// Its release has made somebody else the holder.
-    fn handed_on(&self);
+    /// Its release was answered, or nobody waits for that.
+    fn released(&self);
 }
 
 /// How long a hold is asked for.

@@ -18,7 +18,7 @@ impl Site {
     /// Sends the release of a hold whose tenancy has ended.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
         let command = self.release_command(hold);
-        match how {
+        let done = match how {
             Leaving::Posted => {
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
@@ -35,7 +35,11 @@ impl Site {
                 });
                 self.released(hold, outcome)
             }
+        };
+        if let Some(line) = &hold.line {
+            line.released();
         }
+        done
     }
 
     fn released(&self, hold: &Hold, outcome: Result<Released, Trouble>) -> Result<(), Error> {
@@ -43,13 +47,7 @@ impl Site {
         // Not before the release is answered: it would find nothing to release.
         self.orphan(hold, outcome.is_err());
         match outcome {
-            Ok(Released::HandedOn) => {
-                if let Some(line) = &hold.line {
-                    line.handed_on();
-                }
-                Ok(())
-            }
-            Ok(Released::Done) => Ok(()),
+            Ok(Released::HandedOn | Released::Done) => Ok(()),
             Ok(Released::LeftToOthers) => {
                 self.gate.left_to_others();
                 Ok(())

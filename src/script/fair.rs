@@ -49,8 +49,13 @@ pub(crate) struct FairScripts<'a> {
 /// What became of a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
-    /// Taken.
-    Granted(Followers),
+    Granted {
+        /// It was this owner's before: a message of that is on its way, or was lost.
+        already: bool,
+        followers: Followers,
+        /// The server's time when it answered, in ms, if others came with this one.
+        now: u64,
+    },
     Queued {
         /// The server's time when it answered, in ms.
         now: u64,
@@ -58,7 +63,19 @@ pub(crate) enum FairAcquired {
         ask_after: Option<Duration>,
         /// Whether one of Redisson's may be who tells it, on the owner's own channel.
         by_redisson: bool,
+        /// It had lost its place, and has it again.
+        came_back: bool,
     },
+}
+
+/// Who else of the same client a request names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Others<'a> {
+    /// It asks for the first time, and these come with it: they get the places behind it.
+    Company(&'a [Owner]),
+    /// It was queued before, and these, who came before it and wait, come back with it if they were
+    /// dropped.
+    Older(&'a [Owner]),
 }
 
 /// The numbers of the owners of the same client that stand directly behind one who was granted the
@@ -81,35 +98,42 @@ pub(crate) struct KeptAlive {
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or a place in the queue; asks how it stands if it has one already: `older` are
-    /// then those of this client that came before it and wait, who come back with it if they were
-    /// dropped.
+    /// Takes the lock or a place in the queue; asks how it stands if it has one already.
     pub(crate) fn acquire(
         self,
         lane: &Lane,
         owner: &Owner,
         lease: Duration,
-        older: Option<&[Owner]>,
+        others: Others<'_>,
     ) -> Result<Replied<FairAcquired>, Trouble> {
         let mut digits = [0; 20];
-        let was_queued = if older.is_some() { b"1" } else { b"0" };
+        let (was_queued, others) = match others {
+            Others::Company(others) => (b"0", others),
+            Others::Older(others) => (b"1", others),
+        };
         let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
-        arguments.extend(older.into_iter().flatten().map(Owner::as_bytes));
+        arguments.extend(others.iter().map(Owner::as_bytes));
         let command = self.command(&ACQUIRE, &arguments);
         let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
         let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
+        let number = |number: i64| u64::try_from(number).unwrap_or_default();
         let reply = match reply.as_slice() {
-            [Value::Int(1), Value::BulkString(behind)] => {
-                let behind = str::from_utf8(behind).ok().and_then(followers);
-                FairAcquired::Granted(behind.unwrap_or_default())
+            [Value::Int(taken @ (1 | 2)), Value::BulkString(behind), Value::Int(now)] => {
+                let followers = str::from_utf8(behind).ok().and_then(followers).unwrap_or_default();
+                FairAcquired::Granted { already: *taken == 2, followers, now: number(*now) }
             }
-            [Value::Int(0), Value::Int(now), Value::Int(ask), Value::Int(redisson)] => {
-                FairAcquired::Queued {
-                    now: u64::try_from(*now).unwrap_or_default(),
-                    ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
-                    by_redisson: *redisson != 0,
-                }
-            }
+            [
+                Value::Int(0),
+                Value::Int(now),
+                Value::Int(ask),
+                Value::Int(redisson),
+                Value::Int(back),
+            ] => FairAcquired::Queued {
+                now: number(*now),
+                ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+                by_redisson: *redisson != 0,
+                came_back: *back != 0,
+            },
             _ => return Err(unexpected(&Value::Array(reply))),
         };
         Ok(Replied { reply, twice })

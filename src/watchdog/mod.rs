@@ -68,8 +68,6 @@ enum Item {
     Task(Weak<dyn Task>),
     /// Something is to be sent regularly.
     Chore(Weak<dyn Chore>),
-    /// It must not keep the client.
-    Kept(Arc<dyn Chore>),
     /// A lane may have replies to read.
     Lane(Arc<Lane>),
 }
@@ -183,12 +181,6 @@ impl Watchdog {
         self.insert(due, Item::Chore(Arc::downgrade(chore)));
     }
 
-    /// The same, and the first time even if nobody has it any more then.
-    pub(crate) fn schedule_kept(&self, chore: Arc<dyn Chore>, pause: Duration) {
-        let due = clock::now().saturating_add(clock::nanos(pause));
-        self.insert(due, Item::Kept(chore));
-    }
-
     /// Sends an orphan now, and again with back-off until it is done.
     pub(crate) fn adopt(&self, orphan: Orphan) {
         // One look and one job, or it would come behind the last one and be lost without a word.
@@ -251,7 +243,6 @@ impl Watchdog {
                         renewals.extend(task.upgrade().and_then(Task::due));
                     }
                     Item::Chore(chore) => chores.extend(chore.upgrade()),
-                    Item::Kept(chore) => chores.push(chore),
                     Item::Lane(lane) => lanes.push(lane),
                 }
             }

@@ -42,7 +42,7 @@ const RAISED_AGAIN: u64 = 400 * MS;
 /// A fair lock's waiters give a sign of life so often while they count as living, and sooner by this
 /// part of that after one that failed.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
-pub(crate) const SIGN_AGAIN: u32 = 4;
+pub(crate) const SIGN_AGAIN: u32 = 2;
 
 const _: () = {
     // A lease that all its parts divide.

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 /// After this long a waiter of ours that shows no life counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
-/// How often a process of ours says that its waiters live.
-pub(crate) const PERIOD: i64 = FAIR_WAIT / 3;
+/// How often a process of ours says that its waiters live: once while a hand-over lasts.
+pub(crate) const PERIOD: i64 = 1_000;
 /// How late it may be with it.
 pub(crate) const JITTER: i64 = 200;
 /// What Redisson's untimed waiters add to the score of the one before them.
@@ -21,8 +21,6 @@ pub(crate) const PROVISIONAL: i64 = 2_000;
 /// A hold that has lasted so long is raised to its lease, and tried again after this.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
-/// Who has handed the lock on looks after this.
-pub(crate) const LOOK_AFTER: i64 = PROVISIONAL + 5;
 /// What a deadline by message is shortened by.
 pub(crate) const DRIFT: i64 = 2;
 
@@ -40,9 +38,6 @@ pub(crate) struct Client {
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
-    /// When it last handed the lock on, and for which of these times it will look.
-    pub(crate) handed: i64,
-    pub(crate) looks: Option<i64>,
     pub(crate) deaf: bool,
     /// Ours: it listens to its own channel.
     pub(crate) listens: bool,
@@ -67,8 +62,6 @@ impl Client {
             well_since: Some(0),
             last_number: 0,
             keeps_alive: false,
-            handed: 0,
-            looks: None,
             deaf: false,
             listens: false,
         }
@@ -107,6 +100,13 @@ pub(crate) struct Waiter {
     pub(crate) work: i64,
     /// When ours first heard that it is in the queue.
     pub(crate) registered: Option<i64>,
+    /// Ours: it tries once and does not wait.
+    pub(crate) tries: bool,
+    /// Ours: those who came with it, in one request; and whether it came with another.
+    pub(crate) company: Vec<usize>,
+    pub(crate) is_company: bool,
+    /// Ours: its first request is under way, and until the reply it does nothing else.
+    pub(crate) is_asking: bool,
     /// How often it has asked.
     pub(crate) asked: u64,
     /// Redisson's, without any bound.

@@ -49,6 +49,7 @@ impl Simulation<'_> {
             }
             while is_ours && self.random.percent(40) {
                 let waiter = self.add_waiter(client, works);
+                self.world.waiters[waiter].tries = true;
                 self.within(span, Event::Try(waiter));
             }
         }
@@ -87,6 +88,10 @@ impl Simulation<'_> {
             watched,
             work: random.one_of(works),
             registered: None,
+            tries: false,
+            company: Vec::new(),
+            is_company: false,
+            is_asking: false,
             asked: 0,
             sleeps: false,
             by_redisson: false,

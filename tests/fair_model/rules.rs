@@ -240,6 +240,13 @@ fn check_comers(
     serial: &mut u64,
     seen: &mut Vec<Count>,
 ) -> Result<(), Broken> {
+    if step.script == Some(Script::Acquire)
+        && let Some(w) = step.actor
+        && step.after.holders.contains(&world.waiters[w].owner)
+    {
+        // Before those who came with it.
+        rank_anew(&mut world.waiters[w], serial);
+    }
     for owner in &step.after.queue {
         let w = world.by_owner[owner];
         let waiter = &world.waiters[w];
@@ -251,7 +258,8 @@ fn check_comers(
             return Err(format!("{owner} is in the queue without having asked"));
         }
         // One of ours that never heard that it is queued cannot say so when it asks again.
-        let comes_new = waiter.rank.is_none() || waiter.registered.is_none();
+        let is_brought_back = comes_along && step.args[5] == "1";
+        let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may lapse before the request is sent again.
         let may_return = waiter.dropped || waiter.place_lost || waiter.served;
         if !comes_new && !may_return {
@@ -330,10 +338,7 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     }
     let w = world.by_owner[owner];
     let waiter = &mut world.waiters[w];
-    if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
-        *serial += 1;
-        waiter.rank = Some(*serial);
-    }
+    rank_anew(waiter, serial);
     waiter.came_back |= waiter.dropped;
     // A place that is nobody's is given back at once.
     if waiter.phase != Phase::Gone {
@@ -341,6 +346,15 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     }
     world.waiters[w].served = true;
     Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
+}
+
+/// One that is new, or that has been served and does not know.
+fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
+    if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
+        *serial += 1;
+        waiter.rank = Some(*serial);
+        waiter.served = false;
+    }
 }
 
 /// Nobody who came earlier and is still entitled to its place waits. Who passes a hold on does not

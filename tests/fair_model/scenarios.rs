@@ -51,7 +51,12 @@ impl Direct {
     }
 
     fn takes(&mut self, owner: &str, was_queued: bool) -> bool {
-        self.acquire(owner, was_queued).unwrap()[0] == Value::Int(1)
+        self.acquire(owner, was_queued).unwrap()[0] != Value::Int(0)
+    }
+
+    /// With others of its client.
+    fn acquire_with(&mut self, owner: &str, company: &[&str]) -> RedisResult<Vec<Value>> {
+        self.run_ours(Script::Acquire, &[&["30000", owner, "0"], company].concat())
     }
 
     fn try_lock(&mut self, owner: &str) -> RedisResult<i64> {
@@ -175,6 +180,22 @@ fn an_acquisition_costs_so_many_commands() {
     });
     assert!(eight <= 8 * 10, "{eight} commands for eight acquisitions");
     assert_eq!(direct.left(), 0);
+
+    // They come together.
+    assert!(direct.takes(&ours(1), false));
+    let owners: Vec<_> = (2..=9).map(ours).collect();
+    let owners: Vec<_> = owners.iter().map(String::as_str).collect();
+    let together = direct.commands_of(|direct| {
+        let reply = direct.acquire_with(owners[0], &owners[1..]).unwrap();
+        assert_eq!(reply[0], Value::Int(0));
+    });
+    assert_eq!(together, 7);
+    let eight = direct.commands_of(|direct| {
+        direct.release(&ours(1), &[]).unwrap();
+        direct.release(owners[0], &owners[1..]).unwrap();
+    });
+    assert!(together + eight <= 8 * 4, "{together} and {eight} commands for eight acquisitions");
+    assert_eq!(direct.left(), 0);
     drop(listener);
 }
 
@@ -234,6 +255,36 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.release(&ours(1), &[]).unwrap(), None);
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.give_up(&ours(2)).unwrap(), 2);
+    assert_eq!(direct.left(), 0);
+}
+
+/// Those who come together stand one behind the other, or have the lock and the places behind it, and
+/// where some of them are there already, those stay.
+#[test]
+fn a_request_of_many_that_is_sent_again_changes_nothing() {
+    let Some(server) = real_server() else { return };
+    let mut direct = Direct::new(&server);
+    let _listener = listener(&server, &ours(1));
+    let (one, two) = ([ours(1), ours(2), ours(3)], [ours(4), ours(5)]);
+    let [one, two] = [&one[..], &two[..]].map(|all| all.iter().map(String::as_str));
+    let (one, two): (Vec<_>, Vec<_>) = (one.collect(), two.collect());
+    for taken in [1, 2] {
+        let reply = direct.acquire_with(one[0], &one[1..]).unwrap();
+        assert_eq!(reply[0], Value::Int(taken));
+        assert!(matches!(reply[2], Value::Int(now) if now > 0), "{reply:?}");
+    }
+    for _ in 0..2 {
+        assert_eq!(direct.acquire_with(two[0], &two[1..]).unwrap()[0], Value::Int(0));
+        assert_eq!(direct.queue(), [one[1], one[2], two[0], two[1]]);
+    }
+    assert_eq!(direct.give_up(two[0]).unwrap(), 1);
+    assert_eq!(direct.acquire_with(two[0], &two[1..]).unwrap()[0], Value::Int(0));
+    assert_eq!(direct.queue(), [one[1], one[2], two[1], two[0]]);
+    assert_eq!(direct.release(one[0], &[]).unwrap(), Some(1));
+    // The holder keeps the lock and gets no place.
+    assert_eq!(direct.acquire_with(two[0], &[one[1]]).unwrap()[0], Value::Int(0));
+    assert_eq!(direct.queue(), [one[2], two[1], two[0]]);
+    direct.release(one[1], &[one[2], two[1], two[0]]).unwrap();
     assert_eq!(direct.left(), 0);
 }
 
@@ -526,8 +577,10 @@ fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
                 let holds = after.holders.contains(&owner);
                 let waits = after.list.contains(&owner);
                 assert!(!(holds && waits), "{what}");
-                match outcome {
-                    Ok(Some(told)) => assert_eq!((holds, waits), (told == 1, told == 0), "{what}"),
+                match &outcome {
+                    Ok(Some(told)) => {
+                        assert_eq!((holds, waits), (*told == 1, *told == 0), "{what}");
+                    }
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
@@ -536,6 +589,9 @@ fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
                 }
+                let company = [10, 11].map(|number| after.list.contains(&ours(number)));
+                let come = action == COME_TOGETHER && outcome.is_ok();
+                assert_eq!(company, [come; 2], "{what}");
                 let stay = |id: &&String| !after.list.contains(id) && **id != owner;
                 for gone in before.list.iter().filter(stay) {
                     let granted = after.holders.contains(gone);
@@ -555,13 +611,14 @@ fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
     assert!(refusals * 10 > runs);
 }
 
-const ACTIONS: usize = 13;
+const ACTIONS: usize = 14;
+const COME_TOGETHER: usize = 10;
 /// From here on those go to whom a hold was passed.
-const FIRST_RELEASE: usize = 10;
+const FIRST_RELEASE: usize = 11;
 
 /// Runs a script. Whose it was, and what that one was told: 1 if it has the lock, 0 if it waits.
 fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>) {
-    let owner = ours([2, 9, 2, 9, 9, 2, 1, 2, 0, 0, 1, 1, 1][action]);
+    let owner = ours([2, 9, 2, 9, 9, 2, 1, 2, 0, 0, 9, 1, 1, 1][action]);
     let granted = |reply: RedisResult<Vec<Value>>| {
         reply.map(|parts| redis::from_redis_value(parts[0].clone()).ok())
     };
@@ -573,8 +630,9 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
         7 => direct.leave(&owner).map(|_| Some(2)),
         8 => direct.keep_alive(&[&ours(2), &ours(3)]).map(|_| None),
         9 => direct.force_unlock().map(|_| None),
-        10 => direct.release(&owner, &[]).map(|_| Some(2)),
-        11 => direct.release(&owner, &[&ours(2)]).map(|_| Some(2)),
+        COME_TOGETHER => granted(direct.acquire_with(&owner, &[&ours(10), &ours(11)])),
+        11 => direct.release(&owner, &[]).map(|_| Some(2)),
+        12 => direct.release(&owner, &[&ours(2)]).map(|_| Some(2)),
         _ => direct.release(&owner, &[&ours(3), &ours(4)]).map(|_| Some(2)),
     };
     (owner, outcome)

@@ -6,15 +6,15 @@ use std::collections::BinaryHeap;
 
 use redis::Value;
 
-use crate::clients::{Client, FAIR_WAIT, LOOK_AFTER, PROVISIONAL, Phase, Run, World};
+use crate::clients::{Client, FAIR_WAIT, JITTER, PERIOD, Phase, Run, World};
 use crate::random::Random;
 use crate::rules::{Blocked, Broken, Step, check_blocked, check_heard, check_step};
 use crate::store::{CHANNEL, DATABASE, Message, Script, State, Store, channel_of, is_ours};
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
-/// Until who has handed the lock on has looked.
-const LOOK_SOON: i64 = LOOK_AFTER - PROVISIONAL + 50;
+/// Until a process that waits has asked.
+const ASKED_WITHIN: i64 = PERIOD + JITTER + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
@@ -36,8 +36,6 @@ pub(crate) enum Event {
     Renew(usize),
     /// A hold that was granted by message has lasted for a moment.
     Raise(usize),
-    /// Who has handed the lock on looks once.
-    Look(usize),
     /// A hold of ours may have reached its end.
     Lost(usize),
     Interrupt(usize),
@@ -56,8 +54,8 @@ pub(crate) enum Event {
 pub(crate) enum Rule {
     /// A grant that is read late is none.
     Deadline,
-    /// Who has handed the lock on looks when the provisional lease is over.
-    Look,
+    /// A process that waits asks once while a hand-over lasts.
+    Poll,
 }
 
 /// What happened how often: a case that never comes up is not tested.
@@ -91,9 +89,11 @@ pub(crate) enum Count {
     GivenBack,
     Raised,
     DeafDropped,
+    /// With another one of their client, in one request.
+    CameTogether,
 }
 
-const COUNTED: [Count; 21] = [
+const COUNTED: [Count; 22] = [
     Count::Scripts,
     Count::GrantsToOurs,
     Count::GrantsToRedisson,
@@ -115,6 +115,7 @@ const COUNTED: [Count; 21] = [
     Count::GivenBack,
     Count::Raised,
     Count::DeafDropped,
+    Count::CameTogether,
 ];
 
 impl Summary {
@@ -155,9 +156,7 @@ pub(crate) struct Simulation<'a> {
     blocked: Option<Blocked>,
     /// When somebody last ended a hold that was not its own.
     pub(crate) forced: i64,
-    /// Who last handed the lock on, and when.
-    pub(crate) handed: Option<(usize, i64)>,
-    /// Since when the lock is free because who it was handed to did not come.
+    /// Since when the lock is free because its lease has ended.
     unclaimed: Option<i64>,
     pub(crate) broken: Option<Rule>,
     trace: Vec<String>,
@@ -177,7 +176,6 @@ impl<'a> Simulation<'a> {
             events: BinaryHeap::new(),
             blocked: None,
             forced: 0,
-            handed: None,
             unclaimed: None,
             broken,
             trace: Vec::new(),
@@ -245,7 +243,7 @@ impl<'a> Simulation<'a> {
             let after = self.store.lapse(ends);
             self.summary.add(Count::Lapses);
             self.note("the lease ends");
-            self.unclaimed = self.is_unclaimed().then_some(ends);
+            self.unclaimed = Some(ends);
             self.step(None, None, &[], after)?;
         }
         self.check_unclaimed(time)?;
@@ -254,32 +252,25 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// The hold that ends now was handed on, and not raised, by a process that is well.
-    fn is_unclaimed(&self) -> bool {
-        let [owner] = self.state.holders.as_slice() else { return false };
-        let waiter = self.world.waiter(owner);
-        let is_raised = match waiter.phase {
-            Phase::Holding(hold) => !self.world.holds[hold].is_provisional,
-            _ => false,
-        };
-        self.handed.is_some_and(|(client, at)| {
-            let well = self.world.clients[client].well_since.is_some_and(|since| since <= at);
-            well && self.now == at + PROVISIONAL && !is_raised
-        })
-    }
-
-    /// A stopped process costs its provisional lease, and hardly more.
+    /// A lease that has ended costs hardly more than itself while a process of ours that is well waits.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {
             self.unclaimed = None;
         }
-        match self.unclaimed {
-            Some(since) if now - since > LOOK_SOON => {
-                Err(format!("{head:?} is not granted what nobody claims"))
-            }
-            _ => Ok(()),
+        let Some(since) = self.unclaimed else { return Ok(()) };
+        let is_asked_for = self.state.queue.iter().any(|id| {
+            let waiter = self.world.waiter(id);
+            let client = &self.world.clients[waiter.client];
+            let begun = waiter.registered.zip(client.well_since);
+            client.is_ours
+                && waiter.phase == Phase::Waiting
+                && begun.is_some_and(|(registered, well)| registered.max(well) <= since)
+        });
+        if is_asked_for && now - since > ASKED_WITHIN {
+            return Err(format!("{head:?} is not granted what nobody claims"));
         }
+        Ok(())
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
@@ -311,7 +302,6 @@ impl<'a> Simulation<'a> {
             Event::Done(w) => self.done(w),
             Event::Renew(w) => self.renew(w),
             Event::Raise(w) => self.raise(w),
-            Event::Look(c) => self.look(c),
             Event::Lost(w) => self.lost(w),
             Event::Interrupt(w) => self.interrupt(w),
             Event::Try(w) => {
@@ -380,7 +370,6 @@ impl<'a> Simulation<'a> {
             | Event::Interrupt(w)
             | Event::Try(w) => Some(self.world.waiters[w].client),
             Event::KeepAlive(c)
-            | Event::Look(c)
             | Event::Stop(c, _)
             | Event::Die(c)
             | Event::Deaf(c, _)

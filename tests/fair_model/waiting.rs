@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use redis::Value;
 
 use crate::clients::{
-    DRIFT, Hold, JITTER, LOOK_AFTER, PERIOD, PROVISIONAL, Phase, RAISE, RAISE_AGAIN, TURN, WATCHDOG,
+    DRIFT, FAIR_WAIT, Hold, JITTER, PERIOD, Phase, RAISE, RAISE_AGAIN, TURN, WATCHDOG,
 };
 use crate::rules::{Broken, check_order};
 use crate::simulation::{Count, Event, Rule, Simulation};
@@ -20,21 +20,19 @@ impl Simulation<'_> {
     // ---- both kinds -----------------------------------------------------------------------
 
     pub(crate) fn arrive(&mut self, w: usize) -> Result<(), Broken> {
-        if self.world.waiters[w].owner.is_empty() {
-            self.name(w);
-            if let Some(wait) = self.world.waiters[w].deadline {
-                self.at(self.now + wait, Event::GiveUp(w));
-            }
-            if !self.world.is_ours(w) && self.random.percent(6) {
-                let at = self.now + self.random.between(0, 60_000);
-                self.at(at, Event::Interrupt(w));
-            }
-        }
-        if self.world.waiters[w].phase == Phase::Gone {
+        if self.world.waiters[w].is_company || self.world.waiters[w].phase == Phase::Gone {
             return Ok(());
         }
-        self.world.waiters[w].phase = Phase::Waiting;
+        if self.world.waiters[w].owner.is_empty() {
+            self.come(w);
+            if self.world.is_ours(w) && self.random.percent(40) {
+                self.bring_others(w);
+            }
+        }
+        let company = self.world.waiters[w].company.clone();
+        self.set_asking(w, false);
         if !self.world.is_ours(w) {
+            self.world.waiters[w].phase = Phase::Waiting;
             self.ask_redisson(w)?;
             return self.listen_and_ask_again(w);
         }
@@ -51,6 +49,7 @@ impl Simulation<'_> {
         if self.random.percent(4) {
             // The reply is lost, and the request sent again.
             self.request(w)?;
+            self.set_asking(w, true);
             let at = self.now + self.random.one_of(&[NO_ANSWER]);
             self.at(at, Event::Arrive(w));
             return Ok(());
@@ -59,7 +58,47 @@ impl Simulation<'_> {
         if subscribed_before {
             return Ok(());
         }
-        self.listen_and_ask_again(w)
+        for w in std::iter::once(w).chain(company) {
+            self.listen_and_ask_again(w)?;
+        }
+        Ok(())
+    }
+
+    /// It is there, and has not asked yet.
+    fn come(&mut self, w: usize) {
+        self.name(w);
+        self.world.waiters[w].phase = Phase::Waiting;
+        if let Some(wait) = self.world.waiters[w].deadline {
+            self.at(self.now + wait, Event::GiveUp(w));
+        }
+        if !self.world.is_ours(w) && self.random.percent(6) {
+            let at = self.now + self.random.between(0, 60_000);
+            self.at(at, Event::Interrupt(w));
+        }
+    }
+
+    /// Others of the same client come with it, earlier than planned.
+    fn bring_others(&mut self, w: usize) {
+        for other in 0..self.world.waiters.len() {
+            let waiter = &self.world.waiters[other];
+            let comes = waiter.client == self.world.waiters[w].client
+                && waiter.phase == Phase::Coming
+                && waiter.owner.is_empty()
+                && !waiter.tries;
+            if comes && self.random.percent(50) {
+                self.come(other);
+                self.summary.add(Count::CameTogether);
+                self.world.waiters[other].is_company = true;
+                self.world.waiters[w].company.push(other);
+            }
+        }
+    }
+
+    fn set_asking(&mut self, w: usize, is_asking: bool) {
+        let company = self.world.waiters[w].company.clone();
+        for w in std::iter::once(w).chain(company) {
+            self.world.waiters[w].is_asking = is_asking;
+        }
     }
 
     fn listen_and_ask_again(&mut self, w: usize) -> Result<(), Broken> {
@@ -71,7 +110,7 @@ impl Simulation<'_> {
     }
 
     pub(crate) fn ask(&mut self, w: usize) -> Result<(), Broken> {
-        if self.world.waiters[w].phase != Phase::Waiting {
+        if self.world.waiters[w].phase != Phase::Waiting || self.world.waiters[w].is_asking {
             return Ok(());
         }
         self.world.waiters[w].asked += 1;
@@ -163,6 +202,10 @@ impl Simulation<'_> {
         if self.world.waiters[w].phase != Phase::Waiting {
             return Ok(());
         }
+        if self.world.waiters[w].is_asking {
+            self.soon(Event::GiveUp(w));
+            return Ok(());
+        }
         self.summary.add(Count::GaveUp);
         self.world.waiters[w].phase = Phase::Gone;
         self.forget(w);
@@ -194,6 +237,9 @@ impl Simulation<'_> {
             older.retain(|other| self.world.waiters[*other].number() < number);
             older.sort_by_key(|other| self.world.waiters[*other].number());
             args.extend(older.into_iter().map(|other| self.world.waiters[other].owner.clone()));
+        } else {
+            let owners = waiter.company.iter().map(|w| self.world.waiters[*w].owner.clone());
+            args.extend(owners);
         }
         self.send(Some(w), Script::Acquire, &args)
     }
@@ -214,37 +260,68 @@ impl Simulation<'_> {
         let Value::Array(parts) = reply else {
             return Err(format!("acquire answers {reply:?}"));
         };
+        let company = match waiter.registered {
+            None => waiter.company.clone(),
+            Some(_) => Vec::new(),
+        };
         match parts[..] {
-            [Value::Int(1), ref followers] => {
+            [Value::Int(taken @ (1 | 2)), ref followers, Value::Int(server)] => {
                 let uuid = self.world.client_of(w).uuid();
                 let behind = text(followers);
                 let owners = numbers(&behind).map(|number| format!("{uuid}:{number}"));
                 let followers = self.find(owners)?;
+                let lease = self.world.waiters[w].lease;
+                for (at, other) in company.into_iter().enumerate() {
+                    self.queued(other, server, false)?;
+                    let asked = self.world.waiters[other].asked;
+                    if taken == 2 {
+                        self.soon(Event::Ask(other));
+                    } else if at == 0 {
+                        self.at(self.now + lease + 1, Event::AskAfter(other, asked));
+                    }
+                }
                 self.hold(w, followers, None);
-                return Ok(());
             }
-            [Value::Int(0), Value::Int(server), Value::Int(again), Value::Int(redisson)] => {
+            [
+                Value::Int(0),
+                Value::Int(server),
+                Value::Int(again),
+                Value::Int(redisson),
+                Value::Int(_),
+            ] => {
                 let owner = &waiter.owner;
                 let is_next = self.state.head() == Some(owner) && !self.state.holders.is_empty();
                 if is_next && again < 0 {
                     return Err(format!("{owner} is not told when the lease ends"));
                 }
-                let listens = waiter.listens;
                 if again >= 0 {
                     let asked = waiter.asked;
                     self.at(self.now + again + 1, Event::AskAfter(w, asked));
                 }
-                self.world.waiters[w].refused = server;
-                self.world.waiters[w].by_redisson |= redisson == 1;
-                if redisson == 1 && !listens {
-                    self.world.waiters[w].asks_soon = true;
-                    self.soon(Event::Listens(w));
+                for w in std::iter::once(w).chain(company) {
+                    self.queued(w, server, redisson == 1)?;
                 }
             }
             _ => return Err(format!("acquire answers {parts:?}")),
         }
+        Ok(())
+    }
+
+    /// The server's answer at its time `server`: it stands in the queue.
+    fn queued(&mut self, w: usize, server: i64, by_redisson: bool) -> Result<(), Broken> {
         let now = self.now;
-        self.world.waiters[w].registered.get_or_insert(now);
+        let waiter = &mut self.world.waiters[w];
+        waiter.refused = server;
+        waiter.by_redisson |= by_redisson;
+        waiter.registered.get_or_insert(now);
+        if by_redisson && !waiter.listens {
+            waiter.asks_soon = true;
+            self.soon(Event::Listens(w));
+        }
+        let owner = &self.world.waiters[w].owner;
+        if self.state.place(owner).is_none() && !self.state.holders.contains(owner) {
+            return Err(format!("{owner} is told that it stands in the queue"));
+        }
         Ok(())
     }
 
@@ -259,15 +336,15 @@ impl Simulation<'_> {
     fn leave(&mut self, w: usize, only_place: bool) -> Result<Value, Broken> {
         let owner = self.world.waiters[w].owner.clone();
         let only_place = u8::from(only_place).to_string();
-        let left = self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))?;
-        if left == Value::Int(2) {
-            self.look_later(self.world.waiters[w].client);
-        }
-        Ok(left)
+        self.send(Some(w), Script::GiveUp, &self.args(&[&owner, &only_place]))
     }
 
     /// A message that names it has come to its client.
     pub(crate) fn told(&mut self, w: usize, message: Message) -> Result<(), Broken> {
+        if self.world.waiters[w].is_asking {
+            self.soon(Event::Told(w, message));
+            return Ok(());
+        }
         match (self.world.waiters[w].phase, message) {
             (Phase::Waiting, Message::Grant(grant)) => self.granted(w, &grant),
             (Phase::Waiting, _) => self.ask(w),
@@ -303,35 +380,6 @@ impl Simulation<'_> {
         self.summary.add(Count::TakenUp);
         let followers = self.find(grant.followers.iter().cloned())?;
         self.hold(w, followers, Some(ends));
-        Ok(())
-    }
-
-    /// It has handed the lock on. One timer for all hand-overs: if there was one since, it looks
-    /// again.
-    fn look_later(&mut self, client: usize) {
-        self.handed = Some((client, self.now));
-        self.world.clients[client].handed = self.now;
-        self.arm_look(client);
-    }
-
-    fn arm_look(&mut self, client: usize) {
-        let handed = self.world.clients[client].handed;
-        if self.world.clients[client].looks.is_none() && self.broken != Some(Rule::Look) {
-            self.world.clients[client].looks = Some(handed);
-            self.at(handed + LOOK_AFTER, Event::Look(client));
-        }
-    }
-
-    pub(crate) fn look(&mut self, client: usize) -> Result<(), Broken> {
-        let looked_for = self.world.clients[client].looks.take();
-        match self.send(None, Script::KeepAlive, &self.args(&[]))? {
-            Value::Array(parts) if parts[0] == Value::Int(PROVISIONAL) => self.look_later(client),
-            Value::Array(_) if Some(self.world.clients[client].handed) > looked_for => {
-                self.arm_look(client);
-            }
-            Value::Array(_) => {}
-            other => return Err(format!("a look is answered {other:?}")),
-        }
         Ok(())
     }
 
@@ -382,11 +430,7 @@ impl Simulation<'_> {
         let hold = &self.world.holds[hold];
         let mut args = self.args(&[&hold.owner]);
         args.extend(hold.passed.iter().cloned());
-        let released = self.send(Some(w), Script::Release, &args)?;
-        if released == Value::Int(1) {
-            self.look_later(self.world.waiters[w].client);
-        }
-        Ok(released)
+        self.send(Some(w), Script::Release, &args)
     }
 
     /// Those to whom a lost hold was passed must not stay at the head of the queue.
@@ -447,10 +491,12 @@ impl Simulation<'_> {
                 self.world.holds[hold].ends = now;
                 self.soon(Event::Lost(w));
             }
+            self.world.waiters[w].asks_soon = true;
             self.soon(Event::Ask(w));
         }
         let late = self.random.between(0, JITTER);
-        let pause = if again < 0 { PERIOD } else { PERIOD.min(again + 1) };
+        let period = if self.broken == Some(Rule::Poll) { FAIR_WAIT / 3 } else { PERIOD };
+        let pause = if again < 0 { period } else { period.min(again + 1) };
         self.at(now + pause + late, Event::KeepAlive(client));
         Ok(())
     }
