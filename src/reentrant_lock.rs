@@ -10,6 +10,7 @@ use crate::error::LostReason;
 use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
 use crate::lock::{Handle, lock_verbs};
 use crate::node::Session;
+use crate::script::lock::Acquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
 use crate::sync::clock;
@@ -199,9 +200,11 @@ impl ReentrantLock {
         let undo = || site.repeat(site.give_up_command(&owner), lease);
         let asked = Asked::now(site);
         let replied = site.scripts().try_acquire(&owner, lease);
-        let (places, twice) = match replied {
-            Ok(Replied { reply: Some(places), twice }) => (places, twice),
-            Ok(Replied { reply: None, twice }) => {
+        let (places, tokens, twice) = match replied {
+            Ok(Replied { reply: Acquired::Granted { places, tokens, .. }, twice }) => {
+                (places, tokens, twice)
+            }
+            Ok(Replied { twice, .. }) => {
                 if twice {
                     undo();
                 }
@@ -214,7 +217,7 @@ impl ReentrantLock {
                 return Err(site.not_taken(trouble, arrivals));
             }
         };
-        let share = Share { places, chain: site.gate.chain(asked.at) };
+        let share = Share { places, chain: site.gate.chain(asked.at), tokens };
         let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
         let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(thread)));
         if baton.admit(&tenancy, terms).inspect_err(|_| undo())? {

@@ -25,7 +25,7 @@ use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Standing, Subscription, confirmation_deadline};
 use crate::script::Trouble;
-use crate::script::lock::{Acquired, Chain, Refused, Start};
+use crate::script::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::sync::{Mutex, Thread, jitter};
 
 const MS: u64 = 1_000_000;
@@ -200,7 +200,11 @@ pub(super) fn share(details: &str) -> Option<Share> {
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
-    Some(Share { places, chain: Chain { start: Start::Server(start), count } })
+    let tokens = match numbers.next() {
+        Some(last) => Some(Tokens::up_to(last.ok()?)?),
+        None => None,
+    };
+    Some(Share { places, chain: Chain { start: Start::Server(start), count }, tokens })
 }
 
 impl Place {
@@ -257,12 +261,13 @@ impl Place {
             if self.is_time_to_ask() {
                 match self.ask(site, terms)? {
                     Acquired::Refused(refused) => self.refused(site, &refused),
-                    Acquired::Granted { already, places } => {
+                    Acquired::NotTaken => self.ask_at = 0,
+                    Acquired::Granted { already, places, tokens } => {
                         if already {
                             // The message of that is on its way, or was lost.
                             site.core.pubsub.suspect();
                         }
-                        let hold = self.granted_by_reply(site, terms, places);
+                        let hold = self.granted_by_reply(site, terms, places, tokens);
                         if clock::now() < hold.deadline() {
                             return Ok(Some(hold));
                         }
@@ -374,10 +379,16 @@ impl Place {
         self.ask_at = if void { 0 } else { clock::now().saturating_add(poll.min(end)) };
     }
 
-    fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32) -> Hold {
+    fn granted_by_reply(
+        &self,
+        site: &Site,
+        terms: Terms,
+        places: u32,
+        tokens: Option<Tokens>,
+    ) -> Hold {
         // It has the whole lease: who asks is alive.
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        let share = Share { places, chain: site.gate.chain(asked.at) };
+        let share = Share { places, chain: site.gate.chain(asked.at), tokens };
         let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
             .shared(share, Some(Arc::clone(&self.expected)))
@@ -388,6 +399,10 @@ impl Place {
     fn take_grant(&mut self, site: &Site, terms: Terms) -> Option<Hold> {
         let granted = self.mail.state.lock().grant.take()?;
         self.ask_at = 0;
+        if site.keys().tokens.is_some() && granted.share.tokens.is_none() {
+            // Who released it knows of no tokens: a re-entrant lock of this name.
+            return None;
+        }
         let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.

@@ -75,8 +75,30 @@ pub(crate) enum Acquired {
         already: bool,
         /// So many processes wait behind it.
         places: u32,
+        tokens: Option<Tokens>,
     },
     Refused(Refused),
+    /// What [`LockScripts::try_acquire`] is answered instead.
+    NotTaken,
+}
+
+/// The fencing tokens of one hold: a range, since it may be passed from thread to thread, and each
+/// gets the next one. No other hold has any of them, and a later one has higher ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Tokens {
+    /// `TOKENS` of `lua/lock/queue.lua`.
+    const A_HOLD: u64 = 1_024;
+
+    /// Of a hold whose last one this is. `None`: that cannot be.
+    pub(crate) fn up_to(last: u64) -> Option<Self> {
+        let first = last.checked_sub(Self::A_HOLD - 1).filter(|first| *first > 0)?;
+        Some(Self { first, last })
+    }
 }
 
 /// The server's word on a lock that is not to be had now.
@@ -115,36 +137,24 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(&ACQUIRE, owner, lease, |reply| match reply {
-            Value::Int(reply) => {
-                let (already, places) = granted(reply);
-                Ok(Acquired::Granted { already, places })
-            }
-            reply => Ok(Acquired::Refused(refusal(reply)?)),
-        })
+        self.ask(&ACQUIRE, owner, lease)
     }
 
-    /// Takes the lock if it is free, past the queue, and says how many processes wait behind.
-    /// `None`: it is not free.
+    /// Takes the lock if it is free, past the queue, and without a place in it.
     pub(crate) fn try_acquire(
         self,
         owner: &Owner,
         lease: Duration,
-    ) -> Result<Replied<Option<u32>>, Trouble> {
-        self.ask(&TRY, owner, lease, |reply| match reply {
-            Value::Nil => Ok(None),
-            Value::Int(reply) => Ok(Some(granted(reply).1)),
-            reply => Err(unexpected(&reply)),
-        })
+    ) -> Result<Replied<Acquired>, Trouble> {
+        self.ask(&TRY, owner, lease)
     }
 
-    fn ask<T>(
+    fn ask(
         self,
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        read: impl FnOnce(Value) -> Result<T, Trouble>,
-    ) -> Result<Replied<T>, Trouble> {
+    ) -> Result<Replied<Acquired>, Trouble> {
         let mut digits = [0; 20];
         let arguments = &[millis(lease, &mut digits), owner.as_bytes()];
         let was_alone = self.alone.load(Ordering::Relaxed);
@@ -156,13 +166,14 @@ impl LockScripts<'_> {
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, Rights::Locks)?;
-        Ok(Replied { reply: read(reply)?, twice })
+        Ok(Replied { reply: acquired(reply)?, twice })
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
-    /// without.
+    /// without. (But no tokens: there is no saying which key it refused.)
     fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
-        let refused = !was_alone && outcome.as_ref().is_ok_and(is_about_keys);
+        let refused =
+            !was_alone && self.keys.tokens.is_none() && outcome.as_ref().is_ok_and(is_about_keys);
         if refused {
             self.alone.store(true, Ordering::Relaxed);
         }
@@ -197,8 +208,14 @@ impl LockScripts<'_> {
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
-        let keys = [self.name, &self.keys.queue, &self.keys.window].map(str::as_bytes);
-        let keys = if self.alone.load(Ordering::Relaxed) { &keys[..1] } else { &keys[..] };
+        let LockKeys { queue, window, tokens, .. } = self.keys;
+        let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
+        let keys = keys.map(str::as_bytes);
+        let keys = match tokens {
+            Some(_) => &keys[..],
+            None if self.alone.load(Ordering::Relaxed) => &keys[..1],
+            None => &keys[..3],
+        };
         let database = self.database.to_string();
         let common = [self.keys.channel.as_bytes(), database.as_bytes()];
         Command::script(script, keys, &[&common, arguments].concat())
@@ -211,17 +228,23 @@ fn is_about_keys(reply: &Value) -> bool {
     error.code() == "NOPERM" && error.details().is_some_and(|details| details.contains("key"))
 }
 
-/// Whether it was this owner's before, and how many processes wait behind it.
-fn granted(reply: i64) -> (bool, u32) {
-    let already = reply < 0;
-    let places = if already { -1 - reply } else { reply };
-    (already, u32::try_from(places).unwrap_or(u32::MAX))
-}
-
-fn refusal(reply: Value) -> Result<Refused, Trouble> {
-    let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
+fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let granted = |reply: i64, tokens| {
+        let already = reply < 0;
+        let places = if already { -1 - reply } else { reply };
+        Acquired::Granted { already, places: u32::try_from(places).unwrap_or(u32::MAX), tokens }
+    };
+    let parts = match &reply {
+        Value::Nil => return Ok(Acquired::NotTaken),
+        Value::Int(reply) => return Ok(granted(*reply, None)),
+        Value::Array(parts) => parts.as_slice(),
+        _ => return Err(unexpected(&reply)),
+    };
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
-    match parts.as_slice() {
+    match parts {
+        [Value::Int(reply), Value::Int(last)] if Tokens::up_to(number(*last)).is_some() => {
+            Ok(granted(*reply, Tokens::up_to(number(*last))))
+        }
         [
             Value::Int(now),
             Value::Int(left),
@@ -229,7 +252,7 @@ fn refusal(reply: Value) -> Result<Refused, Trouble> {
             Value::Int(whose),
             Value::Int(fresh),
             refusal @ ..,
-        ] => Ok(Refused {
+        ] => Ok(Acquired::Refused(Refused {
             now: number(*now),
             left: Duration::from_millis(number(*left)),
             place: u32::try_from(*place).ok(),
@@ -239,7 +262,7 @@ fn refusal(reply: Value) -> Result<Refused, Trouble> {
                 [Value::BulkString(text)] => Some(String::from_utf8_lossy(text).into_owned()),
                 _ => None,
             },
-        }),
+        })),
         _ => Err(unexpected(&reply)),
     }
 }
