@@ -66,10 +66,13 @@ local token
 -- Takes tokens for a hold: nil, or the refusal. What is taken and not used is never seen again.
 local function fence()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
-    if type(token) == 'number' and token >= 2^53 then
-        return redis.error_reply('ERR the fencing tokens are used up')
+    local trouble = refused(token)
+    local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
+        or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
+    if is_no_number or type(token) == 'number' and token >= 2^53 then
+        return redis.error_reply('TOKENS no number below 2^53 is there to count on from')
     end
-    return refused(token)
+    return trouble
 end
 
 -- The reply to who was granted the lock: so many wait, or as this owner had it already -1 - so many.

@@ -165,7 +165,7 @@ impl LockScripts<'_> {
             let (again, resent) = self.lane.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
-        let reply = super::answered(outcome, twice, Rights::Locks)?;
+        let reply = super::answered(outcome, twice, self.rights())?;
         Ok(Replied { reply: acquired(reply)?, twice })
     }
 
@@ -200,6 +200,10 @@ impl LockScripts<'_> {
             outcome = send()?;
         }
         flag(accepted(outcome, Rights::Locks)?)
+    }
+
+    fn rights(self) -> Rights {
+        if self.keys.tokens.is_some() { Rights::FencedLocks } else { Rights::Locks }
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
