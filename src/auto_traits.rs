@@ -1,8 +1,9 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, HoldState,
-    Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, FencedLock,
+    FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, OwnedFencedLockGuard,
+    OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -17,6 +18,9 @@ const _: () = {
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();
     goes_anywhere::<FairLock>();
+    goes_anywhere::<FencedLock>();
+    goes_anywhere::<FencingToken>();
+    goes_anywhere::<OwnedFencedLockGuard>();
     goes_anywhere::<HoldState>();
     goes_anywhere::<LostReason>();
     goes_anywhere::<OwnedLockGuard>();
@@ -26,6 +30,7 @@ const _: () = {
     goes_anywhere::<Wait<'_>>();
     goes_anywhere::<Box<dyn Lock>>();
     may_be_asked_anywhere::<LockGuard>();
+    may_be_asked_anywhere::<FencedLockGuard>();
     outlives_its_maker::<LockGuard>();
     outlives_its_maker::<OwnedLockGuard>();
     outlives_its_maker::<Permit>();
@@ -42,4 +47,5 @@ impl<T: ?Sized + Send> NotSend<u8> for T {}
 const _: fn() = || {
     // A hold belongs to the thread that took it.
     <LockGuard as NotSend<_>>::stays();
+    <FencedLockGuard as NotSend<_>>::stays();
 };

@@ -9,6 +9,7 @@ use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
 use crate::fair_lock::{self, FairLock};
+use crate::fenced_lock::FencedLock;
 use crate::hold;
 use crate::node::{Core, Session};
 use crate::pubsub::News;
@@ -81,6 +82,15 @@ impl Client {
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)
+    }
+
+    /// The fenced lock of this name: Redisson's `RFencedLock`, `redisson.getFencedLock(name)`.
+    ///
+    /// No I/O. Do not use one name for a fenced lock and another kind: see
+    /// [`FencedLock`](FencedLock#in-redis).
+    #[must_use]
+    pub fn fenced_lock(&self, name: &str) -> FencedLock {
+        FencedLock::new(&self.0, name)
     }
 
     /// The fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.

@@ -28,6 +28,7 @@
 //! |---|---|---|
 //! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
 //! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
+//! | the same, with a number that what is written to can trust | [`FencedLock`] and its [`FencingToken`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
@@ -124,6 +125,7 @@ mod connection;
 mod count_down_latch;
 mod error;
 mod fair_lock;
+mod fenced_lock;
 mod hold;
 mod lock;
 mod node;
@@ -142,6 +144,7 @@ pub use config::ClientBuilder;
 pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind, LostReason};
 pub use fair_lock::FairLock;
+pub use fenced_lock::{FencedLock, FencedLockGuard, FencingToken, OwnedFencedLockGuard};
 pub use hold::HoldState;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use reentrant_lock::ReentrantLock;

@@ -1,6 +1,7 @@
 //! What every lock can do.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
@@ -9,10 +10,12 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 #[cfg(doc)]
 use crate::fair_lock::FairLock;
+use crate::node::Core;
 #[cfg(doc)]
 use crate::reentrant_lock::ReentrantLock;
 use crate::wait::Wait;
 
+pub(crate) mod exclusive;
 mod guard;
 mod handle;
 
@@ -312,25 +315,38 @@ pub trait Lock: fmt::Debug + Send + Sync {
         Self: Sized,
         E: From<Error>,
     {
-        let guard = self.lock()?;
-        let result = work(&guard)?;
-        let core = guard.core();
-        match guard.unlock() {
-            // In a forked child the lock is the parent's, and nothing may be logged here.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
-                ) =>
-            {
-                Err(error.into())
-            }
-            Err(error) => {
-                core.watchdog.tell(error);
-                Ok(result)
-            }
-            Ok(()) => Ok(result),
+        run(self.lock()?, work)
+    }
+}
+
+/// What [`Lock::with`] needs of a guard.
+pub(crate) trait Guard {
+    fn core(&self) -> Arc<Core>;
+    fn unlock(self) -> Result<(), Error>;
+}
+
+/// Runs `work` while the lock is held, and releases it: [`Lock::with`].
+pub(crate) fn run<G: Guard, R, E: From<Error>>(
+    guard: G,
+    work: impl FnOnce(&G) -> Result<R, E>,
+) -> Result<R, E> {
+    let result = work(&guard)?;
+    let core = guard.core();
+    match guard.unlock() {
+        // In a forked child the lock is the parent's, and nothing may be logged here.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
+            ) =>
+        {
+            Err(error.into())
         }
+        Err(error) => {
+            core.watchdog.tell(error);
+            Ok(result)
+        }
+        Ok(()) => Ok(result),
     }
 }
 
@@ -339,6 +355,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
 /// `fn force_unlock_command(&self) -> Command`.
 macro_rules! lock_verbs {
     ($lock:ident) => {
+        $crate::lock::lock_verbs!($lock, $crate::LockGuard, $crate::OwnedLockGuard);
+    };
+    // A lock whose own guards say more, and become these.
+    ($lock:ident, $guard:ty, $owned:ty) => {
         /// The verbs of [`Lock`](crate::Lock), which documents them.
         impl $lock {
             /// Takes the lock, waiting for as long as it takes: [`Lock::lock`](crate::Lock::lock).
@@ -352,7 +372,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// Until the lock is had or an error ends the wait; time does not end it.
-            pub fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
+            pub fn lock(&self) -> Result<$guard, crate::Error> {
                 self.take(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
@@ -366,7 +386,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// One round trip; none if a thread of this process holds the lock or waits for it.
-            pub fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
+            pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::NONE)
             }
 
@@ -384,7 +404,7 @@ macro_rules! lock_verbs {
             pub fn try_lock_for(
                 &self,
                 wait: std::time::Duration,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+            ) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::at_most(wait))
             }
 
@@ -401,7 +421,7 @@ macro_rules! lock_verbs {
             pub fn try_lock_until(
                 &self,
                 deadline: std::time::Instant,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+            ) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::until(deadline))
             }
 
@@ -419,7 +439,7 @@ macro_rules! lock_verbs {
             pub fn lock_cancellable(
                 &self,
                 token: &crate::CancelToken,
-            ) -> Result<crate::LockGuard, crate::Error> {
+            ) -> Result<$guard, crate::Error> {
                 self.take(crate::Wait::from(token))?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
@@ -439,7 +459,7 @@ macro_rules! lock_verbs {
             pub fn lock_within(
                 &self,
                 wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+            ) -> Result<Option<$guard>, crate::Error> {
                 self.take(wait)
             }
 
@@ -454,7 +474,7 @@ macro_rules! lock_verbs {
             ///
             /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard
             /// that it waits for.
-            pub fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
+            pub fn lock_owned(&self) -> Result<$owned, crate::Error> {
                 self.take_owned(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
@@ -469,7 +489,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// As [`try_lock`](Self::try_lock).
-            pub fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+            pub fn try_lock_owned(&self) -> Result<Option<$owned>, crate::Error> {
                 self.take_owned(crate::Wait::NONE)
             }
 
@@ -486,27 +506,21 @@ macro_rules! lock_verbs {
             pub fn lock_owned_within(
                 &self,
                 wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+            ) -> Result<Option<$owned>, crate::Error> {
                 self.take_owned(wait)
             }
 
             /// The calling thread takes the lock.
-            fn take(
-                &self,
-                wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+            fn take(&self, wait: crate::Wait<'_>) -> Result<Option<$guard>, crate::Error> {
                 let tenancy = self.acquire(&crate::sync::Thread::current(), wait)?;
-                Ok(tenancy.map(|tenancy| crate::LockGuard::new(&self.handle, tenancy)))
+                Ok(tenancy.map(|tenancy| <$guard>::new(&self.handle, tenancy)))
             }
 
             /// A guard takes the lock for itself. It is an owner that nobody is: no thread is taken
             /// for it, and its death is none's.
-            fn take_owned(
-                &self,
-                wait: crate::Wait<'_>,
-            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+            fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
                 let tenancy = self.acquire(&crate::sync::Thread::nobodys(), wait)?;
-                Ok(tenancy.map(|tenancy| crate::OwnedLockGuard::new(&self.handle, tenancy)))
+                Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
             }
 
             /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
@@ -521,9 +535,9 @@ macro_rules! lock_verbs {
             /// As [`lock`](Self::lock) and [`LockGuard::unlock`](crate::LockGuard::unlock).
             pub fn with<R, E: From<crate::Error>>(
                 &self,
-                work: impl FnOnce(&crate::LockGuard) -> Result<R, E>,
+                work: impl FnOnce(&$guard) -> Result<R, E>,
             ) -> Result<R, E> {
-                crate::Lock::with(self, work)
+                crate::lock::run(self.lock()?, work)
             }
 
             /// Releases one level of the calling thread's hold:
@@ -614,46 +628,46 @@ macro_rules! lock_verbs {
 
         impl crate::Lock for $lock {
             fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
-                Self::lock(self)
+                Self::lock(self).map(Into::into)
             }
             fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock(self)
+                Self::try_lock(self).map(|guard| guard.map(Into::into))
             }
             fn try_lock_for(
                 &self,
                 wait: std::time::Duration,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock_for(self, wait)
+                Self::try_lock_for(self, wait).map(|guard| guard.map(Into::into))
             }
             fn try_lock_until(
                 &self,
                 deadline: std::time::Instant,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::try_lock_until(self, deadline)
+                Self::try_lock_until(self, deadline).map(|guard| guard.map(Into::into))
             }
             fn lock_cancellable(
                 &self,
                 token: &crate::CancelToken,
             ) -> Result<crate::LockGuard, crate::Error> {
-                Self::lock_cancellable(self, token)
+                Self::lock_cancellable(self, token).map(Into::into)
             }
             fn lock_within(
                 &self,
                 wait: crate::Wait<'_>,
             ) -> Result<Option<crate::LockGuard>, crate::Error> {
-                Self::lock_within(self, wait)
+                Self::lock_within(self, wait).map(|guard| guard.map(Into::into))
             }
             fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
-                Self::lock_owned(self)
+                Self::lock_owned(self).map(Into::into)
             }
             fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
-                Self::try_lock_owned(self)
+                Self::try_lock_owned(self).map(|guard| guard.map(Into::into))
             }
             fn lock_owned_within(
                 &self,
                 wait: crate::Wait<'_>,
             ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
-                Self::lock_owned_within(self, wait)
+                Self::lock_owned_within(self, wait).map(|guard| guard.map(Into::into))
             }
             fn unlock(&self) -> Result<(), crate::Error> {
                 Self::unlock(self)

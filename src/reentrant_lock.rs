@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+use crate::acquire::Wait;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::{Error, LostReason};
-use crate::hold::{Entered, Place, Site, Tenancy, Terms};
-use crate::lock::{Handle, lock_verbs};
+use crate::error::Error;
+use crate::hold::{Site, Tenancy};
+use crate::lock::{Handle, exclusive, lock_verbs};
 use crate::node::Session;
 use crate::script::Trouble;
 use crate::sync::Thread;
@@ -83,97 +83,10 @@ impl ReentrantLock {
     }
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(&wait)?;
-        acquire(self, &Claim { thread, need: self.handle.terms(), wait })
+        exclusive::take(&self.handle, thread, wait)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
         self.handle.site.scripts().force_unlock()
-    }
-}
-
-impl Synchronizer for ReentrantLock {
-    type Site = Arc<Site>;
-
-    fn site(&self) -> &Arc<Site> {
-        &self.handle.site
-    }
-
-    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
-    /// process that does.
-    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
-        let site = &self.handle.site;
-        loop {
-            return match site.gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
-                Entered::Again(tenancy) => {
-                    if !self.handle.deepen(&tenancy)? {
-                        continue;
-                    }
-                    Ok(Enter::Granted(tenancy))
-                }
-                Entered::Expired(tenancy) => {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                    continue;
-                }
-                Entered::Leads => Ok(Enter::Leads(None)),
-                Entered::Queued(waiter) => Ok(Enter::Queued(waiter)),
-                Entered::Occupied => Ok(Enter::NotNow),
-                Entered::TooDeep => Err(self.handle.too_deep()),
-            };
-        }
-    }
-
-    /// The wheel opens the gate when the hold in front ends; this is for the case that it could not.
-    fn look(&self) {
-        let site = &self.handle.site;
-        if let Some(tenancy) = site.gate.expired() {
-            site.lose(&tenancy, LostReason::LeaseExpired);
-        }
-    }
-
-    /// The receiver looks once more: it may have slept through the rest of the lease between the
-    /// pass and here.
-    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
-        if tenancy.is_held() {
-            return self.handle.admitted(tenancy).map(Some);
-        }
-        self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
-        Ok(None)
-    }
-
-    fn place(&self, _: &Claim<'_, Terms>) -> Place {
-        Place::new(&self.handle.site)
-    }
-
-    fn take(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.place.read(&mut lead.listening, &self.handle.site, claim)
-    }
-
-    fn has_news(&self, place: &Place) -> bool {
-        place.has_news()
-    }
-
-    fn ask(
-        &self,
-        lead: &mut Lead<Place>,
-        claim: &Claim<'_, Terms>,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
-        lead.place.ask(&mut lead.listening, &self.handle.site, claim)
-    }
-
-    /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
-    /// process was answered, before or after the grant.
-    fn install(
-        &self,
-        baton: &mut Baton<'_, Arc<Site>>,
-        tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, Terms>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        if !self.handle.site.admit(&tenancy, claim.need)? {
-            return Ok(None);
-        }
-        // The seat has it.
-        baton.lay_down();
-        self.handle.admitted(tenancy).map(Some)
     }
 }

@@ -62,6 +62,7 @@ const SEEN: &[&str] = &[
     "cuts",
     "dead places passed",
     "errors",
+    "fencing tokens",
     "forced",
     "forced by Redisson",
     "gave up",

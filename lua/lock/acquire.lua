@@ -3,7 +3,7 @@
 -- KEYS, ARGV 1 and 2 see queue.lua
 -- ARGV 3 lease in ms, 4 owner
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
---        -1 - n wait
+--        -1 - n wait; with tokens {n, the last of this hold's}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until it
 --        is worth another question; place 0 = first in line; whose: 0 = a holder of ours, 1 =
 --        Redisson's, 2 = nobody's, a window is open; fresh: 1 = the place is new
@@ -36,7 +36,7 @@ local function stand()
 end
 
 if redis.pcall('exists', lock, queue, window) == 0 then
-    return hold(owner, lease) or 0
+    return hold(owner, lease) or taken(0)
 end
 local who, left, foreign = holder()
 if foreign then
@@ -45,7 +45,7 @@ elseif who == owner then
     if left < tonumber(lease) then
         redis.call('pexpire', lock, lease)
     end
-    return -1 - length()
+    return fence() or taken(-1 - length())
 end
 
 local place, fresh, refusal = stand()
@@ -55,9 +55,9 @@ if not who then
     if not left or place < 0 then
         local granted, trouble = grant_head(now(), 1, owner, lease)
         if granted == owner then
-            return trouble or length()
+            return trouble or taken(length())
         elseif not granted and place < 0 then
-            return hold(owner, lease) or 0
+            return hold(owner, lease) or taken(0)
         end
         left, whose = PROVISIONAL, 0
         place = redis.pcall('lpos', queue, owner)

@@ -3,13 +3,14 @@
 -- reasons.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
+--      4 the last fencing token, of a lock that has some
 -- ARGV 1 the lock's public channel, 2 number of the database; a script's own come after
 --
 -- The queue is a list of owners, one for each process that waits, the first in line first. What one
 -- invariant says: when a script of ours ends, a free lock means an empty queue or an open window.
 -- What the queue needs is asked with `pcall`, and a key that was not sent is a refusal like others:
 -- such a client has no place, and waits on the public channel.
-local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
+local lock, queue, window, tokens = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local public, database = ARGV[1], ARGV[2]
 
 -- All in ms. How long a lock is granted for by message: its process may be stopped, and must say
@@ -20,6 +21,9 @@ local PROVISIONAL = 2000
 local WINDOW, AGE, BLIND = 4, 10, 100
 -- How long the queue outlives the last question.
 local KEPT = 60000
+-- So many tokens a grant takes: one for each thread that its process passes the lock to. More than
+-- 2^53 cannot be counted here.
+local TOKENS = 1024
 
 local function refused(reply)
     return type(reply) == 'table' and reply.err and reply or nil
@@ -56,6 +60,26 @@ local function holder()
     return owner, left
 end
 
+-- The last token of the hold that this run granted; nil for a lock without.
+local token
+
+-- Takes tokens for a hold: nil, or the refusal. What is taken and not used is never seen again.
+local function fence()
+    token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
+    local trouble = refused(token)
+    local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
+        or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
+    if is_no_number or type(token) == 'number' and token >= 2^53 then
+        return redis.error_reply('TOKENS no number below 2^53 is there to count on from')
+    end
+    return trouble
+end
+
+-- The reply to who was granted the lock: so many wait, or as this owner had it already -1 - so many.
+local function taken(places)
+    return token and {places, token} or places
+end
+
 -- Makes `owner` the holder of a free lock; nil, or the server's refusal and nothing done. A lock
 -- never stays without an end. (HSET is the first that writes where nobody waits: without memory it
 -- is refused. After another one, as the DEL of a release, it is not.)
@@ -69,7 +93,7 @@ local function hold(owner, lease)
     elseif not redis.acl_check_cmd('pexpire', lock, lease) then
         trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
     end
-    trouble = trouble or refused(redis.pcall('hset', lock, owner, 1))
+    trouble = trouble or fence() or refused(redis.pcall('hset', lock, owner, 1))
     if not trouble then
         redis.call('pexpire', lock, lease)
     end
@@ -115,7 +139,7 @@ end
 -- Grants the free lock to the first in the queue whose process listens; returns whom. `asker` needs
 -- no message, since it reads the reply, and gets `lease`; the second result is why it got nothing.
 -- The chain is since when ours have had the lock without a window (ms), and how many of them; it
--- travels with the grant and comes back with the release.
+-- travels with the grant and comes back with the release. So does the token, if there is one.
 -- The message is the last command: nobody hears of a grant that is taken back.
 local function grant_head(start, count, asker, lease)
     while true do
@@ -128,7 +152,8 @@ local function grant_head(start, count, asker, lease)
         end
         local trouble = hold(head, PROVISIONAL)
         local heard = trouble or tell(head, 'grant',
-            string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(), start, count))
+            string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(), start, count)
+                .. (token and string.format(',%.0f', token) or ''))
         if type(heard) == 'number' and heard > 0 then
             return head
         end

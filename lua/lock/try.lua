@@ -3,7 +3,8 @@
 -- KEYS, ARGV 1 and 2 see queue.lua
 -- ARGV 3 lease in ms, 4 owner
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
---        -1 - n wait; nil = not taken; WRONGTYPE = what is there is no lock
+--        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken;
+--        WRONGTYPE = what is there is no lock
 local lease, owner = ARGV[3], ARGV[4]
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
@@ -18,11 +19,11 @@ elseif not who then
         look()
         return trouble
     end
-    return length()
+    return taken(length())
 elseif who ~= owner then
     return nil
 end
 if left < tonumber(lease) then
     redis.call('pexpire', lock, lease)
 end
-return -1 - length()
+return fence() or taken(-1 - length())

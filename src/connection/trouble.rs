@@ -127,6 +127,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
 pub(crate) enum Rights {
     Connect,
     Locks,
+    FencedLocks,
     FairLocks,
     Semaphores,
     Latches,
@@ -141,6 +142,10 @@ impl Rights {
                 "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
                  PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, SET, PUBSUB, PUBLISH and \
                  SUBSCRIBE on its key, on redlatch_queue:* and redlatch_window:* and on its channel"
+            }
+            Self::FencedLocks => {
+                "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*; it cannot \
+                 do without the keys of the queue"
             }
             Self::FairLocks => {
                 "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINSERT, LPOS, LPUSH, \
@@ -177,6 +182,10 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "WRONGTYPE" => "the key holds something else: use another name",
         "ERR" if detail.contains("not an integer") => {
             "the key holds something else: use another name"
+        }
+        "TOKENS" => {
+            "the key of its fencing tokens, redisson_lock_token:*, holds no number below 2^53 to count on \
+             from: set one that is higher than those already seen"
         }
         "OOM" => "the server has no memory left (maxmemory)",
         "READONLY" => "this server is a read-only replica: connect to the master",

@@ -4,7 +4,7 @@
 //! process has the lock for a *turn*, and then hands it to the next one. The more wait, the shorter
 //! is a turn, so that the last of sixteen processes need not wait for a second.
 
-use crate::script::lock::{Chain, Start};
+use crate::script::lock::{Chain, Start, Tokens};
 
 /// What one round of turns should take.
 const ROUND: u64 = 20_000_000;
@@ -20,6 +20,7 @@ pub(crate) struct Share {
     /// So many processes wait behind.
     pub(crate) places: u32,
     pub(crate) chain: Chain,
+    pub(crate) tokens: Option<Tokens>,
 }
 
 /// One process's turn at one name. Times are on the hold's clock, in nanoseconds.

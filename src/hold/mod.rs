@@ -143,6 +143,8 @@ pub(crate) struct Hold {
     provisional: AtomicBool,
     /// What the grant said of others.
     pub(crate) share: Share,
+    /// How many of its fencing tokens are used.
+    tokens_used: AtomicU64,
     /// Messages may name it.
     _expected: Option<Arc<Expected>>,
     /// The request that the server granted.
@@ -178,6 +180,7 @@ impl Hold {
             first_lease: clock::nanos(lease),
             provisional: AtomicBool::new(false),
             share: Share::default(),
+            tokens_used: AtomicU64::new(0),
             _expected: None,
             asked,
             sent_twice,
@@ -273,6 +276,7 @@ impl Hold {
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
+            && self.share.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
             && !self.is_unconfirmed()
             && self.longest.load(Ordering::Acquire) == self.granted_lease
@@ -281,6 +285,22 @@ impl Hold {
                 // Of a provisional one, which the next one raises to its own.
                 Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
             }
+    }
+
+    fn tokens_used(&self) -> u64 {
+        self.tokens_used.load(Ordering::Relaxed)
+    }
+
+    fn token_after(&self, used: u64) -> Option<u64> {
+        let tokens = self.share.tokens?;
+        tokens.first.checked_add(used).filter(|token| *token <= tokens.last)
+    }
+
+    /// The fencing token of its next tenancy: higher than any before. (Passes are made under the
+    /// gate's mutex, so in the order of their tokens.)
+    fn next_token(&self) -> Option<u64> {
+        self.share.tokens?;
+        self.token_after(self.tokens_used.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A renewal failed, for this cause.
@@ -302,6 +322,8 @@ pub(crate) struct Tenancy {
     pub(crate) thread: Arc<Thread>,
     /// When it began, on [`clock`].
     pub(crate) since: u64,
+    /// Of a lock that has fencing tokens.
+    pub(crate) token: Option<u64>,
     end: Mutex<End>,
     /// A copy of whether `end` is set, to be read without the mutex.
     ended: AtomicBool,
@@ -325,7 +347,14 @@ impl Tenancy {
     }
 
     fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
-        Self { hold, thread, since, end: Mutex::default(), ended: AtomicBool::new(false) }
+        Self {
+            token: hold.next_token(),
+            hold,
+            thread,
+            since,
+            end: Mutex::default(),
+            ended: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn is_held(&self) -> bool {

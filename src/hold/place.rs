@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Subscription};
-use crate::script::lock::{Acquired, Chain, Refused, Start};
+use crate::script::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
 use crate::watchdog::renewal::PROVISIONAL;
@@ -171,7 +171,11 @@ pub(super) fn share(details: &str) -> Option<Share> {
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
-    Some(Share { places, chain: Chain { start: Start::Server(start), count } })
+    let tokens = match numbers.next() {
+        Some(last) => Some(Tokens::up_to(last.ok()?)?),
+        None => None,
+    };
+    Some(Share { places, chain: Chain { start: Start::Server(start), count }, tokens })
 }
 
 impl Place {
@@ -259,12 +263,12 @@ impl Place {
                 Ok(Try::Busy(self.refused(listening, site, &refused)))
             }
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
-            Acquired::Granted { already, places } => {
+            Acquired::Granted { already, places, tokens } => {
                 if already {
                     // The message of that is on its way, or was lost.
                     site.core.pubsub.suspect();
                 }
-                let hold = self.granted_by_reply(site, claim.need, places);
+                let hold = self.granted_by_reply(site, claim.need, places, tokens);
                 if clock::now() < hold.deadline() {
                     return Ok(Try::Granted(tenancy(hold, claim)));
                 }
@@ -350,10 +354,16 @@ impl Place {
         if void { Duration::ZERO } else { poll.min(end) }
     }
 
-    fn granted_by_reply(&self, site: &Site, terms: Terms, places: u32) -> Hold {
+    fn granted_by_reply(
+        &self,
+        site: &Site,
+        terms: Terms,
+        places: u32,
+        tokens: Option<Tokens>,
+    ) -> Hold {
         // It has the whole lease: who asks is alive.
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        let share = Share { places, chain: site.gate.chain(asked.at) };
+        let share = Share { places, chain: site.gate.chain(asked.at), tokens };
         let lease = terms.lease(&site.core);
         Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
             .shared(share, self.expected())
@@ -361,6 +371,10 @@ impl Place {
 
     /// `None`: it is certain no more that it is ours.
     fn granted_by_message(&self, site: &Site, terms: Terms, granted: Granted) -> Option<Hold> {
+        if site.keys().tokens.is_some() && granted.share.tokens.is_none() {
+            // Who released it knows of no tokens: a re-entrant lock of this name.
+            return None;
+        }
         let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.

@@ -167,7 +167,8 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     }
     let name: Arc<str> = grant.lock.into();
     let owner = format!("{}:{owner}", core.id.as_str());
-    let (keys, alone) = (LockKeys::new(&name), AtomicBool::new(false));
+    let keys = if share.tokens.is_some() { LockKeys::fenced(&name) } else { LockKeys::new(&name) };
+    let alone = AtomicBool::new(false);
     let lane = core.lane(&name);
     let scripts = LockScripts {
         lane: &lane,

@@ -23,6 +23,8 @@ pub(crate) struct Site {
     pub(crate) name: Arc<str>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) gate: Gate,
+    /// Its holds have fencing tokens.
+    is_fenced: bool,
     keys: OnceLock<LockKeys>,
     /// See [`LockScripts::alone`].
     alone: AtomicBool,
@@ -30,15 +32,25 @@ pub(crate) struct Site {
     pub(super) alarm: Mutex<Option<Alarm>>,
 }
 
+const FENCED: &str = "fenced";
+
 impl Site {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| Self::new(Arc::clone(core), name))
+        core.members.of::<Self>().get(name, |name| Self::new(Arc::clone(core), name, false))
     }
 
-    fn new(core: Arc<Core>, name: Arc<str>) -> Self {
+    /// The same of a lock with fencing tokens, which is another one: its holds have what those of the
+    /// first have not.
+    pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        let members = core.members.of_kind::<Self>(FENCED);
+        members.get(name, |name| Self::new(Arc::clone(core), name, true))
+    }
+
+    fn new(core: Arc<Core>, name: Arc<str>, is_fenced: bool) -> Self {
         let lane = core.lane(&name);
         Self {
+            is_fenced,
             name,
             lane,
             gate: Gate::new(),
@@ -50,7 +62,9 @@ impl Site {
     }
 
     pub(super) fn keys(&self) -> &LockKeys {
-        self.keys.get_or_init(|| LockKeys::new(&self.name))
+        self.keys.get_or_init(|| {
+            if self.is_fenced { LockKeys::fenced(&self.name) } else { LockKeys::new(&self.name) }
+        })
     }
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
@@ -270,7 +284,8 @@ impl Drop for Site {
         {
             self.core.watchdog.cancel(alarm);
         }
-        self.core.members.of::<Self>().forget(&self.name);
+        let kind = if self.is_fenced { FENCED } else { "" };
+        self.core.members.of_kind::<Self>(kind).forget(&self.name);
     }
 }
 

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::Handle;
 #[cfg(doc)]
 use super::Lock;
+use super::{Guard, Handle};
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{HoldState, Leaving, Tenancy, Terms};
@@ -157,8 +157,19 @@ impl LockGuard {
         &self.held.handle.site.name
     }
 
-    pub(super) fn core(&self) -> Arc<Core> {
+    /// Of a lock that has fencing tokens.
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.held.tenancy.token
+    }
+}
+
+impl Guard for LockGuard {
+    fn core(&self) -> Arc<Core> {
         Arc::clone(&self.held.handle.site.core)
+    }
+
+    fn unlock(self) -> Result<(), Error> {
+        Self::unlock(self)
     }
 }
 
@@ -274,6 +285,11 @@ impl OwnedLockGuard {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.handle.site.name
+    }
+
+    /// Of a lock that has fencing tokens.
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.0.tenancy.token
     }
 }
 

@@ -26,12 +26,11 @@ pub(crate) struct Members {
 
 #[derive(Default)]
 struct Kinds {
-    known: Vec<Arc<dyn Kind>>,
+    known: Vec<((TypeId, &'static str), Arc<dyn Kind>)>,
     closed: bool,
 }
 
 trait Kind: Send + Sync {
-    fn id(&self) -> TypeId;
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
     fn sweep(&self);
@@ -39,10 +38,6 @@ trait Kind: Send + Sync {
 }
 
 impl<T: Member> Kind for Registry<T> {
-    fn id(&self) -> TypeId {
-        TypeId::of::<T>()
-    }
-
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }
@@ -67,20 +62,26 @@ impl Members {
 
     /// Those of one kind.
     pub(crate) fn of<T: Member>(&self) -> Arc<Registry<T>> {
+        self.of_kind::<T>("")
+    }
+
+    /// Those of one kind, where there are several of one type.
+    pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
         // In a forked child the mutex may be locked by a thread that is not there.
         if self.process.is_parent() {
             return Arc::new(Registry::new(&self.process));
         }
         let mut kinds = self.kinds.lock();
-        let known = kinds.known.iter().find(|kind| kind.id() == TypeId::of::<T>());
-        if let Some(known) = known.and_then(|kind| Arc::clone(kind).as_any().downcast().ok()) {
+        let id = (TypeId::of::<T>(), kind);
+        let known = kinds.known.iter().find(|(known, _)| *known == id);
+        if let Some(known) = known.and_then(|(_, kind)| Arc::clone(kind).as_any().downcast().ok()) {
             return known;
         }
         let new = Arc::new(Registry::new(&self.process));
         if kinds.closed {
             Registry::close(&new);
         }
-        kinds.known.push(Arc::clone(&new) as Arc<dyn Kind>);
+        kinds.known.push((id, Arc::clone(&new) as Arc<dyn Kind>));
         new
     }
 
@@ -100,7 +101,7 @@ impl Members {
     }
 
     fn kinds(&self) -> Vec<Arc<dyn Kind>> {
-        self.kinds.lock().known.clone()
+        self.kinds.lock().known.iter().map(|(_, kind)| Arc::clone(kind)).collect()
     }
 }
 

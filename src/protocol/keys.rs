@@ -21,6 +21,8 @@ pub(crate) struct LockKeys {
     /// Ours that listen there with a place in the queue listen here, too: so the others, who know
     /// that channel only, can be counted.
     pub(crate) companion: Arc<str>,
+    /// The last fencing token, of a lock that has some.
+    pub(crate) tokens: Option<String>,
 }
 
 impl LockKeys {
@@ -33,7 +35,13 @@ impl LockKeys {
             window: prefixed(&format!("redlatch_window{tagged}"), name),
             companion: format!("{channel}:redlatch").into(),
             channel: channel.into(),
+            tokens: None,
         }
+    }
+
+    /// Of a lock with fencing tokens.
+    pub(crate) fn fenced(name: &str) -> Self {
+        Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name) }
     }
 
     /// Where a release is published.

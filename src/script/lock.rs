@@ -75,10 +75,30 @@ pub(crate) enum Acquired {
         already: bool,
         /// So many processes wait behind it.
         places: u32,
+        tokens: Option<Tokens>,
     },
     Refused(Refused),
     /// What [`LockScripts::try_acquire`] is answered instead.
     NotTaken,
+}
+
+/// The fencing tokens of one hold: a range, since it may be passed from thread to thread, and each
+/// gets the next one. No other hold has any of them, and a later one has higher ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Tokens {
+    /// `TOKENS` of `lua/lock/queue.lua`.
+    const A_HOLD: u64 = 1_024;
+
+    /// Of a hold whose last one this is. `None`: that cannot be.
+    pub(crate) fn up_to(last: u64) -> Option<Self> {
+        let first = last.checked_sub(Self::A_HOLD - 1).filter(|first| *first > 0)?;
+        Some(Self { first, last })
+    }
 }
 
 /// The server's word on a lock that is not to be had now.
@@ -145,14 +165,15 @@ impl LockScripts<'_> {
             let (again, resent) = self.lane.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
-        let reply = super::answered(outcome, twice, Rights::Locks)?;
+        let reply = super::answered(outcome, twice, self.rights())?;
         Ok(Replied { reply: acquired(reply)?, twice })
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
-    /// without.
+    /// without. (But no tokens: there is no saying which key it refused.)
     fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
-        let refused = !was_alone && outcome.as_ref().is_ok_and(is_about_keys);
+        let refused =
+            !was_alone && self.keys.tokens.is_none() && outcome.as_ref().is_ok_and(is_about_keys);
         if refused {
             self.alone.store(true, Ordering::Relaxed);
         }
@@ -181,14 +202,24 @@ impl LockScripts<'_> {
         flag(accepted(outcome, Rights::Locks)?)
     }
 
+    fn rights(self) -> Rights {
+        if self.keys.tokens.is_some() { Rights::FencedLocks } else { Rights::Locks }
+    }
+
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (since, mut digits) = (chain.start.since(), [0; 20]);
         self.command(script, &[owner, since.as_bytes(), decimal(chain.count, &mut digits)])
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
-        let keys = [self.name, &self.keys.queue, &self.keys.window].map(str::as_bytes);
-        let keys = if self.alone.load(Ordering::Relaxed) { &keys[..1] } else { &keys[..] };
+        let LockKeys { queue, window, tokens, .. } = self.keys;
+        let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
+        let keys = keys.map(str::as_bytes);
+        let keys = match tokens {
+            Some(_) => &keys[..],
+            None if self.alone.load(Ordering::Relaxed) => &keys[..1],
+            None => &keys[..3],
+        };
         let database = self.database.to_string();
         let common = [self.keys.channel.as_bytes(), database.as_bytes()];
         Command::script(script, keys, &[&common, arguments].concat())
@@ -202,19 +233,22 @@ fn is_about_keys(reply: &Value) -> bool {
 }
 
 fn acquired(reply: Value) -> Result<Acquired, Trouble> {
+    let granted = |reply: i64, tokens| {
+        let already = reply < 0;
+        let places = if already { -1 - reply } else { reply };
+        Acquired::Granted { already, places: u32::try_from(places).unwrap_or(u32::MAX), tokens }
+    };
     let parts = match &reply {
         Value::Nil => return Ok(Acquired::NotTaken),
-        Value::Int(reply) => {
-            let already = *reply < 0;
-            let places = if already { -1 - reply } else { *reply };
-            let places = u32::try_from(places).unwrap_or(u32::MAX);
-            return Ok(Acquired::Granted { already, places });
-        }
+        Value::Int(reply) => return Ok(granted(*reply, None)),
         Value::Array(parts) => parts.as_slice(),
         _ => return Err(unexpected(&reply)),
     };
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
     match parts {
+        [Value::Int(reply), Value::Int(last)] if Tokens::up_to(number(*last)).is_some() => {
+            Ok(granted(*reply, Tokens::up_to(number(*last))))
+        }
         [
             Value::Int(now),
             Value::Int(left),

@@ -116,7 +116,8 @@ pub(crate) enum Output {
     /// The own channel, on a new connection.
     Resubscribe,
     /// The caller has the lock until then, unless that is extended.
-    Entered(Time),
+    /// Until when, and with which fencing token.
+    Entered(Time, Option<i64>),
     Extended(Time),
     /// The caller has it no more.
     Lost,
@@ -359,13 +360,13 @@ impl Process {
                     self.outputs.push(Output::At(now + left * MS, Timer::Ask(number)));
                 }
             }
-            What::Grant { now: granted, lease, chain, .. } => {
+            What::Grant { now: granted, lease, chain, token, .. } => {
                 if self.suspect == Some(number) {
                     self.suspect = None;
                 }
                 match &self.state {
                     State::Waiting(wait) if wait.number == number => {
-                        self.granted_by_message(now, granted * MS, lease * MS, chain);
+                        self.granted_by_message(now, granted * MS, lease * MS, (chain, token));
                     }
                     // A second copy, or the reply was faster.
                     State::Holding(hold) if hold.number == number => {}
@@ -376,7 +377,13 @@ impl Process {
         }
     }
 
-    fn granted_by_message(&mut self, now: Time, granted: Time, lease: Time, chain: Chain) {
+    fn granted_by_message(
+        &mut self,
+        now: Time,
+        granted: Time,
+        lease: Time,
+        (chain, token): (Chain, Option<i64>),
+    ) {
         let State::Waiting(wait) = &self.state else { return };
         // The server granted it not before this, and not after now.
         let not_before = match wait.anchor {
@@ -391,10 +398,10 @@ impl Process {
             // Too late. The owner finds out whether it still has it.
             return self.ask();
         }
-        self.hold(now, until, Some(granted), OwnChain { here: None, chain });
+        self.hold(now, until, Some(granted), (OwnChain { here: None, chain }, token));
     }
 
-    fn granted_by_reply(&mut self, now: Time, sent: Time, already: bool) {
+    fn granted_by_reply(&mut self, now: Time, sent: Time, already: bool, token: Option<i64>) {
         let until = sent + LEASE * MS - DRIFT;
         match &mut self.state {
             State::Holding(hold) => {
@@ -417,13 +424,19 @@ impl Process {
                     let number = wait.number;
                     self.suspect(now, number);
                 }
-                self.hold(now, until, None, chain);
+                self.hold(now, until, None, (chain, token));
             }
             State::Idle => {}
         }
     }
 
-    fn hold(&mut self, now: Time, until: Time, granted: Option<Time>, chain: OwnChain) {
+    fn hold(
+        &mut self,
+        now: Time,
+        until: Time,
+        granted: Option<Time>,
+        (chain, token): (OwnChain, Option<i64>),
+    ) {
         let (number, in_doubt) = match &self.state {
             State::Waiting(wait) => (wait.number, wait.in_doubt),
             State::Trying { number, in_doubt } => (*number, *in_doubt),
@@ -438,7 +451,7 @@ impl Process {
         }
         let is_raised = granted.is_none();
         self.state = State::Holding(Hold { number, until, is_raised, in_doubt, granted, chain });
-        self.outputs.push(Output::Entered(until));
+        self.outputs.push(Output::Entered(until, token));
         self.outputs.push(Output::At(until, Timer::Deadline(number)));
         if !is_raised {
             self.outputs.push(Output::At(now + RAISE, Timer::Raise(number)));
@@ -490,7 +503,9 @@ impl Process {
                 if current == Some(*number) =>
             {
                 match reply {
-                    Reply::Granted { already } => self.granted_by_reply(now, sent, already),
+                    Reply::Granted { already, token } => {
+                        self.granted_by_reply(now, sent, already, token);
+                    }
                     Reply::Refused(refused) => self.refused(now, sent, &refused),
                     Reply::NotTaken | Reply::Error(_) => self.not_taken(now),
                     _ => {}

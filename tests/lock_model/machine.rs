@@ -48,7 +48,7 @@ impl Tried {
     fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
         let outputs = self.on(now, Input::Message(grant(1, at)));
         let until = outputs.iter().find_map(|output| match output {
-            Output::Entered(until) => Some(*until),
+            Output::Entered(until, _) => Some(*until),
             _ => None,
         });
         until.ok_or(outputs)
@@ -56,7 +56,8 @@ impl Tried {
 }
 
 fn grant(number: u64, at: Time) -> Message {
-    let what = What::Grant { now: SERVER + at / MS, lease: 2_000, places: 0, chain: CHAIN };
+    let what =
+        What::Grant { now: SERVER + at / MS, lease: 2_000, places: 0, chain: CHAIN, token: None };
     Message { number, what, database: 0, lock: "orders".to_owned() }
 }
 
@@ -120,7 +121,7 @@ fn a_grant_that_nobody_waits_for_is_given_back() {
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     tried.on(MS, Input::GiveUp);
-    let outputs = tried.reply(0, Reply::Granted { already: false });
+    let outputs = tried.reply(0, Reply::Granted { already: false, token: None });
     assert!(sends(&outputs, &Request::GiveUp { number: 1, chain: Chain::default() }));
 }
 
@@ -157,19 +158,19 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     };
     // It was granted the lock, or dropped from the queue, and has heard nothing of it.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: true });
+    tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
     // The message was only slower than the reply.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: true });
+    tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
     assert!(!renews(&mut tried));
     // A free lock was its to take.
     let mut tried = Tried::waiting(0);
-    tried.reply(700 * MS, Reply::Granted { already: false });
+    tried.reply(700 * MS, Reply::Granted { already: false, token: None });
     assert!(!renews(&mut tried));
 }
 

@@ -191,6 +191,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "KEYS[1], (string.gsub(string.gsub(KEYS[2], '_tagged', ''), ':{?x}?$', ':{x}')), KEYS[3]",
         2,
     ),
+    script(
+        "a hold takes a single token",
+        Script::Queue,
+        "redis.pcall('incrby', tokens, TOKENS)",
+        "redis.pcall('incrby', tokens, 1)",
+        1,
+    ),
+    script(
+        "who is handed the lock is told no token",
+        Script::Queue,
+        "token and string.format(',%.0f', token) or ''",
+        "''",
+        1,
+    ),
     unfair("there is no window", Script::Queue, "redis.pcall('set', window, '', 'px', WINDOW)", ""),
     unfair("nobody is told when a window ends", Script::Queue, "announce(WINDOW)", ""),
     unfair(

@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) java: usize,
     /// Which of ours has no right to the queue.
     pub(crate) poor: Option<usize>,
+    /// The locks have fencing tokens.
+    pub(crate) is_fenced: bool,
     /// Somebody listens to every channel.
     pub(crate) is_monitored: bool,
     pub(crate) length: Time,
@@ -74,9 +76,15 @@ impl Plan {
             &[&[(0, "orders")], &[(0, "orders")], &[(0, "x"), (0, "{x}")], &[(0, "x"), (1, "x")]];
         let sites = sites[random.between(0, sites.len() as i64 - 1) as usize].to_vec();
         let ours = random.between(2, 6) as usize;
+        let is_fenced = seed % 2 == 1;
         Self {
             java: random.between(0, 2) as usize,
-            poor: random.percent(15).then(|| random.between(0, ours as i64 - 1) as usize),
+            // (Who has no right to the queue has no fenced lock.)
+            poor: random
+                .percent(15)
+                .then(|| random.between(0, ours as i64 - 1) as usize)
+                .filter(|_| !is_fenced),
+            is_fenced,
             is_monitored: random.percent(50),
             length: 10 * SECOND,
             // In half of the histories somebody always waits.
@@ -113,6 +121,7 @@ impl Plan {
             ours,
             java,
             poor: None,
+            is_fenced: false,
             is_monitored: false,
             length,
             think: Times::always(20),

@@ -17,6 +17,8 @@ const UNCLAIMED: Time = 2_600 * MS;
 /// The same if a copy of its request came late: until its last give-up.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 const WINDOW: i64 = 4;
+/// So many tokens are a hold's.
+const TOKENS: i64 = 1_024;
 
 /// One script, and what it made of the keys.
 pub(crate) struct Step<'a> {
@@ -214,6 +216,22 @@ impl Lock {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Lock {
+    /// Who enters later has the higher token, and none of those that the process before may still
+    /// use. (Of locks that were taken by force two may be inside, in any order.)
+    pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
+        if self.site.tokens.is_some() != last.is_some() {
+            return Err(format!("the token is {last:?}"));
+        }
+        let Some(last) = last else { return Ok(()) };
+        if last - TOKENS < self.token && self.disturbed.is_empty() {
+            return Err(format!("token {last} after {}", self.token));
+        }
+        self.token = self.token.max(last);
+        Ok(())
     }
 }
 

@@ -115,6 +115,8 @@ pub(crate) struct Lock {
     pub(crate) claims: Vec<Claim>,
     /// When leases were cut by something that is nobody's fault.
     pub(crate) disturbed: Vec<Time>,
+    /// The last fencing token that somebody entered with.
+    pub(crate) token: i64,
     waits: Waits,
 }
 
@@ -170,11 +172,15 @@ impl<'a> Simulation<'a> {
             store.set_monitored();
         }
         let locks = plan.sites.iter().map(|(database, name)| Lock {
-            site: Site::new(*database, name),
+            site: {
+                let site = Site::new(*database, name);
+                if plan.is_fenced { site.fenced() } else { site }
+            },
             state: State { left: -2, queue_left: -2, window_left: -2, ..State::default() },
             at: 0,
             claims: Vec::new(),
             disturbed: Vec::new(),
+            token: 0,
             waits: Waits::default(),
         });
         let locks: Vec<_> = locks.collect();
@@ -570,12 +576,14 @@ impl<'a> Simulation<'a> {
                 self.summary.add("subscriptions renewed", 1);
                 self.soon(Event::Subscribe(process));
             }
-            Output::Entered(until) => {
+            Output::Entered(until, token) => {
                 let own = &mut self.ours[process];
                 own.grants += 1;
                 own.longest = own.longest.max(self.now - own.began);
                 let (lock, began, serial) = (own.site, own.began, own.serial);
                 let claim = self.claim(lock, began, until)?;
+                self.locks[lock].check_token(token)?;
+                self.summary.add("fencing tokens", i64::from(token.is_some()));
                 self.ours[process].claim = Some(claim);
                 let work = self.plan.hold.sample(&mut self.random);
                 self.at(self.now + work, Event::Process(process, ForProcess::Done(serial)));
@@ -725,6 +733,7 @@ impl<'a> Simulation<'a> {
             }
             Fault::Flush => {
                 let keys = keys(&self.locks[lock].site);
+                self.locks[lock].token = 0;
                 self.lose_keys(lock, &keys);
             }
             Fault::Evict => {

@@ -126,7 +126,8 @@ pub(crate) fn call(
 }
 
 pub(crate) fn keys(site: &Site) -> Vec<String> {
-    vec![site.lock.clone(), site.queue.clone(), site.window.clone()]
+    let keys = [&site.lock, &site.queue, &site.window].into_iter().chain(&site.tokens);
+    keys.cloned().collect()
 }
 
 /// What there is of one lock, and which messages were sent since the last look.

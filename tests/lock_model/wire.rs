@@ -9,6 +9,8 @@ pub(crate) struct Site {
     pub(crate) lock: String,
     pub(crate) queue: String,
     pub(crate) window: String,
+    /// Of a lock that has fencing tokens.
+    pub(crate) tokens: Option<String>,
     /// Where releases are told that are everybody's.
     pub(crate) public: String,
     /// Beside the public one, for ours that have a place: so that the others can be counted.
@@ -23,9 +25,15 @@ impl Site {
             lock: name.to_owned(),
             queue: own_key("redlatch_queue", name),
             window: own_key("redlatch_window", name),
+            tokens: None,
             companion: format!("{public}:redlatch"),
             public,
         }
+    }
+
+    /// The same name as that of a lock with fencing tokens.
+    pub(crate) fn fenced(self) -> Self {
+        Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
     }
 }
 
@@ -68,6 +76,8 @@ pub(crate) enum Reply {
     Granted {
         /// It was this owner's before the request.
         already: bool,
+        /// The last fencing token of the hold.
+        token: Option<i64>,
     },
     Refused(Refused),
     /// Of `try`.
@@ -123,7 +133,10 @@ impl Reply {
         };
         match (request, &numbers[..]) {
             (Request::Acquire { .. } | Request::Try { .. }, [taken]) => {
-                Self::Granted { already: *taken < 0 }
+                Self::Granted { already: *taken < 0, token: None }
+            }
+            (Request::Acquire { .. } | Request::Try { .. }, [taken, token]) => {
+                Self::Granted { already: *taken < 0, token: Some(*token) }
             }
             (Request::Acquire { .. }, [now, left, place, whose, fresh]) => Self::Refused(Refused {
                 now: *now,
@@ -163,7 +176,7 @@ pub(crate) struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// The lock is this owner's, from `now` (the server's time) on for so long; ms.
-    Grant { now: i64, lease: i64, places: i64, chain: Chain },
+    Grant { now: i64, lease: i64, places: i64, chain: Chain, token: Option<i64> },
     /// A window is open: this owner is the first and should ask after so many ms.
     Open { left: i64 },
 }
@@ -180,9 +193,13 @@ impl Message {
                 let (details, rest) = rest.split_once(' ')?;
                 let (places, chain) = details.strip_prefix("lock,")?.split_once(',')?;
                 let (since, count) = chain.split_once(',')?;
+                let (count, token) = match count.split_once(',') {
+                    Some((count, token)) => (count, Some(token.parse().ok()?)),
+                    None => (count, None),
+                };
                 let (places, since, count) =
                     (places.parse().ok()?, since.parse().ok()?, count.parse().ok()?);
-                (What::Grant { now, lease, places, chain: Chain { since, count } }, rest)
+                (What::Grant { now, lease, places, chain: Chain { since, count }, token }, rest)
             }
             "open" => {
                 let (left, rest) = integer(rest)?;

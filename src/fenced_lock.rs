@@ -1,0 +1,205 @@
+//! The fenced lock: Redisson's `RFencedLock`, a re-entrant lock whose holds have numbers.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::acquire::Wait;
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::Error;
+use crate::hold::{Site, Tenancy};
+use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verbs};
+use crate::node::{Core, Session};
+use crate::script::Trouble;
+use crate::sync::Thread;
+
+/// A re-entrant lock whose guards have a *fencing token*: a number that is higher than that of every
+/// guard before. Redisson's `RFencedLock`. Made by [`Client::fenced_lock`].
+///
+/// A lease cannot stop a holder that sleeps: a process that is stopped for longer than its lease
+/// wakes up, and writes, while another one has the lock. What it writes to can tell the two apart:
+/// whoever keeps the highest token it has seen, and refuses a lower one, lets no late writer in.
+///
+/// It is in all else a [`ReentrantLock`](crate::ReentrantLock), with the same methods, those of
+/// [`Lock`](crate::Lock). The trait's guards have no token; those of the methods here have.
+///
+/// ```no_run
+/// # use redlatch::{Error, FencingToken};
+/// # fn write(_: FencingToken, _: &str) {}
+/// # fn main() -> Result<(), Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let lock = client.fenced_lock("orders");
+///
+/// let guard = lock.lock()?;
+/// write(guard.token(), "an order"); // refused there if a higher token was seen before
+/// guard.unlock()?;
+/// # Ok(()) }
+/// ```
+///
+/// # A recipe
+///
+/// No column in the tables that are written is needed, where they are in a database with
+/// transactions. One table, a row for each lock:
+///
+/// ```sql
+/// CREATE TABLE fence (lock TEXT PRIMARY KEY, token BIGINT NOT NULL);
+/// ```
+///
+/// and as the **first statement** of each transaction that writes under the lock
+///
+/// ```sql
+/// INSERT INTO fence (lock, token) VALUES ($1, $2)
+///     ON CONFLICT (lock) DO UPDATE SET token = excluded.token WHERE fence.token <= excluded.token
+///     RETURNING token;
+/// ```
+///
+/// No row comes back: somebody later has written, and this transaction must be rolled back. The row
+/// is locked until the commit, so of two writers the later one waits and then wins, or the earlier
+/// one finds itself fenced off. (`<=`, since one guard may write several times.) The example
+/// `fenced` runs it against a stopped holder, and its twin without the table.
+///
+/// # Tokens
+///
+/// They grow with every acquisition of the name, by whichever process, also where the lock is handed
+/// on or passed inside a process; re-entry keeps the token. They do not grow by one: a process takes
+/// 1,024 at a time, one for each thread that it may pass the lock to. Redisson's clients count on
+/// from there.
+///
+/// They live in Redis, in a key that has no end and that no unlock deletes. So they survive what the
+/// lock survives, and no more: after a FLUSHALL, a restart without persistence, or a failover to a
+/// replica that had not seen the last ones, **they begin anew or repeat**. A fence that was given
+/// higher ones then refuses everybody, which is safe, and somebody has to look: set the key
+/// `redisson_lock_token:{name}` to more than the fence has seen. (A failover that loses a few tokens
+/// may give one out twice; no number that Redis keeps can be trusted beyond what Redis keeps.)
+///
+/// # In Redis
+///
+/// As the [`ReentrantLock`](crate::ReentrantLock), and the last token in `redisson_lock_token:{name}`
+/// (`redisson_lock_token:name`, if the name has a `{`). Access rights must allow that key, `INCRBY`,
+/// and the keys of the queue, which a re-entrant lock can do without. Do not use one name for a
+/// fenced lock and another kind: they exclude each other, but the other's holds have no token, and in
+/// one process a thread does not enter the one again through the other.
+#[derive(Clone, Debug)]
+pub struct FencedLock {
+    handle: Handle,
+}
+
+lock_verbs!(FencedLock, FencedLockGuard, OwnedFencedLockGuard);
+
+impl FencedLock {
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = Site::fenced(session.core(), name);
+        Self { handle: Handle::new(session.clone(), site) }
+    }
+
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        exclusive::take(&self.handle, thread, wait)
+    }
+
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.handle.site.scripts().force_unlock()
+    }
+}
+
+/// What orders two holds of one lock: the later one has the higher token. Never the same for two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// From 1 to 2^53.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// For databases, whose integers have a sign.
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> Self {
+        // Never above 2^53.
+        Self::try_from(token.0).unwrap_or(Self::MAX)
+    }
+}
+
+/// A held [`FencedLock`]: a [`LockGuard`], and its token.
+#[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
+#[derive(Debug)]
+pub struct FencedLockGuard(LockGuard);
+
+/// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`], and its token.
+#[must_use = "dropping the guard releases the lock at once; bind it"]
+#[derive(Debug)]
+pub struct OwnedFencedLockGuard(OwnedLockGuard);
+
+/// What both guards are.
+macro_rules! fenced_guard {
+    ($guard:ident, $plain:ident) => {
+        impl $guard {
+            pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+                Self($plain::new(handle, tenancy))
+            }
+
+            /// The token of this hold. Higher than that of each guard before, on any machine; the
+            /// same for all levels that a thread takes. It stays what it is when the hold is lost.
+            #[must_use]
+            pub fn token(&self) -> FencingToken {
+                // A fenced lock is never granted without. (Zero: no fence lets it pass.)
+                FencingToken(self.0.token().unwrap_or(0))
+            }
+
+            /// Releases the lock, or one level of it.
+            ///
+            /// # Errors
+            ///
+            /// As [`LockGuard::unlock`].
+            ///
+            /// # Blocking
+            ///
+            /// As [`LockGuard::unlock`]: one round trip at most.
+            pub fn unlock(self) -> Result<(), Error> {
+                self.0.unlock()
+            }
+        }
+
+        impl Deref for $guard {
+            type Target = $plain;
+
+            fn deref(&self) -> &$plain {
+                &self.0
+            }
+        }
+
+        impl From<$guard> for $plain {
+            fn from(guard: $guard) -> Self {
+                guard.0
+            }
+        }
+    };
+}
+
+fenced_guard!(FencedLockGuard, LockGuard);
+fenced_guard!(OwnedFencedLockGuard, OwnedLockGuard);
+
+impl FencedLockGuard {
+    /// Lets go of the guard and keeps the lock: as [`LockGuard::forget`].
+    pub fn forget(self) {
+        self.0.forget();
+    }
+}
+
+impl Guard for FencedLockGuard {
+    fn core(&self) -> Arc<Core> {
+        self.0.core()
+    }
+
+    fn unlock(self) -> Result<(), Error> {
+        self.0.unlock()
+    }
+}

@@ -1,0 +1,109 @@
+//! A lock that one process hands to the next, as the driver that waits sees it: what a re-entrant
+//! lock and a fenced one are. (The algorithm of a place in the queue is `hold/place.rs`.)
+
+use std::sync::Arc;
+
+use super::Handle;
+use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+use crate::error::{Error, LostReason};
+use crate::hold::{Entered, Place, Site, Tenancy, Terms};
+use crate::sync::Thread;
+
+/// See the module.
+struct Exclusive<'a>(&'a Handle);
+
+/// Takes the lock of this handle. `None`: the wait is over first.
+pub(crate) fn take(
+    handle: &Handle,
+    thread: &Arc<Thread>,
+    wait: Wait<'_>,
+) -> Result<Option<Arc<Tenancy>>, Error> {
+    handle.check(&wait)?;
+    acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
+}
+
+impl Synchronizer for Exclusive<'_> {
+    type Site = Arc<Site>;
+
+    fn site(&self) -> &Arc<Site> {
+        &self.0.site
+    }
+
+    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
+    /// process that does.
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+        let site = &self.0.site;
+        loop {
+            return match site.gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
+                Entered::Again(tenancy) => {
+                    if !self.0.deepen(&tenancy)? {
+                        continue;
+                    }
+                    Ok(Enter::Granted(tenancy))
+                }
+                Entered::Expired(tenancy) => {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    continue;
+                }
+                Entered::Leads => Ok(Enter::Leads(None)),
+                Entered::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                Entered::Occupied => Ok(Enter::NotNow),
+                Entered::TooDeep => Err(self.0.too_deep()),
+            };
+        }
+    }
+
+    /// The wheel opens the gate when the hold in front ends; this is for the case that it could not.
+    fn look(&self) {
+        let site = &self.0.site;
+        if let Some(tenancy) = site.gate.expired() {
+            site.lose(&tenancy, LostReason::LeaseExpired);
+        }
+    }
+
+    /// The receiver looks once more: it may have slept through the rest of the lease between the
+    /// pass and here.
+    fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+        if tenancy.is_held() {
+            return self.0.admitted(tenancy).map(Some);
+        }
+        self.0.site.lose(&tenancy, LostReason::LeaseExpired);
+        Ok(None)
+    }
+
+    fn place(&self, _: &Claim<'_, Terms>) -> Place {
+        Place::new(&self.0.site)
+    }
+
+    fn take(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.place.read(&mut lead.listening, &self.0.site, claim)
+    }
+
+    fn has_news(&self, place: &Place) -> bool {
+        place.has_news()
+    }
+
+    fn ask(
+        &self,
+        lead: &mut Lead<Place>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        lead.place.ask(&mut lead.listening, &self.0.site, claim)
+    }
+
+    /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
+    /// process was answered, before or after the grant.
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Arc<Site>>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        if !self.0.site.admit(&tenancy, claim.need)? {
+            return Ok(None);
+        }
+        // The seat has it.
+        baton.lay_down();
+        self.0.admitted(tenancy).map(Some)
+    }
+}
