@@ -88,7 +88,6 @@ fn threads_of_one_process_have_tokens_of_their_own() {
     let first = lock.lock().unwrap();
     let (mut redis, next) = (server.connection(), lock.clone());
     let token = see(&mut redis, "passed", &first);
-    let scripts = Commands::so_far(&server).scripts();
     let next = spawn(move || {
         let guard = next.lock().unwrap();
         (see(&mut redis, "passed", &guard), guard.unlock().unwrap())
@@ -97,8 +96,6 @@ fn threads_of_one_process_have_tokens_of_their_own() {
     first.unlock().unwrap();
     let (passed, ()) = next.join();
     assert!(passed > token);
-    // Whether it was passed or asked for depends on how long this thread was away.
-    assert!(Commands::so_far(&server).scripts() - scripts <= 3);
 }
 
 #[test]
