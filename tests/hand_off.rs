@@ -1012,11 +1012,12 @@ fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
         let raised = renewals.load(Ordering::SeqCst);
         let left = pttl(&mut redis, "fixed");
         let end = entered.elapsed() + Duration::from_millis(left.unsigned_abs());
-        assert!(end < lease + UNIT * 4, "it ends {end:?} after the grant");
+        // (By the time between the look at the clock and the request, on a busy machine.)
+        assert!(end < lease + UNIT * 7, "it ends {end:?} after the grant");
         let (reason, at) = lost.recv_timeout(SOON).unwrap();
         assert_eq!(reason, LostReason::LeaseExpired);
         let held = at - entered;
-        assert!(held + UNIT > lease && held < lease + UNIT * 4, "held for {held:?}");
+        assert!(held + UNIT > lease && held < lease + UNIT * 7, "held for {held:?}");
         assert_eq!(renewals.load(Ordering::SeqCst), raised, "it was raised again");
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     });

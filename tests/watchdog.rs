@@ -588,7 +588,11 @@ fn who_asks_while_the_deadline_passes_hears_held_or_lost_and_nothing_between() {
     let client = client(&server);
     let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
     for _ in 0..100 {
-        let guard = lock.lock().unwrap();
+        let guard = match lock.lock() {
+            // On a busy machine it may be over before anybody knows of it.
+            Err(error) if error.is_transient() => continue,
+            guard => guard.unwrap(),
+        };
         // What is held is held for that long: no answer but "held" and "lost" can be true.
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
