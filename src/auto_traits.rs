@@ -2,7 +2,8 @@
 
 use crate::{
     CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, HoldState,
-    Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+    Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, OwnedLockGuard, OwnedMultiLockGuard,
+    Permit, ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -19,13 +20,16 @@ const _: () = {
     goes_anywhere::<FairLock>();
     goes_anywhere::<HoldState>();
     goes_anywhere::<LostReason>();
+    goes_anywhere::<MultiLock>();
     goes_anywhere::<OwnedLockGuard>();
+    goes_anywhere::<OwnedMultiLockGuard>();
     goes_anywhere::<Permit>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
     goes_anywhere::<Wait<'_>>();
     goes_anywhere::<Box<dyn Lock>>();
     may_be_asked_anywhere::<LockGuard>();
+    may_be_asked_anywhere::<MultiLockGuard>();
     outlives_its_maker::<LockGuard>();
     outlives_its_maker::<OwnedLockGuard>();
     outlives_its_maker::<Permit>();
@@ -42,4 +46,5 @@ impl<T: ?Sized + Send> NotSend<u8> for T {}
 const _: fn() = || {
     // A hold belongs to the thread that took it.
     <LockGuard as NotSend<_>>::stays();
+    <MultiLockGuard as NotSend<_>>::stays();
 };

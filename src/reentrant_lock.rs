@@ -1,6 +1,7 @@
 //! The re-entrant lock: Redisson's `RLock`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::{Signal, Wait};
 #[cfg(doc)]
@@ -8,8 +9,9 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::error::LostReason;
 use crate::hold::{Asked, Baton, Entered, GateWaiter, Hold, Place, Share, Site, Tenancy};
-use crate::lock::{Handle, lock_verbs};
+use crate::lock::{Handle, Trying, lock_verbs};
 use crate::node::Session;
+use crate::protocol::Owner;
 use crate::script::{Replied, Trouble};
 use crate::sync::Thread;
 use crate::sync::clock;
@@ -87,39 +89,51 @@ impl ReentrantLock {
     /// Mine already? Somebody's in this process? Else ask Redis, as the only one of this process
     /// that does.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(&wait)?;
+        match self.enter(thread, &wait)? {
+            Stood::Baton(baton) => self.lead(baton, thread, wait),
+            Stood::Granted(tenancy) => Ok(Some(tenancy)),
+            Stood::GivenUp => Ok(None),
+        }
+    }
+
+    /// As [`acquire`](Self::acquire) with no wait: see [`Part`](crate::lock::Part).
+    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        let attempt = match self.enter(thread, &Wait::NONE) {
+            Ok(Stood::Baton(baton)) => Attempt::new(self, baton, thread),
+            Ok(Stood::Granted(tenancy)) => return Box::new(|_| Ok(Some(tenancy))),
+            Ok(Stood::GivenUp) => return Box::new(|_| Ok(None)),
+            Err(error) => return Box::new(|_| Err(error)),
+        };
+        let heard = self.handle.site.scripts().begin_try(&attempt.owner, attempt.lease);
+        Box::new(move |until| self.tried(attempt, heard(until)))
+    }
+
+    /// Into the process's gate.
+    fn enter(&self, thread: &Arc<Thread>, wait: &Wait<'_>) -> Result<Stood<'_>, Error> {
+        self.handle.check(wait)?;
         let site = &self.handle.site;
         let terms = self.handle.terms();
         loop {
-            let baton = match site.gate.enter(thread, terms, wait.blocks()) {
+            match site.gate.enter(thread, terms, wait.blocks()) {
                 Entered::Again(tenancy) => {
                     if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(tenancy));
+                        return Ok(Stood::Granted(tenancy));
                     }
-                    continue;
                 }
-                Entered::Expired(tenancy) => {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                    continue;
-                }
-                Entered::Leads => Baton::new(site, None),
-                Entered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
-                    Stood::Baton(baton) => baton,
+                Entered::Expired(tenancy) => site.lose(&tenancy, LostReason::LeaseExpired),
+                Entered::Leads => return Ok(Stood::Baton(Baton::new(site, None))),
+                Entered::Queued(waiter) => match self.stand_in_queue(&waiter, wait)? {
                     // The receiver looks once more: it may have slept through the rest of the
                     // lease between the pass and here.
                     Stood::Granted(tenancy) if tenancy.is_held() => {
-                        return self.handle.admitted(tenancy).map(Some);
+                        return self.handle.admitted(tenancy).map(Stood::Granted);
                     }
-                    Stood::Granted(tenancy) => {
-                        site.lose(&tenancy, LostReason::LeaseExpired);
-                        continue;
-                    }
-                    Stood::GivenUp => return Ok(None),
+                    Stood::Granted(tenancy) => site.lose(&tenancy, LostReason::LeaseExpired),
+                    stood => return Ok(stood),
                 },
-                Entered::Occupied => return Ok(None),
+                Entered::Occupied => return Ok(Stood::GivenUp),
                 Entered::TooDeep => return Err(self.handle.too_deep()),
-            };
-            return self.lead(baton, thread, wait);
+            }
         }
     }
 
@@ -165,7 +179,9 @@ impl ReentrantLock {
         let site = &self.handle.site;
         let terms = self.handle.terms();
         if !wait.blocks() {
-            return self.try_once(baton, thread);
+            let attempt = Attempt::new(self, baton, thread);
+            let replied = site.scripts().try_acquire(&attempt.owner, attempt.lease);
+            return self.tried(attempt, replied);
         }
         loop {
             let place = baton.place.get_or_insert_with(|| Box::new(Place::new(site)));
@@ -187,18 +203,16 @@ impl ReentrantLock {
         }
     }
 
-    /// Takes the lock if it is free: past the queue, and without a place in it.
-    fn try_once(
+    /// It was asked whether the lock is free.
+    fn tried(
         &self,
-        mut baton: Baton<'_>,
-        thread: &Arc<Thread>,
+        attempt: Attempt<'_>,
+        replied: Result<Replied<Option<u32>>, Trouble>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let Attempt { mut baton, thread, owner, lease, arrivals, asked } = attempt;
         let site = &self.handle.site;
-        let (terms, arrivals) = (self.handle.terms(), site.gate.arrivals());
-        let (owner, lease) = (site.core.id.next_owner(), terms.lease(&site.core));
+        let terms = self.handle.terms();
         let undo = || site.repeat(site.give_up_command(&owner), lease);
-        let asked = Asked::now(site);
-        let replied = site.scripts().try_acquire(&owner, lease);
         let (places, twice) = match replied {
             Ok(Replied { reply: Some(places), twice }) => (places, twice),
             Ok(Replied { reply: None, twice }) => {
@@ -228,7 +242,27 @@ impl ReentrantLock {
     }
 }
 
-/// How standing in the process's queue ended.
+/// Taking the lock if it is free: past the queue, and without a place in it.
+struct Attempt<'a> {
+    baton: Baton<'a>,
+    thread: &'a Arc<Thread>,
+    owner: Owner,
+    lease: Duration,
+    arrivals: u64,
+    asked: Asked,
+}
+
+impl<'a> Attempt<'a> {
+    /// What was true before it is asked.
+    fn new(lock: &ReentrantLock, baton: Baton<'a>, thread: &'a Arc<Thread>) -> Self {
+        let site = &lock.handle.site;
+        let lease = lock.handle.terms().lease(&site.core);
+        let (owner, arrivals) = (site.core.id.next_owner(), site.gate.arrivals());
+        Self { baton, thread, owner, lease, arrivals, asked: Asked::now(site) }
+    }
+}
+
+/// How the gate let a thread in.
 enum Stood<'a> {
     Granted(Arc<Tenancy>),
     Baton(Baton<'a>),
