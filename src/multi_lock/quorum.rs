@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(128);
 /// A server is waited for as long as this part of the lease, and through so many round trips: a
 /// connection may have to be opened.
 const PATIENCE: u32 = 50;
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
 
 pub(super) fn acquire(
