@@ -50,10 +50,10 @@ mod quorum;
 ///
 /// # Order, and why nothing locks up
 ///
-/// First all are asked for at once. If that succeeds, that was one round trip, however many they
-/// are (one for each server, at the same time). Else those before the first that was refused are
-/// kept, the others given back, and the rest is taken one after the other, each waited for as by
-/// its own [`lock`](Lock::lock).
+/// All are asked for at once. If that succeeds, that was one round trip, however many they are and
+/// on however many servers. Else those before the first that was refused are kept, the others are
+/// given back, and that first one is waited for as by its own [`lock`](Lock::lock). When it is had,
+/// the rest is asked for at once, and so on.
 ///
 /// So it waits for a lock only while it holds such as come before it in **one order: by name, and
 /// for one name by the server's address and database**, whatever order they are listed in. No two
@@ -65,9 +65,9 @@ mod quorum;
 /// them nothing locks up either.
 ///
 /// While one is waited for, those before it are held and renewed: others wait for those as well. A
-/// time limit is for the whole. In the first round a free [`ReentrantLock`](crate::ReentrantLock)
-/// is taken as by [`try_lock`](Lock::try_lock): past processes that wait for it, and given back
-/// again if another one was refused.
+/// time limit is for the whole. What is asked for at once is asked for as by
+/// [`try_lock`](Lock::try_lock): a free [`ReentrantLock`](crate::ReentrantLock) is taken past
+/// processes that wait for it, and given back again soon if one before it was refused.
 ///
 /// # Parts
 ///
@@ -410,30 +410,39 @@ impl MultiLock {
         for part in &*self.parts {
             part.handle().check(wait).map_err(|error| self.failed(part, error))?;
         }
-        let mut levels = self.first_round(thread)?;
-        if !wait.blocks() && levels.len() < self.parts.len() {
-            return Ok(None);
-        }
-        // No second round: two that try and give back could do so for ever.
-        for part in self.parts.iter().skip(levels.len()) {
+        let mut levels = Levels::all(self.parts.len());
+        loop {
+            self.ask_at_once(thread, wait, &mut levels)?;
+            let Some(part) = self.parts.get(levels.len()) else { return Ok(Some(levels)) };
+            if !wait.blocks() {
+                return Ok(None);
+            }
+            // One more in each turn of the loop: who tries and gives back without end is not here.
             match part.acquire(thread, *wait) {
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(self.failed(part, error)),
             }
         }
-        Ok(Some(levels))
     }
 
-    /// Asks for all at once, and keeps those before the first that was refused.
-    fn first_round(&self, thread: &Arc<Thread>) -> Result<Levels, Error> {
-        let until = self.parts.iter().map(|part| part.handle().site.lane.deadline()).max();
+    /// Asks for all that are not held yet, and keeps those before the first that is refused.
+    fn ask_at_once(
+        &self,
+        thread: &Arc<Thread>,
+        wait: &Wait<'_>,
+        levels: &mut Levels,
+    ) -> Result<(), Error> {
+        let rest = &self.parts[levels.len()..];
+        if rest.len() < 2 && wait.blocks() {
+            // It is waited for in any case.
+            return Ok(());
+        }
+        let until = rest.iter().map(|part| part.handle().site.lane.deadline()).max();
         let until = until.unwrap_or_else(Instant::now);
-        let mut levels = Levels::all(self.parts.len());
-        // Dropped first, the last one first.
-        let mut others = Levels::all(self.parts.len());
+        let mut others = Levels::all(rest.len());
         let (mut refused, mut failed) = (false, None);
-        for (part, trying) in self.parts.iter().zip(begin(&self.parts, thread)) {
+        for (part, trying) in rest.iter().zip(begin(rest, thread)) {
             match trying(until) {
                 Ok(Some(tenancy)) if refused => others.push(Held::new(part.handle(), tenancy)),
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
@@ -443,8 +452,9 @@ impl MultiLock {
                 }
             }
         }
+        // Before anything is waited for.
         drop(others);
-        failed.map_or(Ok(levels), Err)
+        failed.map_or(Ok(()), Err)
     }
 
     /// What became of one part, said of all.
