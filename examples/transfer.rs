@@ -160,5 +160,6 @@ fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
 
 /// Cents.
 fn money(cents: i64) -> String {
-    format!("{}.{:02}", cents / 100, cents.abs() % 100)
+    let sign = if cents < 0 { "-" } else { "" };
+    format!("{sign}{}.{:02}", cents.abs() / 100, cents.abs() % 100)
 }

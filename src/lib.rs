@@ -28,6 +28,7 @@
 //! |---|---|---|
 //! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
 //! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
+//! | several of these together | [`MultiLock`]; a majority of them, on several servers: [`MultiLock::quorum`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |

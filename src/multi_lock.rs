@@ -102,10 +102,8 @@ impl MultiLock {
     /// [`Config`](ErrorKind::Config) if there are none, if one name on one server is listed as two
     /// kinds of lock, or if one is not a lock of this library.
     pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
-        let mut parts = parts(locks)?;
-        parts.sort_by_cached_key(place);
-        let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(parts.len());
-        for part in parts {
+        let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
+        for part in parts(locks)? {
             match taken.iter().find(|other| is_same(&***other, &*part)) {
                 None => taken.push(part),
                 Some(other) if other.kind() == part.kind() => {}
@@ -121,6 +119,7 @@ impl MultiLock {
                 }
             }
         }
+        taken.sort_by_cached_key(place);
         Ok(Self { parts: taken.into(), rule: Rule::All })
     }
 
@@ -128,8 +127,8 @@ impl MultiLock {
     /// what Redisson called RedLock. It is had while some of the servers are down, as long as more
     /// than half of them are not. No I/O.
     ///
-    /// All are asked at once, each for a fiftieth of the lease at most (longer for servers that are
-    /// far off), so that a dead server costs little. The lock is had if more than half have granted
+    /// All are asked at once, each for a fiftieth of the lease (50 ms at least, and longer if the
+    /// server is far off), so that a dead server costs little. The lock is had if more than half have granted
     /// it, and the lease of that half has not ended. Its validity is counted as the algorithm's
     /// paper does: the lease, from before the request was sent, less a hundredth and 2 ms for
     /// clocks that drift. Else all is given back, and it is tried again after a random time: so

@@ -561,9 +561,15 @@ impl Begun {
 
     fn outcome(&self, until: Instant) -> Outcome {
         let Self { lane, .. } = self;
+        let mut reads = true;
         loop {
             if let Some(outcome) = self.reply.0.lock().take() {
                 return outcome;
+            }
+            if !reads {
+                lane.settle(until);
+                reads = true;
+                continue;
             }
             let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
@@ -571,9 +577,7 @@ impl Begun {
                 return Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())));
             }
             let patience = rest.min(lane.endpoint.response_timeout());
-            if !lane.look(patience, rest.min(lane.endpoint.connect_timeout())) {
-                lane.settle(until);
-            }
+            reads = lane.look(patience, rest.min(lane.endpoint.connect_timeout()));
         }
     }
 }

@@ -82,7 +82,8 @@ pub(super) fn acquire(
 pub(super) fn until(handle: &Handle) -> Instant {
     let core = &handle.site.core;
     let lease = handle.terms().lease(core);
-    let patience = (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip * ROUND_TRIPS);
+    let patience =
+        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
     let now = Instant::now();
     now.checked_add(patience.min(core.response_timeout())).unwrap_or(now)
 }
