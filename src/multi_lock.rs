@@ -128,13 +128,13 @@ impl MultiLock {
     /// than half of them are not. No I/O.
     ///
     /// All are asked at once, each for a fiftieth of the lease (50 ms at least, and longer if the
-    /// server is far off), so that a dead server costs little. The lock is had if more than half have granted
-    /// it, and the lease of that half has not ended. Its validity is counted as the algorithm's
-    /// paper does: the lease, from before the request was sent, less a hundredth and 2 ms for
-    /// clocks that drift. Else all is given back, and it is tried again after a random time: so
-    /// there is no order among those who wait. The watchdog renews each part; a renewal counts when
-    /// more than half have it: [`remaining`](MultiLockGuard::remaining) is that of a majority, and
-    /// the guard is lost when fewer are left.
+    /// server is far off), so that a dead server costs little. The lock is had if more than half
+    /// have granted it, and the lease of that half has not ended. Its validity is counted as the
+    /// algorithm's paper does: the lease, from before the request was sent, less a hundredth and
+    /// 2 ms for clocks that drift. Else all is given back, and it is tried again after a random
+    /// time: so there is no order among those who wait. The watchdog renews each part; a renewal
+    /// counts when more than half have it: [`remaining`](MultiLockGuard::remaining) is that of a
+    /// majority, and the guard is lost when fewer are left.
     ///
     /// # What it is worth
     ///
