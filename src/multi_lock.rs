@@ -21,6 +21,8 @@ mod quorum;
 ///
 /// They may be of any kind, of one client or of several, on one server or on several. It is
 /// nothing in Redis by itself: whoever takes one of the locks alone excludes it, and is excluded.
+/// It has the verbs that a [`Lock`] has to take it, and is none: what else can be asked of a lock is
+/// asked of each part.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -856,3 +856,43 @@ fn those_who_split_the_votes_try_again_until_each_has_had_it() {
         .collect();
     rivals.into_iter().for_each(Running::join);
 }
+
+/// A minority at a time.
+#[test]
+fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
+    let _bounded = bounded();
+    let servers = five();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rivals: Vec<_> = (0..3)
+        .map(|_| {
+            let (quorum, inside) = (voting(&servers), Arc::clone(&inside));
+            spawn(move || {
+                for _ in 0..8 {
+                    let guard = loop {
+                        match quorum.lock() {
+                            Ok(guard) => break guard,
+                            // A busy machine, too, may have kept a third one from answering.
+                            Err(error) => assert!(error.is_transient(), "{error:#}"),
+                        }
+                    };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::sleep(UNIT / 2);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    assert!(guard.is_held());
+                    guard.unlock().ok();
+                }
+            })
+        })
+        .collect();
+    let mut random = Random::new();
+    while !rivals.iter().all(Running::is_finished) {
+        let first = random.below(FIVE as u64) as usize;
+        let still = [&servers[first], &servers[(first + 1) % FIVE]];
+        still.iter().for_each(|server| server.pause());
+        thread::sleep(UNIT * 3);
+        still.iter().for_each(|server| server.resume());
+        thread::sleep(UNIT);
+    }
+    rivals.into_iter().for_each(Running::join);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}
