@@ -2,8 +2,9 @@
 
 use crate::{
     CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, FencedLock,
-    FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, OwnedFencedLockGuard,
-    OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+    FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
+    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit,
+    ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -23,7 +24,9 @@ const _: () = {
     goes_anywhere::<OwnedFencedLockGuard>();
     goes_anywhere::<HoldState>();
     goes_anywhere::<LostReason>();
+    goes_anywhere::<MultiLock>();
     goes_anywhere::<OwnedLockGuard>();
+    goes_anywhere::<OwnedMultiLockGuard>();
     goes_anywhere::<Permit>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
@@ -31,6 +34,7 @@ const _: () = {
     goes_anywhere::<Box<dyn Lock>>();
     may_be_asked_anywhere::<LockGuard>();
     may_be_asked_anywhere::<FencedLockGuard>();
+    may_be_asked_anywhere::<MultiLockGuard>();
     outlives_its_maker::<LockGuard>();
     outlives_its_maker::<OwnedLockGuard>();
     outlives_its_maker::<Permit>();
@@ -48,4 +52,5 @@ const _: fn() = || {
     // A hold belongs to the thread that took it.
     <LockGuard as NotSend<_>>::stays();
     <FencedLockGuard as NotSend<_>>::stays();
+    <MultiLockGuard as NotSend<_>>::stays();
 };

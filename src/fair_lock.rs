@@ -7,7 +7,7 @@ use crate::acquire::Wait;
 use crate::client::Client;
 use crate::error::{Error, LostReason};
 use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};
-use crate::lock::{Handle, lock_verbs};
+use crate::lock::{Handle, Trying, lock_verbs};
 use crate::node::Session;
 use crate::protocol::Owner;
 use crate::script::fair::{FairAcquired, Followers};
@@ -106,39 +106,78 @@ impl FairLock {
 
     /// Mine already? Else one script, or a place in the queue that Redis keeps.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        self.handle.check(&wait)?;
+        match self.reenter(thread, &wait)? {
+            Some(tenancy) => return Ok(tenancy),
+            None if wait.blocks() => {}
+            None => {
+                let (owner, asked) = self.attempt();
+                let Self { handle: Handle { site, .. }, queue, .. } = self;
+                let lease = self.handle.terms().lease(&site.core);
+                let replied = queue.scripts().try_acquire(&site.lane, &owner, lease);
+                return self.tried(thread, owner, asked, replied);
+            }
+        }
+        let tenancy = self.stand_in_queue(thread, self.handle.terms(), &wait)?;
+        tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
+    }
+
+    /// As [`acquire`](Self::acquire) with no wait: see [`Part`](crate::lock::Part).
+    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        match self.reenter(thread, &Wait::NONE) {
+            Ok(None) => {}
+            Ok(Some(tenancy)) => return Box::new(|_| Ok(tenancy)),
+            Err(error) => return Box::new(|_| Err(error)),
+        }
+        let (owner, asked) = self.attempt();
         let site = &self.handle.site;
-        let terms = self.handle.terms();
+        let lease = self.handle.terms().lease(&site.core);
+        let heard = self.queue.scripts().begin_try(&site.lane, &owner, lease);
+        Box::new(move |until| self.tried(thread, owner, asked, heard(until)))
+    }
+
+    /// Whether it is the thread's already, or (`Some(None)`) another's of this process.
+    fn reenter(
+        &self,
+        thread: &Arc<Thread>,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Option<Arc<Tenancy>>>, Error> {
+        self.handle.check(wait)?;
+        let site = &self.handle.site;
         loop {
-            match site.gate.reenter(thread, terms) {
-                None => break,
+            match site.gate.reenter(thread, self.handle.terms()) {
+                None => return Ok(None),
                 Some(Entered::Again(tenancy)) => {
                     if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(tenancy));
+                        return Ok(Some(Some(tenancy)));
                     }
                 }
                 Some(Entered::Expired(tenancy)) => site.lose(&tenancy, LostReason::LeaseExpired),
                 Some(Entered::TooDeep) => return Err(self.handle.too_deep()),
-                Some(_) if wait.blocks() => break,
-                Some(_) => return Ok(None),
+                Some(_) if wait.blocks() => return Ok(None),
+                Some(_) => return Ok(Some(None)),
             }
         }
-        let tenancy = if wait.blocks() {
-            self.stand_in_queue(thread, terms, &wait)?
-        } else {
-            self.try_once(thread, terms)?
-        };
-        tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
     }
 
-    /// Takes the lock if nobody holds it or waits for it.
-    fn try_once(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error> {
+    /// Who takes the lock if nobody holds it or waits for it, and what was true before that is asked.
+    fn attempt(&self) -> (Owner, Asked) {
+        let site = &self.handle.site;
+        (site.core.id.next_owner(), Asked::now(site))
+    }
+
+    /// It was asked.
+    fn tried(
+        &self,
+        thread: &Arc<Thread>,
+        owner: Owner,
+        asked: Asked,
+        replied: Result<Replied<bool>, Trouble>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
         let Self { handle: Handle { site, .. }, queue, .. } = self;
-        let owner = site.core.id.next_owner();
+        let terms = self.handle.terms();
         let lease = terms.lease(&site.core);
         let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
-        let asked = Asked::now(site);
-        match queue.scripts().try_acquire(&site.lane, &owner, lease) {
+        match replied {
             Ok(Replied { reply: false, twice }) => {
                 if twice {
                     undo();
@@ -153,7 +192,10 @@ impl FairLock {
                     Err(hold) if clock::now() >= hold.deadline() => {
                         Err(Error::late_grant(&site.name))
                     }
-                    admitted => Ok(admitted.ok()),
+                    admitted => {
+                        let tenancy = admitted.ok();
+                        tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
+                    }
                 }
             }
             Err(trouble) => Err(self.trouble(trouble, &owner, terms)),

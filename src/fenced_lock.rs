@@ -9,7 +9,7 @@ use crate::acquire::Wait;
 use crate::client::Client;
 use crate::error::Error;
 use crate::hold::{Site, Tenancy};
-use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verbs};
+use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, Trying, exclusive, lock_verbs};
 use crate::node::{Core, Session};
 use crate::script::Trouble;
 use crate::sync::Thread;
@@ -95,6 +95,10 @@ impl FencedLock {
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         exclusive::take(&self.handle, thread, wait)
+    }
+
+    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        exclusive::begin_try(&self.handle, thread)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {

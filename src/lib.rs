@@ -29,6 +29,7 @@
 //! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
 //! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
 //! | the same, with a number that what is written to can trust | [`FencedLock`] and its [`FencingToken`] | |
+//! | several of these together | [`MultiLock`]; a majority of them, on several servers: [`MultiLock::quorum`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
@@ -128,6 +129,7 @@ mod fair_lock;
 mod fenced_lock;
 mod hold;
 mod lock;
+mod multi_lock;
 mod node;
 mod protocol;
 mod pubsub;
@@ -147,6 +149,7 @@ pub use fair_lock::FairLock;
 pub use fenced_lock::{FencedLock, FencedLockGuard, FencingToken, OwnedFencedLockGuard};
 pub use hold::HoldState;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
+pub use multi_lock::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;

@@ -18,9 +18,12 @@ use crate::wait::Wait;
 pub(crate) mod exclusive;
 mod guard;
 mod handle;
+mod part;
 
+pub(crate) use self::guard::Held;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
+pub(crate) use self::part::{LockPart, Part, Trying};
 
 /// What every lock of this library can do, for code that takes any of them.
 ///
@@ -253,6 +256,13 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// The lock's name: the key in Redis.
     fn name(&self) -> &str;
 
+    /// As a [`MultiLock`](crate::MultiLock) needs it. A lock of this library has it; one that is
+    /// made of such a one hands it on.
+    #[doc(hidden)]
+    fn part(&self) -> Option<LockPart> {
+        None
+    }
+
     /// The same lock with a fixed lease, counted from each time it is taken and never renewed.
     ///
     /// From 1 ms to 10¹⁵ ms; another one is an error of the first call that takes the lock. A
@@ -350,8 +360,10 @@ pub(crate) fn run<G: Guard, R, E: From<Error>>(
     }
 }
 
-/// Gives a lock its verbs: methods of its own, and the trait [`Lock`]. The type has a `handle` and
-/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
+/// Gives a lock its verbs: methods of its own, and the traits [`Lock`] and [`Part`]. The type has a
+/// `handle` and
+/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
+/// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
 /// `fn force_unlock_command(&self) -> Command`.
 macro_rules! lock_verbs {
     ($lock:ident) => {
@@ -692,6 +704,37 @@ macro_rules! lock_verbs {
             }
             fn with_lease(&self, lease: std::time::Duration) -> Self {
                 Self::with_lease(self, lease)
+            }
+            fn part(&self) -> Option<crate::lock::LockPart> {
+                Some(crate::lock::LockPart(std::sync::Arc::new(self.clone())))
+            }
+        }
+
+        impl crate::lock::Part for $lock {
+            fn kind(&self) -> &'static str {
+                stringify!($lock)
+            }
+            fn handle(&self) -> &crate::lock::Handle {
+                &self.handle
+            }
+            fn with_lease(
+                &self,
+                lease: std::time::Duration,
+            ) -> std::sync::Arc<dyn crate::lock::Part> {
+                std::sync::Arc::new(Self::with_lease(self, lease))
+            }
+            fn acquire(
+                &self,
+                thread: &std::sync::Arc<crate::sync::Thread>,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+                Self::acquire(self, thread, wait)
+            }
+            fn begin_try<'a>(
+                &'a self,
+                thread: &'a std::sync::Arc<crate::sync::Thread>,
+            ) -> crate::lock::Trying<'a> {
+                Self::begin_try(self, thread)
             }
         }
     };

@@ -1,5 +1,6 @@
-//! Speed and cost of the fair lock, the semaphore and the count-down latch beside Redisson's
-//! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can be chosen.
+//! Speed and cost of the fair lock, the semaphore, the count-down latch and several locks, beside
+//! Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can
+//! be chosen.
 //! A full run takes about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -57,6 +58,7 @@ mod opening;
 mod permits;
 mod queue;
 mod rivals;
+mod several;
 mod waiters;
 
 use program::Program;
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
             ("held", held::section),
             ("opening", opening::section),
             ("waiters", waiters::section),
+            ("several", several::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
             (opening::WAITER_ROLE, opening::wait),
             (waiters::COUNTER_ROLE, waiters::count),
             (waiters::ROLE, waiters::wait),
+            (several::ROLE, several::work),
         ],
     };
     program.run()
@@ -98,5 +102,5 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, permits, held, opening, waiters. None named: all.
+Sections: fair, queue, semaphore, permits, held, opening, waiters, several. None named: all.
 ";

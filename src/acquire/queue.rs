@@ -271,7 +271,7 @@ impl<'a, Q: Queued> Baton<'a, Q> {
         Self { queued, lead, is_laid_down: false }
     }
 
-    pub(super) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut Lead<Q::Place> {
+    pub(crate) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut Lead<Q::Place> {
         self.lead.get_or_insert_with(|| Lead::new(place()))
     }
 

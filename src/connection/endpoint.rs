@@ -121,6 +121,14 @@ impl Endpoint {
         self.runs.last()
     }
 
+    /// Whether the other one is the same server, as far as addresses and what the servers say of
+    /// themselves tell.
+    pub(crate) fn is_same_server_as(&self, other: &Self) -> bool {
+        let said = (self.server(), other.server());
+        self.address() == other.address()
+            || matches!(said, (Some(one), Some(other)) if one.is_same_run(&other))
+    }
+
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
         self.info.redis_settings().db()

@@ -124,12 +124,25 @@ impl Lane {
     /// in the queue of a leader who will write it, or (no connection, or one that owes too much) of
     /// the background thread. No reply is waited for.
     pub(crate) fn post(&self, command: Command, receiver: Arc<dyn Receiver>) -> Posted {
+        self.write(command, receiver);
+        self.look_after()
+    }
+
+    /// Sends a command whose reply its caller reads later, by [`Begun::finish`]: so several are on
+    /// their way at once. It is written as by [`post`](Self::post), and nobody is asked to read the
+    /// reply.
+    pub(crate) fn begin(self: &Arc<Self>, command: &Command) -> Begun {
+        let reply = Arc::new(Reply(Mutex::new(None)));
+        self.write(command.clone(), Arc::clone(&reply) as _);
+        Begun { lane: Arc::clone(self), command: command.clone(), reply }
+    }
+
+    fn write(&self, command: Command, receiver: Arc<dyn Receiver>) {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
         if state.led || !room {
             state.queue.push_back(Pending::Post(command, receiver));
-            drop(state);
-            return self.look_after();
+            return;
         }
         state.led = true;
         let link = state.link.take();
@@ -140,8 +153,6 @@ impl Lane {
         {
             lead.link = None;
         }
-        drop(lead);
-        self.look_after()
     }
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
@@ -519,6 +530,61 @@ impl Drop for Lead<'_> {
                 self.link = None;
             }
         }
+    }
+}
+
+/// A command on its way: see [`Lane::begin`].
+#[must_use = "it was sent; what came of it must be heard"]
+pub(crate) struct Begun {
+    lane: Arc<Lane>,
+    command: Command,
+    reply: Arc<Reply>,
+}
+
+struct Reply(Mutex<Option<Outcome>>);
+
+impl Begun {
+    /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
+    /// `true`: it did.
+    ///
+    /// Whoever reads what a lane owes finds this reply, too. While another thread leads, the
+    /// caller's own PING goes with the next packet: its reply comes after all that was written
+    /// before.
+    pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
+        match self.outcome(until) {
+            Err(Failure::Reset(_)) if Instant::now() < until => {
+                (self.lane.begin(&self.command).outcome(until), true)
+            }
+            outcome => (outcome, false),
+        }
+    }
+
+    fn outcome(&self, until: Instant) -> Outcome {
+        let Self { lane, .. } = self;
+        let mut reads = true;
+        loop {
+            if let Some(outcome) = self.reply.0.lock().take() {
+                return outcome;
+            }
+            if !reads {
+                lane.settle(until);
+                reads = true;
+                continue;
+            }
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
+                return Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())));
+            }
+            let patience = rest.min(lane.endpoint.response_timeout());
+            reads = lane.look(patience, rest.min(lane.endpoint.connect_timeout()));
+        }
+    }
+}
+
+impl Receiver for Reply {
+    fn receive(&self, outcome: Outcome) {
+        *self.0.lock() = Some(outcome);
     }
 }
 

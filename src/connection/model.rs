@@ -286,12 +286,12 @@ impl State {
         let queue = self.queues.entry(key.to_vec()).or_default();
         if already || holder.is_none() && (!queues || queue.is_empty()) {
             self.locks.insert(key.to_vec(), owner.to_vec());
-            let taken = if already { 2 } else { 1 };
-            return numbers(&[taken, queue.len() as i64, NOW]);
+            let places = queue.len() as i64;
+            return Value::Int(if already { -1 - places } else { places });
         }
         self.refusals += 1;
         if !queues {
-            return numbers(&[0]);
+            return Value::Nil;
         }
         let place = queue.iter().position(|other| other == owner);
         if place.is_none() {
@@ -302,7 +302,7 @@ impl State {
         if !self.locks.contains_key(key) && self.grant_head(key) {
             return self.acquire(key, owner, true);
         }
-        numbers(&[0, NOW, 30_000, at, 0, i64::from(place.is_none())])
+        numbers(&[NOW, 30_000, at, 0, i64::from(place.is_none())])
     }
 
     fn release(&mut self, key: &[u8], owner: &[u8], channel: &[u8]) -> Value {

@@ -56,6 +56,11 @@ impl Server {
         }
     }
 
+    /// Whether both say that they are the same run of the same server.
+    pub(super) fn is_same_run(&self, other: &Self) -> bool {
+        self.run_id.is_some() && self.run_id == other.run_id
+    }
+
     pub(super) fn is_too_old(&self) -> bool {
         self.version.is_some_and(|version| version < OLDEST)
     }
@@ -86,8 +91,7 @@ impl Runs {
         let mut last = self.last.lock();
         let is_vain = asked && server.run_id.is_none();
         let is_first = last.is_none();
-        let is_same =
-            last.as_ref().is_some_and(|last| last.run_id.is_some() && last.run_id == server.run_id);
+        let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same {
             // Before anything is sent over the connection: who reads the number later than an

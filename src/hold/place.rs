@@ -18,7 +18,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
 use crate::acquire::{Claim, Listening, Queued, Try};
@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News, Subscription};
-use crate::script::lock::{Acquired, Chain, Refused, Start, Tokens};
+use crate::script::lock::{Acquired, Chain, LockScripts, Refused, Start, Tokens};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
 use crate::watchdog::renewal::PROVISIONAL;
@@ -257,7 +257,37 @@ impl Place {
             self.mail = Some(Expected::new(&site.core, self.owner.number(), mail));
         }
         listening.own.known(site.core.pubsub.own_version());
-        match self.request(site, claim)? {
+        let (scripts, lease, arrivals) = self.asks(site, claim);
+        let replied = if waits {
+            scripts.acquire(&self.owner, lease)
+        } else {
+            scripts.try_acquire(&self.owner, lease)
+        };
+        self.answered(listening, site, claim, arrivals, replied)
+    }
+
+    /// As [`ask`](Self::ask) for who will not wait, in two steps: what is returned reads the reply,
+    /// until a time, for [`answered`](Self::answered). The second is for that, too.
+    pub(crate) fn begin_try<'a>(
+        &mut self,
+        site: &'a Arc<Site>,
+        claim: &Claim<'_, Terms>,
+    ) -> (impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a>, u64) {
+        let (scripts, lease, arrivals) = self.asks(site, claim);
+        (scripts.begin_try(&self.owner, lease), arrivals)
+    }
+
+    /// What became of a request.
+    pub(crate) fn answered(
+        &mut self,
+        listening: &mut Listening,
+        site: &Arc<Site>,
+        claim: &Claim<'_, Terms>,
+        arrivals: u64,
+        replied: Result<Replied<Acquired>, Trouble>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let waits = claim.wait.blocks();
+        match self.heard(site, arrivals, replied)? {
             Acquired::Refused(refused) => {
                 self.late = 0;
                 Ok(Try::Busy(self.refused(listening, site, &refused)))
@@ -282,7 +312,12 @@ impl Place {
         }
     }
 
-    fn request(&mut self, site: &Arc<Site>, claim: &Claim<'_, Terms>) -> Result<Acquired, Error> {
+    /// A request is about to be sent: with these scripts, for this lease, after so many have queued.
+    fn asks<'a>(
+        &mut self,
+        site: &'a Arc<Site>,
+        claim: &Claim<'_, Terms>,
+    ) -> (LockScripts<'a>, Duration, u64) {
         let arrivals = site.arrivals();
         let asked = Asked::now(site);
         self.began.get_or_insert(asked.at);
@@ -293,11 +328,15 @@ impl Place {
         self.asked = Some(asked);
         let (scripts, lease) = (site.scripts(), claim.need.lease(&site.core));
         self.longest = self.longest.max(lease);
-        let acquired = if claim.wait.blocks() {
-            scripts.acquire(&self.owner, lease)
-        } else {
-            scripts.try_acquire(&self.owner, lease)
-        };
+        (scripts, lease, arrivals)
+    }
+
+    fn heard(
+        &mut self,
+        site: &Arc<Site>,
+        arrivals: u64,
+        acquired: Result<Replied<Acquired>, Trouble>,
+    ) -> Result<Acquired, Error> {
         let (in_doubt, is_known) = match &acquired {
             Ok(Replied { reply, twice }) => {
                 let is_known = match reply {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
@@ -40,6 +40,24 @@ impl Site {
             line.released();
         }
         done
+    }
+
+    /// As [`release`](Self::release): sent now, and its reply read when the returned is called, until
+    /// a time.
+    pub(super) fn begin_release(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+    ) -> impl FnOnce(Instant) -> Result<(), Error> + use<> {
+        let (site, hold) = (Arc::clone(self), Arc::clone(hold));
+        let begun = self.lane.begin(&self.release_command(&hold));
+        if let Some(line) = &hold.line {
+            line.released();
+        }
+        move |until| {
+            let same_server = || site.core.incarnation() == hold.asked.incarnation;
+            let outcome = script::lock::released_twice(begun.finish(until), same_server);
+            site.released(&hold, outcome)
+        }
     }
 
     fn released(&self, hold: &Hold, outcome: Result<Released, Trouble>) -> Result<(), Error> {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::gate::Threads;
-use super::{Admitted, Gate, Leaving, Left, Place, Tenancy, Terms, clock};
+use super::{Admitted, Gate, Hold, Leaving, Left, Place, Tenancy, Terms, clock};
 use crate::acquire::{Baton, Lead, Queued};
 use crate::connection::Lane;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -179,10 +179,30 @@ impl Site {
         terms: Option<Terms>,
         how: Leaving,
     ) -> Result<(), Error> {
+        self.leave_by(tenancy, terms, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
+    }
+
+    /// As [`leave`](Self::leave): what is to be sent is sent now, and its reply read when the
+    /// returned is called, until a time. `None`: nothing was to be sent.
+    pub(crate) fn begin_leave(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
+        self.leave_by(tenancy, terms, |hold| self.begin_release(hold))
+    }
+
+    /// `None`: nothing was to be released.
+    fn leave_by<T>(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+        release: impl FnOnce(&Arc<Hold>) -> T,
+    ) -> Result<Option<T>, Error> {
         let was_held = tenancy.is_held();
         match self.gate.leave(tenancy, terms) {
             Left::NotThere => Err(self.not_held(tenancy)),
-            Left::StillHeld if was_held => Ok(()),
+            Left::StillHeld if was_held => Ok(None),
             Left::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
             Left::Passed { seat, next, second } => {
                 next.now();
@@ -190,7 +210,7 @@ impl Site {
                 let _unheard = seat.tenancy.release();
                 // The alarm is the hold's, unless the new tenancy wants an earlier one.
                 self.arm();
-                Ok(())
+                Ok(None)
             }
             Left::Release { seat } => {
                 // Whatever happens from here on, the baton is handed on.
@@ -209,11 +229,11 @@ impl Site {
                 if let Some(wake) = line.and_then(|line| line.pass(&tenancy.hold, seat)) {
                     baton.lay_down();
                     wake.now();
-                    return Ok(());
+                    return Ok(None);
                 }
-                let done = self.release(&tenancy.hold, how);
+                let done = release(&tenancy.hold);
                 drop(baton);
-                done
+                Ok(Some(done))
             }
         }
     }

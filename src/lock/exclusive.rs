@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::Handle;
+use super::{Handle, Trying};
 use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Place, Site, Tenancy, Terms};
@@ -20,6 +20,28 @@ pub(crate) fn take(
 ) -> Result<Option<Arc<Tenancy>>, Error> {
     handle.check(&wait)?;
     acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
+}
+
+/// As [`take`] with no wait, in two steps: see [`Part`](super::Part).
+pub(crate) fn begin_try<'a>(handle: &'a Handle, thread: &'a Arc<Thread>) -> Trying<'a> {
+    let (lock, site) = (Exclusive(handle), &handle.site);
+    let claim = Claim { thread, need: handle.terms(), wait: Wait::NONE };
+    let lead = match handle.check(&claim.wait).and_then(|()| lock.enter(&claim)) {
+        Ok(Enter::Leads(lead)) => lead,
+        Ok(Enter::Granted(tenancy)) => return Box::new(|_| Ok(Some(tenancy))),
+        Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
+        Err(error) => return Box::new(|_| Err(error)),
+    };
+    let mut baton = Baton::new(site, lead);
+    let place = &mut baton.lead_or(|| lock.place(&claim)).place;
+    let (reply, arrivals) = place.begin_try(site, &claim);
+    Box::new(move |until| {
+        let Lead { listening, place } = baton.lead_or(|| lock.place(&claim));
+        match place.answered(listening, site, &claim, arrivals, reply(until))? {
+            Try::Granted(tenancy) => lock.install(&mut baton, tenancy, &claim),
+            Try::Busy(_) => Ok(None),
+        }
+    })
 }
 
 impl Synchronizer for Exclusive<'_> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(doc)]
 use super::Lock;
@@ -300,15 +300,15 @@ impl fmt::Debug for OwnedLockGuard {
 }
 
 /// One level of a hold, left once. Nothing here asks which thread it is on.
-struct Held {
-    handle: Handle,
+pub(crate) struct Held {
+    pub(crate) handle: Handle,
     tenancy: Arc<Tenancy>,
     terms: Terms,
     left: bool,
 }
 
 impl Held {
-    fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
+    pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
         Self { handle: handle.clone(), tenancy, terms: handle.terms(), left: false }
     }
 
@@ -318,22 +318,22 @@ impl Held {
         self.handle.session.core().is_forked()
     }
 
-    fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         !self.is_forked() && self.tenancy.is_held()
     }
 
-    fn state(&self) -> HoldState {
+    pub(crate) fn state(&self) -> HoldState {
         if self.is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
         self.tenancy.state()
     }
 
-    fn remaining(&self) -> Duration {
+    pub(crate) fn remaining(&self) -> Duration {
         if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
     }
 
-    fn check(&self, slack: Duration) -> Result<(), Error> {
+    pub(crate) fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
@@ -368,7 +368,7 @@ impl Held {
         }
     }
 
-    fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
+    pub(crate) fn on_lost(&self, callback: Box<dyn FnOnce(LostReason) + Send>) {
         if self.is_forked() {
             return;
         }
@@ -382,6 +382,16 @@ impl Held {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
+    }
+
+    /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the
+    /// returned is called, until a time.
+    pub(crate) fn begin_unlock(
+        &mut self,
+    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
+        self.left = true;
+        self.handle.session.core().check_process(&self.handle.site.name)?;
+        self.handle.site.begin_leave(&self.tenancy, Some(self.terms))
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

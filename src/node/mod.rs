@@ -127,6 +127,11 @@ impl Core {
         self.endpoint.address()
     }
 
+    /// Whether another client's server is the same one.
+    pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
+        self.endpoint.is_same_server_as(&other.endpoint)
+    }
+
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
         self.endpoint.incarnation()

@@ -1,12 +1,12 @@
 //! The scripts of the fair lock.
 
 use std::collections::VecDeque;
-use std::sync::LazyLock;
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Replied, Rights, Trouble, accepted, call_again, flag, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, answered, call_again, flag, millis, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{FairKeys, Owner};
 
@@ -146,10 +146,24 @@ impl FairScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
+        tried(lane.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
+    }
+
+    /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
+    /// a time.
+    pub(crate) fn begin_try(
+        self,
+        lane: &Arc<Lane>,
+        owner: &Owner,
+        lease: Duration,
+    ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
+        let begun = lane.begin(&self.try_command(owner, lease));
+        move |until| tried(begun.finish(until))
+    }
+
+    fn try_command(self, owner: &Owner, lease: Duration) -> Command {
         let mut digits = [0; 20];
-        let command = self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()]);
-        let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
-        Ok(Replied { reply: flag(reply)?, twice })
+        self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()])
     }
 
     /// Leaves the queue, or the lock.
@@ -190,6 +204,11 @@ impl FairScripts<'_> {
         ];
         Command::script(script, &keys.map(str::as_bytes), &[&common, arguments].concat())
     }
+}
+
+fn tried((outcome, twice): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
+    let reply = answered(outcome, twice, Rights::FairLocks)?;
+    Ok(Replied { reply: flag(reply)?, twice })
 }
 
 /// The server's answer to a [`FairScripts::keep_alive_command`].

@@ -1,8 +1,8 @@
 //! The scripts of a lock that one process hands to the next.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
@@ -121,7 +121,7 @@ pub(crate) struct Refused {
 /// One lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
-    pub(crate) lane: &'a Lane,
+    pub(crate) lane: &'a Arc<Lane>,
     pub(crate) name: &'a str,
     pub(crate) keys: &'a LockKeys,
     pub(crate) database: i64,
@@ -130,7 +130,7 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) alone: &'a AtomicBool,
 }
 
-impl LockScripts<'_> {
+impl<'a> LockScripts<'a> {
     /// Takes the lock or a place in its queue; asks how it stands if it has one already.
     pub(crate) fn acquire(
         self,
@@ -149,24 +149,51 @@ impl LockScripts<'_> {
         self.ask(&TRY, owner, lease)
     }
 
+    /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
+    /// a time.
+    pub(crate) fn begin_try(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
+        let owner = *owner;
+        let was_alone = self.alone.load(Ordering::Relaxed);
+        let begun = self.lane.begin(&self.request(&TRY, &owner, lease));
+        move |until| self.heard(&TRY, &owner, lease, was_alone, begun.finish(until))
+    }
+
     fn ask(
         self,
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let mut digits = [0; 20];
-        let arguments = &[millis(lease, &mut digits), owner.as_bytes()];
         let was_alone = self.alone.load(Ordering::Relaxed);
-        let command = self.command(script, arguments);
-        let (mut outcome, mut twice) = self.lane.call_twice(&command, || command.clone());
+        let command = self.request(script, owner, lease);
+        let sent = self.lane.call_twice(&command, || command.clone());
+        self.heard(script, owner, lease, was_alone, sent)
+    }
+
+    fn heard(
+        self,
+        script: &'static LazyLock<Script>,
+        owner: &Owner,
+        lease: Duration,
+        was_alone: bool,
+        (mut outcome, mut twice): (Outcome, bool),
+    ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_alone, &outcome) {
-            let command = self.command(script, arguments);
+            let command = self.request(script, owner, lease);
             let (again, resent) = self.lane.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, self.rights())?;
         Ok(Replied { reply: acquired(reply)?, twice })
+    }
+
+    fn request(self, script: &'static LazyLock<Script>, owner: &Owner, lease: Duration) -> Command {
+        let mut digits = [0; 20];
+        self.command(script, &[millis(lease, &mut digits), owner.as_bytes()])
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -294,7 +321,14 @@ pub(crate) fn release(
     command: &Command,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    let (outcome, twice) = lane.call_twice(command, || command.clone());
+    released_twice(lane.call_twice(command, || command.clone()), same_server)
+}
+
+/// The reply to a release that was perhaps sent twice.
+pub(crate) fn released_twice(
+    (outcome, twice): (Outcome, bool),
+    same_server: impl FnOnce() -> bool,
+) -> Result<Released, Trouble> {
     match released(outcome) {
         Ok(Released::NotHeld) if twice && same_server() => Ok(Released::Unclear),
         Err(trouble) if twice => Err(Trouble::Unknown(trouble.into_error())),

@@ -31,7 +31,7 @@ impl Receiver for Heard {
 }
 
 struct Play {
-    lane: Lane,
+    lane: Arc<Lane>,
     server: Arc<Server>,
     /// How often the background thread was asked to look.
     asked: AtomicUsize,
@@ -44,7 +44,7 @@ impl Play {
         let lane = Lane::new(Arc::new(endpoint));
         // Nobody posts on a lane that was never open: what is posted gives back what was taken.
         let _ = lane.connect();
-        Arc::new(Self { lane, server, asked: AtomicUsize::new(0) })
+        Arc::new(Self { lane: Arc::new(lane), server, asked: AtomicUsize::new(0) })
     }
 
     fn post(&self, what: &str) -> Arc<Heard> {
@@ -84,6 +84,28 @@ impl Play {
                 // The connection broke, or could not be had.
                 Err(Failure::Reset(_) | Failure::Unsent(_)) => {}
                 Err(other) => panic!("{other:?}"),
+            }
+        }
+        posts
+    }
+
+    /// Has several commands on their way at once, and reads their replies later.
+    fn beginner(&self, me: usize) -> Vec<Arc<Heard>> {
+        let mut posts = Vec::new();
+        for round in 0..ROUNDS - 1 {
+            let begin = |at| {
+                let what = format!("begun {me} {round} {at}");
+                let command = if at == 0 { returned(&what) } else { echo(&what) };
+                (self.lane.begin(&command), what)
+            };
+            let begun = [0, 1].map(begin);
+            posts.push(self.post(&format!("post {me} {round}")));
+            for (begun, what) in begun {
+                match begun.finish(self.lane.deadline()) {
+                    (Ok(reply), _) => assert_eq!(reply, Value::BulkString(what.into_bytes())),
+                    (Err(Failure::Reset(_) | Failure::Unsent(_)), _) => {}
+                    (Err(other), _) => panic!("{other:?}"),
+                }
             }
         }
         posts
@@ -180,4 +202,13 @@ fn a_reply_that_nobody_waits_for_is_looked_after() {
             assert_eq!(play.server.echoed().len(), THREADS * ROUNDS);
         }
     });
+}
+
+#[test]
+fn what_was_begun_is_answered_to_whoever_began_it() {
+    explore(600, || {
+        let (_, posts) = play(0, Play::beginner);
+        assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
+    });
+    explore(600, || drop(play(3, Play::beginner)));
 }

@@ -1,0 +1,165 @@
+//! Shows that money moved between accounts by many workers is neither made nor lost if each takes
+//! the locks of both accounts, in whatever order it names them, and is if they take none:
+//! `cargo run --example transfer`
+
+mod stage;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use redis::{Commands, Connection};
+use redlatch::{Client, MultiLock};
+use redlatch_testkit::{Job, Worker};
+
+use stage::{Stage, Trouble};
+
+const ACCOUNTS: usize = 6;
+/// What is in each at first, in cents.
+const BALANCE: i64 = 100_000;
+const PROCESSES: usize = 4;
+/// In each process.
+const CLERKS: usize = 4;
+/// By each clerk.
+const TRANSFERS: usize = 40;
+/// What a clerk does between the look at two balances and their change.
+const WORK: Duration = Duration::from_millis(1);
+/// Longer than the change takes: locks that may end sooner are not relied on.
+const SLACK: Duration = Duration::from_millis(500);
+
+fn main() -> ExitCode {
+    stage::play("transfer", show, process)
+}
+
+/// Moves money: what each clerk does again and again.
+fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
+    let guard = match &bank.locks {
+        None => None,
+        Some(client) => {
+            let (from, to) = (client.reentrant_lock(from), client.reentrant_lock(to));
+            // Somebody may do the opposite at this moment, and name them the other way round.
+            Some(MultiLock::new(&[&from, &to])?.lock()?)
+        }
+    };
+    let (from, to) = (format!("{from}:balance"), format!("{to}:balance"));
+    let (has, had): (i64, i64) = redis::cmd("MGET").arg(&from).arg(&to).query(&mut bank.redis)?;
+    thread::sleep(WORK);
+    if has < amount {
+        return Ok(());
+    }
+    if let Some(guard) = &guard {
+        guard.check(SLACK)?;
+    }
+    let balances = [(&from, has - amount), (&to, had + amount)];
+    bank.redis.mset::<_, _, ()>(&balances)?;
+    // Here the guard is dropped, which releases both.
+    Ok(())
+}
+
+/// A clerk's way to the accounts.
+struct Bank {
+    redis: Connection,
+    /// None: nobody locks anything.
+    locks: Option<Client>,
+}
+
+/// What each process does. Says how long the slowest transfer took.
+fn process(job: &Job) -> Result<(), Trouble> {
+    let (url, name, locked) = (job.arg(0), job.arg(1), job.arg(2) == "locked");
+    let client = Client::connect(url)?;
+    let redis = redis::Client::open(url)?;
+    let mut banks = Vec::new();
+    for _ in 0..CLERKS {
+        let locks = locked.then(|| client.clone());
+        banks.push(Bank { redis: redis.get_connection()?, locks });
+    }
+    job.say("ready");
+    let _open = job.wait_line();
+    let slowest = thread::scope(|scope| {
+        let clerks: Vec<_> =
+            banks.iter_mut().map(|bank| scope.spawn(move || work(bank, name))).collect();
+        let mut slowest = Duration::ZERO;
+        for clerk in clerks {
+            slowest = slowest.max(clerk.join().map_err(|_| "a thread panicked")??);
+        }
+        Ok::<_, Trouble>(slowest)
+    })?;
+    job.say(&slowest.as_micros().to_string());
+    Ok(())
+}
+
+fn work(bank: &mut Bank, name: &str) -> Result<Duration, Trouble> {
+    let mut random = rand::rng();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..TRANSFERS {
+        let from = random.random_range(0..ACCOUNTS);
+        let to = (from + random.random_range(1..ACCOUNTS)) % ACCOUNTS;
+        let begun = Instant::now();
+        let amount = random.random_range(1..BALANCE / 10);
+        transfer(bank, &account(name, from), &account(name, to), amount)?;
+        slowest = slowest.max(begun.elapsed());
+    }
+    Ok(slowest)
+}
+
+fn account(name: &str, number: usize) -> String {
+    format!("{name}:account:{number}")
+}
+
+fn show(stage: &Stage) -> Result<bool, Trouble> {
+    let clerks = PROCESSES * CLERKS;
+    stage.say(&format!(
+        "{ACCOUNTS} accounts with {} each, so {} together. {clerks} clerks in {PROCESSES} \
+         processes\nmove money between two of them, {TRANSFERS} times each.\n",
+        money(BALANCE),
+        money(BALANCE * ACCOUNTS as i64),
+    ))?;
+    let lost = day(stage, "unlocked")?;
+    stage.say(&match lost {
+        0 => "Without locks: by chance the sum is as it was.".to_owned(),
+        _ => format!("Without locks: the books are wrong by {}.", money(lost)),
+    })?;
+    let kept = day(stage, "locked")?;
+    stage.say(&match kept {
+        0 => "With the locks of both accounts: every cent is there.".to_owned(),
+        _ => format!("WITH THE LOCKS THE BOOKS ARE WRONG BY {}.", money(kept)),
+    })?;
+    Ok(lost != 0 && kept == 0)
+}
+
+/// All clerks work for a while. Returns what there is more than before, or less.
+fn day(stage: &Stage, how: &str) -> Result<i64, Trouble> {
+    let mut redis = redis::Client::open(stage.url())?.get_connection()?;
+    let balances = |it| format!("{}:balance", account(&stage.name, it));
+    for number in 0..ACCOUNTS {
+        redis.set::<_, _, ()>(balances(number), BALANCE)?;
+    }
+    let args = [stage.url(), &stage.name, how];
+    let mut processes: Vec<_> = (0..PROCESSES).map(|_| Worker::spawn("process", &args)).collect();
+    for process in &mut processes {
+        stage.hear(process)?;
+    }
+    let begun = Instant::now();
+    processes.iter_mut().for_each(|process| process.send_line("open"));
+    let mut slowest = Duration::ZERO;
+    for process in &mut processes {
+        slowest = slowest.max(Duration::from_micros(stage.hear(process)?.parse()?));
+    }
+    stage.say(&format!(
+        "{how:>8}: {:.2} s, the slowest transfer {:.0} ms",
+        begun.elapsed().as_secs_f64(),
+        1e3 * slowest.as_secs_f64(),
+    ))?;
+    let mut sum = 0;
+    for number in 0..ACCOUNTS {
+        sum += redis.get::<_, i64>(balances(number))?;
+    }
+    Ok(sum - BALANCE * ACCOUNTS as i64)
+}
+
+/// Cents.
+fn money(cents: i64) -> String {
+    let sign = if cents < 0 { "-" } else { "" };
+    format!("{sign}{}.{:02}", cents.abs() / 100, cents.abs() % 100)
+}

@@ -1,0 +1,138 @@
+//! A majority of locks on servers of their own.
+//!
+//! ```text
+//! repeat: ask all at once, each for a short time
+//!         more than half granted, and their leases not over: had
+//!         give all back; so many in trouble that the rest is no majority: an error
+//!         sleep for a random time
+//! ```
+//!
+//! Nobody waits for a lock here while another one is held, so there is no order and nothing locks
+//! up. Two that each got less than half give all back before they sleep.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::guard::Levels;
+use super::{MOST_LOST, begin};
+use crate::acquire::Wait;
+use crate::error::{Error, ErrorKind};
+use crate::lock::{Handle, Held, Part};
+use crate::sync::{Thread, clock, jitter};
+
+/// After the first round that was in vain; twice as long after each further one, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(128);
+/// A server is waited for as long as this part of the lease, and through so many round trips: a
+/// connection may have to be opened.
+const PATIENCE: u32 = 50;
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
+const ROUND_TRIPS: u32 = 8;
+
+pub(super) fn acquire(
+    parts: &[Arc<dyn Part>],
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+) -> Result<Option<Levels>, Error> {
+    let needed = parts.len() / 2 + 1;
+    let (mut pause, mut late) = (FIRST_PAUSE, 0);
+    loop {
+        let mut levels = Levels::majority(parts);
+        let mut failed: Vec<Error> = Vec::new();
+        for (part, trying) in parts.iter().zip(begin(parts, thread)) {
+            // Each from now on: a healthy server has answered while a silent one was waited for.
+            match trying(until(part.handle())) {
+                Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
+                Ok(None) => {}
+                Err(error) => failed.push(at_server(part, error)),
+            }
+        }
+        if let Some(at) = failed.iter().position(is_final) {
+            return Err(failed.swap_remove(at));
+        }
+        if levels.len() >= needed {
+            if levels.is_held() {
+                return Ok(Some(levels));
+            }
+            late += 1;
+        }
+        // Before the sleep: others need what this one cannot use.
+        drop(levels);
+        if parts.len() - failed.len() < needed {
+            return Err(no_majority(parts.len(), failed));
+        }
+        if late == MOST_LOST {
+            let message = "a majority was granted, but its lease was over before all had answered; \
+                           nothing is held, take a longer lease";
+            let error = Error::new(ErrorKind::Redis, message.to_owned()).transient(true);
+            return Err(error.of(&parts[0].handle().site.name));
+        }
+        if wait.is_over() {
+            return Ok(None);
+        }
+        sleep(parts, thread, wait, pause.mul_f64(0.5 + jitter(clock::now())))?;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        if wait.is_over() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Until when a server is waited for.
+pub(super) fn until(handle: &Handle) -> Instant {
+    let core = &handle.site.core;
+    let lease = handle.terms().lease(core);
+    let patience =
+        (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
+    let now = Instant::now();
+    now.checked_add(patience.min(core.response_timeout())).unwrap_or(now)
+}
+
+/// Trouble that no other server helps against.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
+}
+
+fn at_server(part: &Arc<dyn Part>, error: Error) -> Error {
+    let address = part.handle().site.core.address();
+    error.now(&format!("it is one of a quorum, on the server at {address}"))
+}
+
+fn no_majority(all: usize, failed: Vec<Error>) -> Error {
+    let so_many = failed.len();
+    let transient = failed.iter().any(Error::is_transient);
+    let unknown = failed.iter().any(Error::outcome_unknown);
+    let kind = failed.first().map_or(ErrorKind::Redis, Error::kind);
+    let message = format!(
+        "{so_many} of the {all} servers of a quorum cannot be asked, so there is no majority; \
+         nothing more is held than before"
+    );
+    let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
+    if let Some(first) = failed.into_iter().next() {
+        if let Some(name) = first.name() {
+            error = error.of(&name.into());
+        }
+        error = error.caused_by(first);
+    }
+    error
+}
+
+/// Until the end of the pause, or of the wait.
+fn sleep(
+    parts: &[Arc<dyn Part>],
+    thread: &Arc<Thread>,
+    wait: &Wait<'_>,
+    pause: Duration,
+) -> Result<(), Error> {
+    let site = &parts[0].handle().site;
+    let until = wait.sleep_until(pause);
+    wait.wakeable(thread, || {
+        loop {
+            wait.check(&site.core, &site.name)?;
+            if until.is_none_or(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            thread.parker().park_until(until);
+        }
+    })
+}
