@@ -128,6 +128,7 @@ pub(crate) enum Rights {
     Connect,
     Locks,
     FairLocks,
+    Conditions,
     Semaphores,
     Latches,
     Subscriptions,
@@ -146,6 +147,11 @@ impl Rights {
                 "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINSERT, LPOS, LPUSH, \
                  LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
                  redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
+            }
+            Self::Conditions => {
+                "a condition needs what its lock does, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
+                 HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
+                 redlatch_condition:* and redlatch_notified:* too"
             }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \

@@ -9,6 +9,7 @@ mod cohort;
 mod gate;
 mod place;
 mod site;
+mod stay;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,9 +25,10 @@ pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 
 pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Gate, GateWaiter, Left, Seat};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, GateWaiter, Left, Seat};
 pub(crate) use place::{Expected, Place};
 pub(crate) use site::{Baton, Leaving, Site, check_lease, give_back};
+pub(crate) use stay::Stay;
 
 /// What a guard knows of its hold.
 ///
@@ -51,7 +53,8 @@ pub enum HoldState {
     Unconfirmed,
     /// Not held any more though it was not released.
     Lost(LostReason),
-    /// Released, by this guard or by `unlock`.
+    /// Released, by this guard or by `unlock`; or its thread waits on a
+    /// [`Condition`](crate::Condition), or could not come back from there.
     Released,
 }
 
@@ -310,6 +313,7 @@ pub(crate) struct Tenancy {
     end: Mutex<End>,
     /// A copy of whether `end` is set, to be read without the mutex.
     ended: AtomicBool,
+    part_of: stay::PartOf,
 }
 
 #[derive(Default)]
@@ -332,6 +336,7 @@ impl Tenancy {
             since: clock::now(),
             end: Mutex::default(),
             ended: AtomicBool::new(false),
+            part_of: stay::PartOf::default(),
         }
     }
 
