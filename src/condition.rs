@@ -412,7 +412,10 @@ impl Condition {
     }
 
     /// The lock's site, and the tenancy that a wait leaves.
-    fn check_guard<'a>(&self, guard: &'a LockGuard) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
+    fn check_guard<'a>(
+        &self,
+        guard: &'a LockGuard,
+    ) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
         self.check_usable()?;
         let (site, tenancy) = guard.place();
         if !Arc::ptr_eq(site, &self.lock.handle().site) {

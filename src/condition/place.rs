@@ -77,7 +77,8 @@ impl<'a> Place<'a> {
         });
         // Known to the process before it is to Redis.
         let expected = Expected::new(core, waiter.number(), Arc::clone(&mail) as _);
-        let part = Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
+        let part =
+            Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
         let own = core.pubsub.listen_to_own();
         Self { site, thread, mail, own, seen: 0, part, stands: false }
     }

@@ -86,7 +86,10 @@ impl Tenancy {
 
     /// As [`on_lost`](Self::on_lost), of the tenancy of now; kept for the next one while the thread
     /// waits.
-    pub(crate) fn on_lost_now(self: &Arc<Self>, callback: Callback) -> Option<(LostReason, Callback)> {
+    pub(crate) fn on_lost_now(
+        self: &Arc<Self>,
+        callback: Callback,
+    ) -> Option<(LostReason, Callback)> {
         if let Some(stay) = self.part_of.left.get() {
             let mut state = stay.state.lock();
             let Some(now) = state.now.clone() else {

@@ -174,7 +174,8 @@ mod tests {
         let tagged = ConditionKeys::new("{x}", "full");
         assert_eq!(tagged.waiting, "redlatch_condition_tagged:{x}:full:4");
         assert_eq!(ConditionKeys::of(&tagged.waiting).unwrap().notified, tagged.notified);
-        let same_but_for_the_seam = [("a", "b}:c"), ("a}:b", "c"), ("a", "b}:c:1"), ("a}:b:4", "1")];
+        let same_but_for_the_seam =
+            [("a", "b}:c"), ("a}:b", "c"), ("a", "b}:c:1"), ("a}:b:4", "1")];
         let keys = same_but_for_the_seam.map(|(lock, name)| ConditionKeys::new(lock, name).waiting);
         let distinct: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(distinct.len(), keys.len(), "{keys:?}");
