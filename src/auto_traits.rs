@@ -1,8 +1,8 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, HoldState,
-    Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind, FairLock,
+    HoldState, Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -13,6 +13,7 @@ const _: () = {
     goes_anywhere::<CancelToken>();
     goes_anywhere::<Client>();
     goes_anywhere::<ClientBuilder>();
+    goes_anywhere::<Condition>();
     goes_anywhere::<CountDownLatch>();
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();

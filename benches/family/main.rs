@@ -1,4 +1,4 @@
-//! Speed and cost of the fair lock, the semaphore and the count-down latch beside Redisson's
+//! Speed and cost of the fair lock, the semaphore, the count-down latch and conditions beside Redisson's
 //! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
 //!
@@ -53,6 +53,7 @@ mod witness;
 
 mod held;
 mod latches;
+mod notified;
 mod opening;
 mod permits;
 mod queue;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
             ("held", held::section),
             ("opening", opening::section),
             ("waiters", waiters::section),
+            ("notified", notified::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -84,6 +86,8 @@ fn main() -> ExitCode {
             (opening::WAITER_ROLE, opening::wait),
             (waiters::COUNTER_ROLE, waiters::count),
             (waiters::ROLE, waiters::wait),
+            (notified::NOTIFIER_ROLE, notified::notify),
+            (notified::WAITER_ROLE, notified::wait),
         ],
     };
     program.run()
@@ -97,5 +101,5 @@ cargo bench --bench family -- [options] [section…]
   --seconds S    so long each measurement (1)
   --help
 
-Sections: fair, queue, semaphore, permits, held, opening, waiters. None named: all.
+Sections: fair, queue, semaphore, permits, held, opening, waiters, notified. None named: all.
 ";
