@@ -1,8 +1,8 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, FencedLock,
-    FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
+    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind, FairLock,
+    FencedLock, FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
     MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit,
     ReentrantLock, Semaphore, Wait,
 };
@@ -15,6 +15,7 @@ const _: () = {
     goes_anywhere::<CancelToken>();
     goes_anywhere::<Client>();
     goes_anywhere::<ClientBuilder>();
+    goes_anywhere::<Condition>();
     goes_anywhere::<CountDownLatch>();
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::condition;
 use crate::config::ClientBuilder;
 use crate::count_down_latch::CountDownLatch;
 use crate::error::Error;
@@ -175,6 +176,9 @@ pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
         News::Grant(grant) => {
             hold::give_back(core, owner, grant);
             fair_lock::give_back(core, owner, grant);
+        }
+        News::Notified { database, waiting } => {
+            condition::pass_on(core, owner, *database, waiting);
         }
         News::Open { .. } => {}
     }

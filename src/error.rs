@@ -24,7 +24,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread does not hold what it tried to unlock. Nothing was changed.
+    /// The calling thread does not hold what it tried to unlock, or to wait or notify with. Nothing was
+    /// changed.
     NotHeld,
     /// The hold ended before it was released: its lease ran out, or the lock was deleted or taken
     /// over. Work done since then was not protected.
@@ -32,7 +33,8 @@ pub enum ErrorKind {
     /// The lock is held, but not certainly for as long as
     /// [`check`](crate::LockGuard::check) was asked for.
     EndsTooSoon,
-    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. Nothing is held.
+    /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. Nothing is held; but a
+    /// thread that waited on a [`Condition`](crate::Condition) has its lock again.
     Cancelled,
     /// The client was shut down. Nothing is held.
     ShutDown,

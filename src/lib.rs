@@ -32,6 +32,7 @@
 //! | several of these together | [`MultiLock`]; a majority of them, on several servers: [`MultiLock::quorum`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
+//! | to wait, with a lock in hand, until others have made something true | [`Condition`] | `Condition` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
 //! | a hold that goes from thread to thread | [`OwnedLockGuard`], by `lock_owned` | |
 //! | how long a call may wait, what ends it | [`Wait`], for `…_within` | `tryLock(time, unit)` |
@@ -121,6 +122,7 @@ mod acquire;
 mod auto_traits;
 mod cancel;
 mod client;
+mod condition;
 mod config;
 mod connection;
 mod count_down_latch;
@@ -142,6 +144,7 @@ mod watchdog;
 
 pub use cancel::CancelToken;
 pub use client::Client;
+pub use condition::Condition;
 pub use config::ClientBuilder;
 pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind, LostReason};

@@ -10,9 +10,11 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 #[cfg(doc)]
 use crate::fair_lock::FairLock;
+use crate::hold::{Tenancy, Terms};
 use crate::node::Core;
 #[cfg(doc)]
 use crate::reentrant_lock::ReentrantLock;
+use crate::sync::Thread;
 use crate::wait::Wait;
 
 pub(crate) mod exclusive;
@@ -329,6 +331,14 @@ pub trait Lock: fmt::Debug + Send + Sync {
     }
 }
 
+/// A lock that a thread takes again after a wait on a condition, whatever kind it is.
+pub(crate) trait Retake: fmt::Debug + Send + Sync {
+    fn handle(&self) -> &Handle;
+
+    /// Takes it, however long that takes. `None`: the client was shut down.
+    fn retake(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error>;
+}
+
 /// What [`Lock::with`] needs of a guard.
 pub(crate) trait Guard {
     fn core(&self) -> Arc<Core>;
@@ -635,6 +645,22 @@ macro_rules! lock_verbs {
                 let mut lock = self.clone();
                 lock.handle = self.handle.with_lease(lease);
                 lock
+            }
+        }
+
+        impl crate::lock::Retake for $lock {
+            fn handle(&self) -> &crate::lock::Handle {
+                &self.handle
+            }
+
+            fn retake(
+                &self,
+                thread: &std::sync::Arc<crate::sync::Thread>,
+                terms: crate::hold::Terms,
+            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+                let mut lock = self.clone();
+                lock.handle = self.handle.on(terms);
+                lock.acquire(thread, crate::Wait::FOREVER)
             }
         }
 

@@ -1,6 +1,6 @@
-//! Speed and cost of the fair lock, the semaphore, the count-down latch and several locks, beside
-//! Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can
-//! be chosen.
+//! Speed and cost of the fair lock, the semaphore, the count-down latch, several locks and conditions,
+//! beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
+//! can be chosen.
 //! A full run takes about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -54,6 +54,7 @@ mod witness;
 
 mod held;
 mod latches;
+mod notified;
 mod opening;
 mod permits;
 mod queue;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
             ("opening", opening::section),
             ("waiters", waiters::section),
             ("several", several::section),
+            ("notified", notified::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -88,6 +90,8 @@ fn main() -> ExitCode {
             (waiters::COUNTER_ROLE, waiters::count),
             (waiters::ROLE, waiters::wait),
             (several::ROLE, several::work),
+            (notified::NOTIFIER_ROLE, notified::notify),
+            (notified::WAITER_ROLE, notified::wait),
         ],
     };
     program.run()
@@ -102,5 +106,5 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, permits, held, opening, waiters, several. None named: all.
+Sections: fair, queue, semaphore, permits, held, opening, waiters, several, notified. None named: all.
 ";

@@ -129,6 +129,7 @@ pub(crate) enum Rights {
     Locks,
     FencedLocks,
     FairLocks,
+    Conditions,
     Semaphores,
     Latches,
     Subscriptions,
@@ -151,6 +152,11 @@ impl Rights {
                 "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINSERT, LPOS, LPUSH, \
                  LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
                  redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
+            }
+            Self::Conditions => {
+                "a condition needs what its lock does, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
+                 HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
+                 redlatch_condition:* and redlatch_notified:* too"
             }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \

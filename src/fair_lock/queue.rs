@@ -96,7 +96,7 @@ impl Addressee for FairWaiter {
             News::Grant(grant) => {
                 self.core.upgrade().inspect(|core| give_back(core, self.owner.number(), grant));
             }
-            News::Open { .. } => {}
+            News::Open { .. } | News::Notified { .. } => {}
         }
     }
 }

@@ -146,6 +146,25 @@ impl Levels {
     }
 }
 
+/// The levels of a thread that waits on a condition, which it comes back with.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    levels: Levels,
+    kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Folded {
+    /// What the lock is to be taken on again: the watchdog if some level wants it, else the longest
+    /// lease.
+    pub(crate) fn terms(&self) -> Terms {
+        let Levels { outer, inner } = &self.levels;
+        inner.iter().fold(*outer, |longest, terms| match (longest, *terms) {
+            (Terms::Fixed(one), Terms::Fixed(other)) => Terms::Fixed(one.max(other)),
+            _ => Terms::Watched,
+        })
+    }
+}
+
 pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
 pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
@@ -292,6 +311,29 @@ impl Gate {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) if seat.is(tenancy) => seat.kept.replace(site),
             _ => Some(site),
+        });
+        drop(unneeded);
+    }
+
+    /// Leaves one level of `tenancy`, whose end is the hold's. `None`: it is not in the seat.
+    pub(crate) fn fold(&self, tenancy: &Arc<Tenancy>) -> Option<Folded> {
+        self.with_seat(|seat| {
+            let seat = seat.filter(|seat| seat.is(tenancy))?;
+            let inner = std::mem::take(&mut seat.levels.inner);
+            let levels = Levels { inner, outer: seat.levels.outer };
+            Some(Folded { levels, kept: seat.kept.take() })
+        })
+    }
+
+    /// Gives the levels to `tenancy`, if it is still in the seat.
+    pub(crate) fn unfold(&self, tenancy: &Arc<Tenancy>, folded: Folded) {
+        let Folded { levels, kept } = folded;
+        let unneeded = self.with_seat(|seat| match seat {
+            Some(seat) if seat.is(tenancy) => {
+                seat.levels = levels;
+                std::mem::replace(&mut seat.kept, kept)
+            }
+            _ => kept,
         });
         drop(unneeded);
     }

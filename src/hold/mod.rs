@@ -10,6 +10,7 @@ mod gate;
 mod place;
 mod release;
 mod site;
+mod stay;
 mod watch;
 
 use std::fmt;
@@ -27,10 +28,11 @@ use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
 
 pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Gate, Left, Seat};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, Left, Seat};
 pub(crate) use place::{Expected, Place};
 pub(crate) use release::{Leaving, give_back};
 pub(crate) use site::{Site, check_lease};
+pub(crate) use stay::Stay;
 
 /// What a guard knows of its hold.
 ///
@@ -55,7 +57,8 @@ pub enum HoldState {
     Unconfirmed,
     /// Not held any more though it was not released.
     Lost(LostReason),
-    /// Released, by this guard or by `unlock`.
+    /// Released, by this guard or by `unlock`; or its thread waits on a
+    /// [`Condition`](crate::Condition), or could not come back from there.
     Released,
 }
 
@@ -327,6 +330,7 @@ pub(crate) struct Tenancy {
     end: Mutex<End>,
     /// A copy of whether `end` is set, to be read without the mutex.
     ended: AtomicBool,
+    part_of: stay::PartOf,
 }
 
 #[derive(Default)]
@@ -354,6 +358,7 @@ impl Tenancy {
             since,
             end: Mutex::default(),
             ended: AtomicBool::new(false),
+            part_of: stay::PartOf::default(),
         }
     }
 

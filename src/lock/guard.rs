@@ -1,5 +1,6 @@
 //! The guards that a held lock is.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, MutexGuard};
@@ -10,7 +11,7 @@ use super::Lock;
 use super::{Guard, Handle};
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{HoldState, Leaving, Tenancy, Terms};
+use crate::hold::{HoldState, Leaving, Site, Tenancy, Terms};
 use crate::node::Core;
 
 /// A held lock. Dropping it releases the lock.
@@ -148,7 +149,7 @@ impl LockGuard {
             return;
         }
         let site = &self.held.handle.site;
-        site.gate.keep(&self.held.tenancy, Arc::clone(site) as _);
+        site.gate.keep(&self.held.tenancy(), Arc::clone(site) as _);
     }
 
     /// The lock's name.
@@ -157,9 +158,14 @@ impl LockGuard {
         &self.held.handle.site.name
     }
 
+    /// The site of its lock, and the tenancy of now, for who waits with it.
+    pub(crate) fn place(&self) -> (&Arc<Site>, Arc<Tenancy>) {
+        (&self.held.handle.site, self.held.tenancy().into_owned())
+    }
+
     /// Of a lock that has fencing tokens.
     pub(crate) fn token(&self) -> Option<u64> {
-        self.held.tenancy.token
+        self.held.tenancy().token
     }
 }
 
@@ -301,8 +307,9 @@ impl fmt::Debug for OwnedLockGuard {
 
 /// One level of a hold, left once. Nothing here asks which thread it is on.
 pub(crate) struct Held {
-    pub(crate) handle: Handle,
+    /// In which it was taken. Before the client: what goes with it may have something to send.
     tenancy: Arc<Tenancy>,
+    pub(crate) handle: Handle,
     terms: Terms,
     left: bool,
 }
@@ -312,6 +319,11 @@ impl Held {
         Self { handle: handle.clone(), tenancy, terms: handle.terms(), left: false }
     }
 
+    /// The tenancy of now: its thread may have waited on a condition meanwhile.
+    fn tenancy(&self) -> Cow<'_, Arc<Tenancy>> {
+        self.tenancy.of_now()
+    }
+
     /// Whether the process was forked since: then the hold is the parent's, and none of its mutexes
     /// may be locked here.
     fn is_forked(&self) -> bool {
@@ -319,27 +331,29 @@ impl Held {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        !self.is_forked() && self.tenancy.is_held()
+        !self.is_forked() && self.tenancy().is_held()
     }
 
     pub(crate) fn state(&self) -> HoldState {
         if self.is_forked() {
             return HoldState::Lost(LostReason::Forked);
         }
-        self.tenancy.state()
+        self.tenancy().state()
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+        if self.is_forked() { Duration::ZERO } else { self.tenancy().remaining() }
     }
 
     pub(crate) fn check(&self, slack: Duration) -> Result<(), Error> {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
-            HoldState::Lost(reason) => Err(self.handle.site.lost(&self.tenancy, reason)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost(&self.tenancy(), reason)),
             HoldState::Released => {
-                let message = "it was released before, by `unlock`; nothing is held".to_owned();
+                let message = "it was released before, by `unlock` or by a wait on a condition; \
+                               nothing is held"
+                    .to_owned();
                 Err(Error::new(ErrorKind::NotHeld, message).of(name))
             }
             HoldState::Held | HoldState::Unconfirmed => {
@@ -348,7 +362,7 @@ impl Held {
                     // It ended between the two looks.
                     return self.check(slack);
                 }
-                if remaining >= slack || self.handle.site.raise(&self.tenancy, slack) {
+                if remaining >= slack || self.handle.site.raise(&self.tenancy(), slack) {
                     return Ok(());
                 }
                 let longer = match self.terms {
@@ -372,7 +386,7 @@ impl Held {
         if self.is_forked() {
             return;
         }
-        if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
+        if let Some((reason, callback)) = self.tenancy.on_lost_now(callback) {
             let site = &self.handle.site;
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
@@ -381,7 +395,7 @@ impl Held {
     fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Awaited)
+        self.handle.site.leave(&self.tenancy(), Some(self.terms), Leaving::Awaited)
     }
 
     /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the
@@ -391,7 +405,7 @@ impl Held {
     ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.begin_leave(&self.tenancy, Some(self.terms))
+        self.handle.site.begin_leave(&self.tenancy(), Some(self.terms))
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -415,7 +429,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // Lost or released otherwise: `on_lost` and the log have said so.
-            let _ = self.handle.site.leave(&self.tenancy, Some(self.terms), Leaving::Posted);
+            let _ = self.handle.site.leave(&self.tenancy(), Some(self.terms), Leaving::Posted);
         }
     }
 }

@@ -30,6 +30,15 @@ impl Handle {
         Self { lease: Some(lease), ..self.clone() }
     }
 
+    /// The same, to be taken on these terms.
+    pub(crate) fn on(&self, terms: Terms) -> Self {
+        let lease = match terms {
+            Terms::Watched => None,
+            Terms::Fixed(lease) => Some(lease),
+        };
+        Self { lease, ..self.clone() }
+    }
+
     pub(crate) fn terms(&self) -> Terms {
         self.lease.map_or(Terms::Watched, Terms::Fixed)
     }
@@ -99,7 +108,7 @@ impl Handle {
         Ok(tenancy)
     }
 
-    fn check_usable(&self) -> Result<(), Error> {
+    pub(crate) fn check_usable(&self) -> Result<(), Error> {
         if self.site.name.is_empty() {
             let message = "a lock needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
@@ -167,7 +176,7 @@ impl Handle {
     }
 
     /// The calling thread's tenancy with its count, if it has the seat.
-    fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
+    pub(crate) fn tenancy(&self) -> Option<(Arc<Tenancy>, usize)> {
         if self.session.core().is_forked() {
             return None;
         }

@@ -79,6 +79,39 @@ impl FairKeys {
     }
 }
 
+/// What belongs to one condition of a lock. Ours alone.
+#[derive(Clone, Debug)]
+pub(crate) struct ConditionKeys {
+    /// Those who wait, in their order.
+    pub(crate) waiting: String,
+    /// Those who were notified, and have not left the lock again.
+    pub(crate) notified: String,
+}
+
+impl ConditionKeys {
+    const WAITING: &str = "redlatch_condition";
+    const NOTIFIED: &str = "redlatch_notified";
+
+    /// The length at the end tells the two names apart, whatever they contain: no two conditions
+    /// share a key.
+    pub(crate) fn new(lock: &str, condition: &str) -> Self {
+        // As with a lock's queue.
+        let tagged = if lock.contains('{') { "_tagged" } else { "" };
+        let key = |prefix| {
+            let key = prefixed(&format!("{prefix}{tagged}"), lock);
+            format!("{key}:{condition}:{}", condition.len())
+        };
+        Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
+    }
+
+    /// From the first of them, as a message has it.
+    pub(crate) fn of(waiting: &str) -> Option<Self> {
+        let names = waiting.strip_prefix(Self::WAITING)?;
+        let notified = format!("{}{names}", Self::NOTIFIED);
+        Some(Self { waiting: waiting.to_owned(), notified })
+    }
+}
+
 /// What belongs to one semaphore.
 #[derive(Debug)]
 pub(crate) struct SemaphoreKeys;
@@ -137,6 +170,23 @@ mod tests {
         assert_eq!(keys.timeouts, "redisson_lock_timeout:{l}");
         assert_eq!(keys.channel_prefix, "redisson_lock__channel:{l}:");
         assert_eq!(FairKeys::new("{a}b").queue, "redisson_lock_queue:{a}b");
+    }
+
+    #[test]
+    fn no_two_conditions_share_a_key() {
+        let keys = ConditionKeys::new("x", "full");
+        assert_eq!(keys.waiting, "redlatch_condition:{x}:full:4");
+        assert_eq!(keys.notified, "redlatch_notified:{x}:full:4");
+        assert_eq!(ConditionKeys::of(&keys.waiting).unwrap().notified, keys.notified);
+        assert!(ConditionKeys::of("redlatch_queue:{x}").is_none());
+        let tagged = ConditionKeys::new("{x}", "full");
+        assert_eq!(tagged.waiting, "redlatch_condition_tagged:{x}:full:4");
+        assert_eq!(ConditionKeys::of(&tagged.waiting).unwrap().notified, tagged.notified);
+        let same_but_for_the_seam =
+            [("a", "b}:c"), ("a}:b", "c"), ("a", "b}:c:1"), ("a}:b:4", "1")];
+        let keys = same_but_for_the_seam.map(|(lock, name)| ConditionKeys::new(lock, name).waiting);
+        let distinct: std::collections::HashSet<_> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len(), "{keys:?}");
     }
 
     #[test]

@@ -3,5 +3,5 @@
 mod keys;
 mod owner;
 
-pub(crate) use keys::{FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
+pub(crate) use keys::{ConditionKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
 pub(crate) use owner::{ClientId, Owner};

@@ -27,6 +27,8 @@ pub(crate) enum News<'a> {
     Grant(Grant<'a>),
     /// The lock is left to others for so long. It is the first in line, and should ask then.
     Open { left: Duration, database: i64, lock: &'a str },
+    /// It need not wait any more for the condition whose waiters are under this key.
+    Notified { database: i64, waiting: &'a str },
 }
 
 /// A script has made an owner the holder.
@@ -65,6 +67,10 @@ impl<'a> Said<'a> {
                 let (left, rest) = word(rest)?;
                 let (database, lock) = word(rest)?;
                 News::Open { left: Duration::from_millis(left), database, lock }
+            }
+            "notify" => {
+                let (database, waiting) = word(rest)?;
+                News::Notified { database, waiting }
             }
             _ => return None,
         };
@@ -161,6 +167,8 @@ mod tests {
         assert_eq!(Said::parse(message), Some(said));
         let news = News::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
         assert_eq!(Said::parse(b"open 9 4 0 l"), Some(Said::To { owner: 9, news }));
+        let news = News::Notified { database: 3, waiting: "a key " };
+        assert_eq!(Said::parse(b"notify 9 3 a key "), Some(Said::To { owner: 9, news }));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One typed function for each script; what the server answers becomes enums here.
 
+pub(crate) mod condition;
 pub(crate) mod fair;
 pub(crate) mod latch;
 pub(crate) mod lock;
@@ -24,6 +25,7 @@ pub(crate) fn prepare() {
     fair::prepare();
     semaphore::prepare();
     latch::prepare();
+    condition::prepare();
 }
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
@@ -116,6 +118,7 @@ mod tests {
             ("fair", include_str!("fair.rs")),
             ("semaphore", include_str!("semaphore.rs")),
             ("latch", include_str!("latch.rs")),
+            ("condition", include_str!("condition.rs")),
         ] {
             assert!(all.contains(&format!("{module}::prepare();")), "{module}");
             let prepared = body(source);

@@ -1,0 +1,22 @@
+-- Ends a waiter's part: its notification was used, or is passed on.
+--
+-- KEYS, ARGV 1 see waiters.lua
+-- ARGV 2 waiter, 3 '1' = it did not use it, and does not wait either
+-- reply: 1 = it had been notified; 0 = it had not, or this is known already
+local pass = ARGV[3] == '1'
+if pass then
+    redis.call('lrem', waiting, 1, ARGV[2])
+end
+local mine = redis.call('hget', notified, ARGV[2])
+if not mine then
+    return 0
+end
+if pass then
+    local _, trouble = notify_first(string.match(mine, '%d+$') or '0')
+    if trouble then
+        -- The next look finds that nobody gives a sign of life.
+        return trouble
+    end
+end
+redis.call('hdel', notified, ARGV[2])
+return 1

@@ -1,0 +1,34 @@
+-- Notifies one who waits, or all.
+--
+-- KEYS, ARGV 1 see waiters.lua
+-- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
+-- reply: how many were notified; -1 = the lock is not this owner's any more
+local held = is_held_by(ARGV[2])
+if held ~= true then
+    return held or -1
+end
+local number = ARGV[3]
+if ARGV[4] == '1' then
+    -- No records: where all are told, there is nobody to pass it on to. That is so for earlier ones.
+    local all = redis.call('lrange', waiting, 0, -1)
+    redis.call('del', waiting, notified)
+    local heard = 0
+    for _, waiter in ipairs(all) do
+        if listens(waiter) then
+            tell(waiter)
+            heard = heard + 1
+        end
+    end
+    return heard
+end
+if ARGV[5] == '1' then
+    -- Whoever was notified by the first copy cannot be back before this owner has left the lock, so
+    -- its record is there.
+    for _, record in ipairs(redis.call('hvals', notified)) do
+        if string.match(record, '%d+$') == number then
+            return 1
+        end
+    end
+end
+local told, trouble = notify_first(number)
+return trouble or (told and 1 or 0)

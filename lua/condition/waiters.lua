@@ -1,0 +1,97 @@
+-- Stands before every script of a condition: who waits, who was notified, and how one is.
+--
+-- KEYS 1 those who wait, 2 those who were notified, 3 the lock (where a script needs it)
+-- ARGV 1 number of the database; a script's own come after
+--
+-- Those who wait are a list, one entry for each thread, the first to come first. Gone is notified: a
+-- waiter sleeps only while its entry stands there. So whatever takes an entry out, a notification, a
+-- look that takes its process for dead, or the loss of the key, costs nobody a wake-up: who lives
+-- finds out by the next look at the latest.
+-- Those who were notified are a hash: waiter -> when, and the notification's number. The record stays
+-- until the waiter has left the lock that it came back with. If it dies before, the notification is
+-- passed on.
+local waiting, notified, lock = KEYS[1], KEYS[2], KEYS[3]
+local database = ARGV[1]
+
+-- All in ms. How long the keys outlive the last question, and how long a record counts without a sign
+-- of life.
+local KEPT, PATIENCE = 60000, 2000
+
+local function refused(reply)
+    return type(reply) == 'table' and reply.err and reply or nil
+end
+
+-- The server's clock in ms.
+local function now()
+    local clock = redis.call('time')
+    return clock[1] * 1000 + math.floor(clock[2] / 1000)
+end
+
+local function channel(waiter)
+    return 'redisson_lock__channel:{redlatch:' .. string.sub(waiter, 1, 36) .. '}'
+end
+
+-- Whether a waiter's process lives, as far as the server can know. PUBLISH would count somebody's
+-- pattern subscription.
+local function listens(waiter)
+    local heard = redis.pcall('pubsub', 'numsub', channel(waiter))
+    return refused(heard) or heard[2] > 0
+end
+
+-- A refused message is no trouble: the waiter looks.
+local function tell(waiter)
+    redis.pcall('publish', channel(waiter),
+        table.concat({'notify', string.sub(waiter, 38), database, waiting}, ' '))
+end
+
+-- Whether `owner` has the lock. Something else that was written over the lock is not its either.
+local function is_held_by(owner)
+    local held = redis.pcall('hexists', lock, owner)
+    if refused(held) and not string.find(held.err, 'WRONGTYPE') then
+        return held
+    end
+    return held == 1
+end
+
+-- Writes down who was notified: nil, or the refusal and nothing done. (PEXPIRE first: where it is
+-- refused the record would stay for ever.)
+local function record(waiter, number)
+    local exists = redis.pcall('pexpire', notified, KEPT)
+    if refused(exists) then
+        return exists
+    end
+    local set = redis.pcall('hset', notified, waiter, string.format('%.0f %s', now(), number))
+    if refused(set) then
+        return set
+    end
+    if exists == 0 then
+        redis.call('pexpire', notified, KEPT)
+    end
+end
+
+-- Notifies the first that listens: who it was, or nil; the second: the refusal, and nobody was.
+-- The record comes before the end of the wait: one without the other would be a notification that
+-- nobody has.
+local function notify_first(number)
+    while true do
+        local first = redis.call('lindex', waiting, 0)
+        if not first then
+            return nil
+        end
+        local lives = listens(first)
+        local trouble = lives and record(first, number)
+        if trouble then
+            return nil, trouble
+        end
+        local gone = redis.pcall('lpop', waiting)
+        if refused(gone) then
+            redis.pcall('hdel', notified, first)
+            return nil, gone
+        end
+        if lives then
+            tell(first)
+            return first
+        end
+    end
+end
+

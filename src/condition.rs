@@ -1,0 +1,484 @@
+//! Conditions of a lock: java.util.concurrent's `Condition`, which Redisson does not have.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::fair_lock::FairLock;
+use crate::hold::{Folded, Leaving, Site, Stay, Tenancy};
+use crate::lock::{LockGuard, Retake};
+use crate::protocol::ConditionKeys;
+use crate::reentrant_lock::ReentrantLock;
+use crate::script::Trouble;
+use crate::script::condition::ConditionScripts;
+use crate::wait::Wait;
+
+pub(crate) use self::place::pass_on;
+use self::place::{Ended, Place};
+
+mod place;
+
+/// Where threads that have a lock wait for something to become true, on whatever machine, and are
+/// told by those who make it so: `Condition` of java.util.concurrent, across processes. Made by
+/// [`ReentrantLock::new_condition`] and [`FairLock::new_condition`].
+///
+/// A wait leaves the lock, sleeps until it is notified, and takes the lock again before it returns.
+/// Notifications go to those who wait at that moment, the longest waiting first; there is no memory
+/// of those that found nobody. Who waits and who notifies must hold the lock.
+///
+/// A clone is the same condition, and so is every one of the same lock and name. A lock may have
+/// many. Of a lock that is written `x` in one place and `{x}` in another they are different.
+///
+/// A bounded buffer, in a Redis list (or whatever all processes can see):
+///
+/// ```no_run
+/// use redlatch::{Client, Condition, Error, ReentrantLock};
+///
+/// struct Buffer {
+///     lock: ReentrantLock,
+///     not_empty: Condition,
+///     not_full: Condition,
+/// }
+/// # impl Buffer {
+/// #     fn len(&self) -> Result<u64, Error> { Ok(0) }
+/// #     fn push_back(&self, _: u64) -> Result<(), Error> { Ok(()) }
+/// #     fn pop_front(&self) -> Result<u64, Error> { Ok(0) }
+/// # }
+///
+/// impl Buffer {
+///     fn new(client: &Client) -> Self {
+///         let lock = client.reentrant_lock("buffer");
+///         let [not_empty, not_full] = ["not_empty", "not_full"].map(|name| lock.new_condition(name));
+///         Self { lock, not_empty, not_full }
+///     }
+///
+///     fn put(&self, item: u64) -> Result<(), Error> {
+///         let guard = self.lock.lock()?;
+///         self.not_full.wait_while(&guard, || Ok::<_, Error>(self.len()? == 10))?;
+///         self.not_empty.notify_one()?; // before the change: see "Deaths"
+///         self.push_back(item)?;
+///         guard.unlock()
+///     }
+///
+///     fn take(&self) -> Result<u64, Error> {
+///         let guard = self.lock.lock()?;
+///         self.not_empty.wait_while(&guard, || Ok::<_, Error>(self.len()? == 0))?;
+///         self.not_full.notify_one()?;
+///         let item = self.pop_front()?;
+///         guard.unlock()?;
+///         Ok(item)
+///     }
+/// }
+/// ```
+///
+/// # What a wait does to the guard
+///
+/// The thread leaves all levels of the lock, also those that other guards of it stand for, and comes
+/// back with all of them: the guards are good again, in a new hold. Meanwhile they say that they are
+/// released. Callbacks given to [`on_lost`](LockGuard::on_lost) go along; a wait itself is no loss.
+/// A fixed lease counts anew from the return; with several levels the longest one counts.
+///
+/// # The difference to `std::sync::Condvar`
+///
+/// The lock is on another machine, so a wait may come back **without it**: every error but
+/// [`Cancelled`](ErrorKind::Cancelled) that is met after the lock was left means that nothing is held.
+/// The guards say so (released), and dropping them does nothing. Look at the guard again after a wait,
+/// as after any other pause. A wait may return though nobody notified ("spurious"), so wait in a loop,
+/// or with [`wait_while`](Self::wait_while). That is rare: when the server lost its data, when the
+/// process was cut off from it, or where a notification was passed on that its receiver could use
+/// after all.
+///
+/// # Deaths
+///
+/// A notification is used when the thread that it woke has left the lock again. If its process dies
+/// before that, in its wake-up, in the queue for the lock or with the lock in its hands, the next one
+/// that waits is notified instead: within about a second, or three if the process did not die but stands
+/// still. (It then waits for the lock, which ends with the dead one's lease.) The other half is the
+/// notifier's: **notify before you change** what others wait for. They cannot see it before the lock is
+/// released anyway, and whoever dies between the two has woken somebody in vain, and not left
+/// somebody asleep.
+///
+/// # In Redis
+///
+/// Keys of this library alone: `redlatch_condition:{lock}:name:length` has those who wait, and
+/// `redlatch_notified:{lock}:name:length` those who were notified. They go a minute after the last
+/// sign of life. Access rights must allow them (`lua/README.md`, "Rights"). Redisson's clients may
+/// hold the lock meanwhile; they know nothing of conditions.
+#[derive(Clone)]
+pub struct Condition {
+    lock: Arc<dyn Retake>,
+    name: Arc<str>,
+    keys: Arc<ConditionKeys>,
+}
+
+impl ReentrantLock {
+    /// A condition of this lock: where threads wait that have it, and are notified.
+    ///
+    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
+    /// an error of the first call.
+    #[must_use]
+    pub fn new_condition(&self, name: &str) -> Condition {
+        Condition::new(self.clone(), name)
+    }
+}
+
+impl FairLock {
+    /// A condition of this lock: where threads wait that have it, and are notified.
+    ///
+    /// No I/O. Conditions of one lock and one name are the same, on all machines. An empty name is
+    /// an error of the first call. Who was notified stands at the end of the lock's queue.
+    #[must_use]
+    pub fn new_condition(&self, name: &str) -> Condition {
+        Condition::new(self.clone(), name)
+    }
+}
+
+impl Condition {
+    /// Leaves the lock, sleeps until notified, and takes the lock again.
+    ///
+    /// # Errors
+    ///
+    /// Before the lock is left; then it is held as before, nothing was changed:
+    ///
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard` is
+    ///   that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost: it is not
+    ///   held, of course.
+    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble,
+    ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
+    ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
+    ///   [`Client::shutdown`].
+    ///
+    /// After that, with the message that **nothing is held** any more, at no level: `Redis` and
+    /// `Protocol` if the server is in trouble while the thread waits or when it wants the lock again,
+    /// `ShutDown` when the client ends. A notification that had come is passed on then.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip before the lock is left (the first wait of a client opens a connection, too).
+    /// Then until it is notified, and until the lock is had again, as [`Lock::lock`](crate::Lock::lock).
+    /// While it sleeps it asks the server about once a second, in case a message was lost. There is
+    /// nothing to renew meanwhile.
+    pub fn wait(&self, guard: &LockGuard) -> Result<(), Error> {
+        self.wait_within(guard, Wait::FOREVER).map(drop)
+    }
+
+    /// As [`wait`](Self::wait), but sleeps for `wait` at most. `true`: it was notified. `false`: it was
+    /// not. The lock is held in both cases. A wait of zero does not leave the lock.
+    ///
+    /// A notification that comes at the moment at which the time is over either counts, `true`, or
+    /// goes to another waiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// `wait` bounds the sleep, and not the time until the lock is had again.
+    pub fn wait_for(&self, guard: &LockGuard, wait: Duration) -> Result<bool, Error> {
+        self.wait_within(guard, Wait::at_most(wait))
+    }
+
+    /// As [`wait_for`](Self::wait_for), until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_for`](Self::wait_for). A deadline that has passed does not leave the lock.
+    pub fn wait_until(&self, guard: &LockGuard, deadline: Instant) -> Result<bool, Error> {
+        self.wait_within(guard, Wait::until(deadline))
+    }
+
+    /// As [`wait`](Self::wait), but ends when `token` is cancelled, at once if it is already.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled): **the lock is held again**, with all levels, as in Java.
+    /// Who was notified before is not cancelled. Else as [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait`](Self::wait), until the cancel, which ends the sleep at once, and not the time until
+    /// the lock is had again.
+    pub fn wait_cancellable(&self, guard: &LockGuard, token: &CancelToken) -> Result<(), Error> {
+        self.wait_within(guard, Wait::from(token)).map(drop)
+    }
+
+    /// As [`wait`](Self::wait), unless that takes longer than `wait` allows: `false`. All other ways
+    /// to wait are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, and **the lock is held
+    /// again**; else as [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if there
+    /// is a token.
+    pub fn wait_within(&self, guard: &LockGuard, wait: Wait<'_>) -> Result<bool, Error> {
+        let (site, tenancy) = self.check_guard(guard)?;
+        if let Err(error) = wait.check(&site.core, &site.name) {
+            return Err(error.now("the lock is held as before"));
+        }
+        if wait.is_over() {
+            return Ok(false);
+        }
+        let before = |error: Error| error.now("the lock is held as before");
+        let mut place = Place::new(site, &self.keys, &tenancy.thread);
+        if !place.listen(&wait).map_err(before)? {
+            return Ok(false);
+        }
+        match place.stand(&tenancy.hold.owner) {
+            Ok(true) => {}
+            Ok(false) => {
+                site.lose(&tenancy, LostReason::Revoked);
+                return Err(site.lost(&tenancy, LostReason::Revoked));
+            }
+            Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
+        }
+        // From here on a notification finds it, and nobody can notify before it has left the lock.
+        let left = Left::all_levels(site, &tenancy)?;
+        let ended = place.sleep(&wait).map_err(nothing_held)?;
+        let notified = (ended == Ended::Notified).then(|| place.notified());
+        // Neither time nor a cancel ends this: the caller has what it had.
+        let again = self.lock.retake(&tenancy.thread, left.levels.terms());
+        let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));
+        let again = again.map_err(nothing_held)?;
+        if let Some(notified) = &notified {
+            notified.is_back(&again);
+        }
+        left.come_back(site, &again, notified.map(|notified| Box::new(notified) as _));
+        match ended {
+            Ended::Notified => Ok(true),
+            Ended::Over => Ok(false),
+            Ended::Cancelled => {
+                let message = "waiting was cancelled; the lock is held again".to_owned();
+                Err(Error::new(ErrorKind::Cancelled, message).of(&site.name))
+            }
+        }
+    }
+
+    /// Waits for as long as `condition` is true. It is asked with the lock in hand, first of all
+    /// before anything is waited for, and again after each wake-up.
+    ///
+    /// # Errors
+    ///
+    /// Those of `condition`, as they are: the lock is held. Else as [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait`](Self::wait), each time.
+    pub fn wait_while<E: From<Error>>(
+        &self,
+        guard: &LockGuard,
+        mut condition: impl FnMut() -> Result<bool, E>,
+    ) -> Result<(), E> {
+        while condition()? {
+            self.wait(guard)?;
+        }
+        Ok(())
+    }
+
+    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`, and
+    /// the condition is still true.
+    ///
+    /// # Errors
+    ///
+    /// Those of `condition`, as they are: the lock is held. Else as
+    /// [`wait_within`](Self::wait_within).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_within`](Self::wait_within): `wait` bounds the sum of all sleeps.
+    pub fn wait_while_within<E: From<Error>>(
+        &self,
+        guard: &LockGuard,
+        wait: Wait<'_>,
+        mut condition: impl FnMut() -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        while condition()? {
+            // Whatever came meanwhile: who was told too late looks once more.
+            if !self.wait_within(guard, wait)? {
+                return Ok(!condition()?);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Notifies the one that has waited longest, if anybody waits: `true`. It comes back from its wait
+    /// when it has the lock, which the calling thread has to release. `false`: nobody waits, and
+    /// nothing was changed.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock,
+    ///   [`LeaseLost`](ErrorKind::LeaseLost) if it has lost it: nobody was notified. (Take the lock
+    ///   again, and notify then.)
+    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble. If the reply was lost, the message
+    ///   says that it is not known whether somebody was notified: notify again. One too many does no
+    ///   harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
+    ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
+    ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn notify_one(&self) -> Result<bool, Error> {
+        self.notify(false).map(|told| told > 0)
+    }
+
+    /// Notifies all that wait, and says how many those were. One after the other comes back from its
+    /// wait, as they get the lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`notify_one`](Self::notify_one).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn notify_all(&self) -> Result<u64, Error> {
+        self.notify(true)
+    }
+
+    /// The condition's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name of its lock.
+    #[must_use]
+    pub fn lock_name(&self) -> &str {
+        &self.lock.handle().site.name
+    }
+
+    fn new(lock: impl Retake + 'static, name: &str) -> Self {
+        let keys = ConditionKeys::new(&lock.handle().site.name, name);
+        Self { lock: Arc::new(lock), name: name.into(), keys: Arc::new(keys) }
+    }
+
+    fn notify(&self, all: bool) -> Result<u64, Error> {
+        self.check_usable()?;
+        let handle = self.lock.handle();
+        let site = &handle.site;
+        let Some((tenancy, _)) = handle.tenancy() else { return Err(site.not_held_by_thread()) };
+        if !tenancy.is_held() {
+            site.lose(&tenancy, LostReason::LeaseExpired);
+            return Err(site.lost(&tenancy, LostReason::LeaseExpired));
+        }
+        let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
+        // Numbers rise, and name one notification of one client. A copy of it finds its own.
+        let number = site.core.id.next_number();
+        let told = scripts.notify(&site.lane, &site.name, &tenancy.hold.owner, number, all);
+        match told {
+            Ok(Some(told)) => Ok(told),
+            Ok(None) => {
+                site.lose(&tenancy, LostReason::Revoked);
+                Err(site.lost(&tenancy, LostReason::Revoked).now("nobody was notified"))
+            }
+            Err(trouble) => {
+                let state = match trouble {
+                    Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                        "whether anybody was notified is not known: notify again, one too many does \
+                         no harm"
+                    }
+                    Trouble::Refused(_) | Trouble::Unsent(_) => "nobody was notified",
+                };
+                Err(trouble.into_error().of(&site.name).now(state))
+            }
+        }
+    }
+
+    fn check_usable(&self) -> Result<(), Error> {
+        self.lock.handle().check_usable()?;
+        if self.name.is_empty() {
+            let message = "a condition needs a name that is not empty".to_owned();
+            let error = Error::new(ErrorKind::Config, message);
+            return Err(error.of(&self.lock.handle().site.name));
+        }
+        Ok(())
+    }
+
+    /// The lock's site, and the tenancy that a wait leaves.
+    fn check_guard<'a>(
+        &self,
+        guard: &'a LockGuard,
+    ) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
+        self.check_usable()?;
+        let (site, tenancy) = guard.place();
+        if !Arc::ptr_eq(site, &self.lock.handle().site) {
+            let message = "the guard is another lock's, or another client's; nothing was changed";
+            return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&site.name));
+        }
+        if !tenancy.thread.is_current() {
+            return Err(site.not_held_by_thread());
+        }
+        guard.check(Duration::ZERO)?;
+        Ok((site, tenancy))
+    }
+}
+
+impl fmt::Debug for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Condition")
+            .field("lock", &self.lock_name())
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a thread that waits comes back with: its levels, and what its guards go by.
+struct Left {
+    levels: Folded,
+    stay: Arc<Stay>,
+}
+
+impl Left {
+    /// Leaves the lock. An error: it was lost before, and there is nothing to leave.
+    fn all_levels(site: &Arc<Site>, tenancy: &Arc<Tenancy>) -> Result<Self, Error> {
+        // Only its own thread changes levels, and that is here. It may be lost, however.
+        let Some(levels) = site.gate.fold(tenancy) else { return Err(Self::lost(site, tenancy)) };
+        let (stay, until_left) = Stay::leaves(tenancy);
+        // Not waited for: a failure is logged, and the release is tried again in the background. Until
+        // then others wait for the lock, and nobody notifies.
+        if site.leave(tenancy, None, Leaving::Posted).is_err() {
+            let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+            site.core.watchdog.call_back(&site.name, reason, stay.take_callbacks());
+            return Err(Self::lost(site, tenancy));
+        }
+        drop(until_left);
+        Ok(Self { levels, stay })
+    }
+
+    fn lost(site: &Site, tenancy: &Tenancy) -> Error {
+        site.lost(tenancy, tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired))
+    }
+
+    fn come_back(
+        self,
+        site: &Arc<Site>,
+        tenancy: &Arc<Tenancy>,
+        until_it_leaves: Option<Box<dyn Any + Send>>,
+    ) {
+        site.gate.unfold(tenancy, self.levels);
+        for (reason, callback) in self.stay.comes_back(tenancy, until_it_leaves) {
+            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
+        }
+    }
+}
+
+fn nothing_held(error: Error) -> Error {
+    error.now("nothing is held any more, at no level")
+}

@@ -1,0 +1,307 @@
+//! A thread's place among those who wait on a condition, from the moment at which it still has the
+//! lock until its notification is used.
+//!
+//! ```text
+//! listen (lock in hand) -> stand: one script (lock in hand) -> leave the lock -> sleep
+//! woken by: the message      -> notified
+//!           a new subscription, a poll -> look: still there? else notified
+//!           the end of the wait        -> look and leave: was it there? else notified
+//! notified -> take the lock again -> until the lock is left: a sign of life now and then -> done
+//! ```
+//!
+//! Gone is notified: it sleeps only while its entry stands among those who wait. Whatever took the
+//! entry out, waking up is right, and a message only makes it quick. So no notification is lost between
+//! the release and the sleep, nor by a subscriber that was cut off.
+//!
+//! Passed on: who was notified has a record until its thread has left the lock again. Every path that
+//! does not get there ends in `done` with "pass it on", or in no sign of life any more.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::acquire::await_confirmation;
+use crate::connection::{Command, Outcome, Receiver};
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Expected, HoldState, Site, Tenancy};
+use crate::node::Core;
+use crate::protocol::{ConditionKeys, Owner};
+use crate::pubsub::{Addressee, News, Subscription};
+use crate::script::Trouble;
+use crate::script::condition::{ConditionScripts, Looked, Use, done};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Thread, clock, jitter};
+use crate::wait::Wait;
+use crate::watchdog::{Chore, Orphan};
+
+/// How often a waiter looks that hears nothing. So long at most the death of who was notified before
+/// it costs, too.
+const POLL: Duration = Duration::from_secs(1);
+/// How often a sign of life goes out for who was notified and has not left the lock again: three fit
+/// into the time for which its record counts without one (`PATIENCE` in `waiters.lua`).
+const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
+
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Notified,
+    Over,
+    Cancelled,
+}
+
+/// See the module.
+pub(super) struct Place<'a> {
+    site: &'a Arc<Site>,
+    thread: &'a Arc<Thread>,
+    mail: Arc<Mail>,
+    own: Subscription,
+    /// The version of that channel when nothing can have been missed.
+    seen: u64,
+    part: Part,
+    /// The server may have its entry, or the record of its notification.
+    stands: bool,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(
+        site: &'a Arc<Site>,
+        keys: &Arc<ConditionKeys>,
+        thread: &'a Arc<Thread>,
+    ) -> Self {
+        let core = &site.core;
+        let waiter = core.id.next_owner();
+        let mail = Arc::new(Mail {
+            database: core.database(),
+            waiting: keys.waiting.as_str().into(),
+            reader: Arc::clone(thread),
+            notified: AtomicBool::new(false),
+        });
+        // Known to the process before it is to Redis.
+        let expected = Expected::new(core, waiter.number(), Arc::clone(&mail));
+        let part =
+            Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
+        let own = core.pubsub.listen_to_own();
+        Self { site, thread, mail, own, seen: 0, part, stands: false }
+    }
+
+    /// Waits until messages reach this process. Before it stands there: a notification passes those
+    /// who do not listen. `false`: the wait is over first.
+    pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
+        let (core, name) = (&self.site.core, &self.site.name);
+        let confirmed = await_confirmation(&self.own, core, name, self.thread, wait, || false)?;
+        self.seen = self.own.version();
+        Ok(confirmed)
+    }
+
+    /// Stands among those who wait. `false`: the lock is not the owner's any more.
+    pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
+        let Site { lane, name, .. } = &**self.site;
+        let stands = self.part.scripts().wait(lane, name, owner, &self.part.waiter);
+        self.stands = match &stands {
+            Ok(stands) => *stands,
+            // If it does nevertheless, it is taken out again; if it comes to stand there later, and is
+            // notified, that is passed on (`pass_on`).
+            Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
+        };
+        stands
+    }
+
+    /// Sleeps until it is notified or the wait ends.
+    pub(super) fn sleep(&mut self, wait: &Wait<'_>) -> Result<Ended, Error> {
+        let (core, name) = (&self.site.core, &self.site.name);
+        let mut look_at = clock::now().saturating_add(Self::poll());
+        loop {
+            if self.mail.notified.load(Ordering::Acquire) {
+                return Ok(Ended::Notified);
+            }
+            let ended = match wait.check(core, name) {
+                Ok(()) => wait.is_over().then_some(Ended::Over),
+                Err(error) if error.kind() == ErrorKind::Cancelled => Some(Ended::Cancelled),
+                Err(error) => return Err(error),
+            };
+            if let Some(ended) = ended {
+                // Notified at this moment: that counts. Else nobody will notify it any more.
+                return Ok(match self.look(true)? {
+                    Looked::Waits => {
+                        self.stands = false;
+                        ended
+                    }
+                    Looked::Notified => Ended::Notified,
+                });
+            }
+            let version = self.own.version();
+            let moved = self.seen != version && self.own.is_confirmed();
+            if moved || clock::now() >= look_at {
+                self.seen = version;
+                if self.look(false)? == Looked::Notified {
+                    if !self.mail.notified.load(Ordering::Acquire) {
+                        // The message of that is on its way, or was lost.
+                        core.pubsub.suspect();
+                    }
+                    return Ok(Ended::Notified);
+                }
+                look_at = clock::now().saturating_add(Self::poll());
+            }
+            let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
+            wait.wakeable(self.thread, || {
+                let _waking = self.own.wake(self.thread);
+                // After the registrations: what came before them woke nobody.
+                if !self.mail.notified.load(Ordering::Acquire)
+                    && (self.own.version() == version || !self.own.is_confirmed())
+                    && wait.check(core, name).is_ok()
+                {
+                    self.thread.parker().park_until(wait.sleep_until(rest));
+                }
+            });
+        }
+    }
+
+    /// It was notified, and the thread takes the lock again.
+    pub(super) fn notified(mut self) -> Notified {
+        self.stands = false;
+        let part = self.part.clone();
+        let sign = Arc::new(Sign { part, back: OnceLock::new() });
+        let chore: Arc<dyn Chore> = Arc::clone(&sign) as _;
+        self.site.core.watchdog.schedule(&chore, SIGN_OF_LIFE);
+        Notified { sign }
+    }
+
+    fn look(&self, leaves: bool) -> Result<Looked, Error> {
+        let looked = self.part.scripts().look(&self.site.lane, &self.part.waiter, leaves);
+        looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
+    }
+
+    fn poll() -> u64 {
+        clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.stands && !self.site.core.is_forked() {
+            self.part.done(Use::PassedOn);
+        }
+    }
+}
+
+/// One waiter's part in a condition, as the server knows it.
+#[derive(Clone)]
+struct Part {
+    site: Arc<Site>,
+    keys: Arc<ConditionKeys>,
+    waiter: Owner,
+    /// Messages may name it. Until it is done: one that comes late must not be passed on.
+    _expected: Arc<Expected>,
+}
+
+impl Part {
+    fn scripts(&self) -> ConditionScripts<'_> {
+        ConditionScripts { keys: &self.keys, database: self.site.core.database() }
+    }
+
+    /// Nobody waits for the answer.
+    fn done(&self, becomes: Use) {
+        let command = self.scripts().done_command(self.waiter.as_bytes(), becomes);
+        let done = Done { site: Arc::clone(&self.site), command: command.clone() };
+        self.site.core.post(&self.site.lane, command, Arc::new(done));
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Part({})", self.waiter)
+    }
+}
+
+/// What a place was told.
+#[derive(Debug)]
+struct Mail {
+    database: i64,
+    waiting: Box<str>,
+    reader: Arc<Thread>,
+    notified: AtomicBool,
+}
+
+impl Addressee for Mail {
+    fn told(&self, news: &News<'_>) {
+        let News::Notified { database, waiting } = news else { return };
+        if (*database, *waiting) == (self.database, &*self.waiting) {
+            self.notified.store(true, Ordering::Release);
+            self.reader.parker().unpark();
+        }
+    }
+}
+
+/// A notification, until the thread that it woke has left the lock again. Dropped before that, or when
+/// the lock was lost, it is passed on.
+pub(super) struct Notified {
+    sign: Arc<Sign>,
+}
+
+impl Notified {
+    /// The thread has the lock again.
+    pub(super) fn is_back(&self, tenancy: &Arc<Tenancy>) {
+        let _ = self.sign.back.set(Arc::clone(tenancy));
+    }
+}
+
+impl Drop for Notified {
+    fn drop(&mut self) {
+        let Sign { part, back } = &*self.sign;
+        if part.site.core.is_forked() {
+            return;
+        }
+        let used = back.get().is_some_and(|tenancy| !matches!(tenancy.state(), HoldState::Lost(_)));
+        part.done(if used { Use::Used } else { Use::PassedOn });
+    }
+}
+
+/// The sign of life of who was notified.
+#[derive(Debug)]
+struct Sign {
+    part: Part,
+    /// In which it has the lock again.
+    back: OnceLock<Arc<Tenancy>>,
+}
+
+impl Chore for Sign {
+    fn command(&self) -> Option<Command> {
+        // Of a thread that has ended with the lock in its hands the hold is lost some time.
+        let lives = self.back.get().is_none_or(|tenancy| tenancy.is_held());
+        lives.then(|| self.part.scripts().look_command(&self.part.waiter, false))
+    }
+
+    fn done(&self, _outcome: Outcome) -> Duration {
+        SIGN_OF_LIFE
+    }
+}
+
+/// The end of a waiter's part, on its way.
+struct Done {
+    site: Arc<Site>,
+    command: Command,
+}
+
+impl Receiver for Done {
+    fn receive(&self, outcome: Outcome) {
+        if done(outcome).is_err() {
+            // If that does not get through either, the record ends without a sign of life, and an entry
+            // among those who wait when it is notified (`pass_on`).
+            let done = Orphan::stray(&self.site.name, self.command.clone());
+            self.site.core.watchdog.adopt(done);
+        }
+    }
+}
+
+/// A notification of an owner of this client that does not wait: a request came late, or its thread
+/// had left. The next one is to have it.
+pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
+    let Some(keys) = ConditionKeys::of(waiting) else { return };
+    if database != core.database() || core.is_shut_down() {
+        return;
+    }
+    let waiter = format!("{}:{owner}", core.id.as_str());
+    let scripts = ConditionScripts { keys: &keys, database };
+    let command = scripts.done_command(waiter.as_bytes(), Use::PassedOn);
+    core.watchdog.adopt(Orphan::stray(&waiting.into(), command));
+}

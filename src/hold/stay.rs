@@ -1,0 +1,108 @@
+//! A thread's stay in a lock over its waits on conditions: it leaves with all levels, and is back
+//! with them later, in another hold.
+//!
+//! A guard names the tenancy in which its level was taken. When the thread waits, that tenancy ends;
+//! when it is back it has another. The stay is how the guards of all of them find the one of now. Who
+//! never waits has none.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::{Callback, Tenancy};
+use crate::error::LostReason;
+use crate::sync::Mutex;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Stay {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None`: its thread waits, or could not come back.
+    now: Option<Arc<Tenancy>>,
+    /// Given by a guard while nobody was there to be lost.
+    callbacks: Vec<Callback>,
+    /// Dropped when the thread has left again.
+    until_it_leaves: Option<Box<dyn Any + Send>>,
+}
+
+/// The stay that a tenancy is a part of.
+#[derive(Default)]
+pub(super) struct PartOf {
+    /// Once its thread has left to wait. Its guards keep the stay.
+    left: OnceLock<Arc<Stay>>,
+    /// From the moment its thread has come back from a wait. The stay keeps the tenancy.
+    came: OnceLock<Weak<Stay>>,
+}
+
+impl Stay {
+    /// The thread is about to leave `tenancy`, to wait. The second is to be dropped when it has.
+    pub(crate) fn leaves(tenancy: &Tenancy) -> (Arc<Self>, Option<Box<dyn Any + Send>>) {
+        let part_of = &tenancy.part_of;
+        let stay = part_of.came.get().and_then(Weak::upgrade).unwrap_or_default();
+        // Taken out first: what the tenancy is given from here on comes here (see `on_lost`).
+        let mut state = stay.state.lock();
+        state.now = None;
+        let until_it_leaves = state.until_it_leaves.take();
+        drop(state);
+        // The thread leaves a tenancy once, so nothing is there.
+        let _ = part_of.left.set(Arc::clone(&stay));
+        let callbacks = tenancy.take_callbacks();
+        stay.state.lock().callbacks.extend(callbacks);
+        (stay, until_it_leaves)
+    }
+
+    /// The thread is back. Those that are to be called now, as the hold is lost already.
+    pub(crate) fn comes_back(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        until_it_leaves: Option<Box<dyn Any + Send>>,
+    ) -> Vec<(LostReason, Callback)> {
+        let _ = tenancy.part_of.came.set(Arc::downgrade(self));
+        let mut state = self.state.lock();
+        state.now = Some(Arc::clone(tenancy));
+        state.until_it_leaves = until_it_leaves;
+        let callbacks = std::mem::take(&mut state.callbacks);
+        drop(state);
+        callbacks.into_iter().filter_map(|callback| tenancy.on_lost(callback)).collect()
+    }
+
+    /// The callbacks of a stay whose thread lost the lock before it could leave it.
+    pub(crate) fn take_callbacks(&self) -> Vec<Callback> {
+        std::mem::take(&mut self.state.lock().callbacks)
+    }
+}
+
+impl Tenancy {
+    /// The tenancy that a guard of this one is a guard of now: this one, or the one its thread came
+    /// back with from a wait.
+    pub(crate) fn of_now(self: &Arc<Self>) -> Cow<'_, Arc<Self>> {
+        let now = self.part_of.left.get().and_then(|stay| stay.state.lock().now.clone());
+        now.map_or(Cow::Borrowed(self), Cow::Owned)
+    }
+
+    /// As [`on_lost`](Self::on_lost), of the tenancy of now; kept for the next one while the thread
+    /// waits.
+    pub(crate) fn on_lost_now(
+        self: &Arc<Self>,
+        callback: Callback,
+    ) -> Option<(LostReason, Callback)> {
+        if let Some(stay) = self.part_of.left.get() {
+            let mut state = stay.state.lock();
+            let Some(now) = state.now.clone() else {
+                state.callbacks.push(callback);
+                return None;
+            };
+            drop(state);
+            return now.on_lost(callback);
+        }
+        self.on_lost(callback)
+    }
+
+    fn take_callbacks(&self) -> Vec<Callback> {
+        std::mem::take(&mut self.end.lock().callbacks)
+    }
+}

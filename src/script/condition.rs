@@ -1,0 +1,122 @@
+//! The scripts of conditions.
+
+use std::sync::LazyLock;
+
+use super::{Rights, Trouble, accepted, call, call_again, flag, number};
+use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::protocol::{ConditionKeys, Owner};
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/condition/waiters.lua"),
+                include_str!(concat!("../../lua/condition/", $file))
+            ))
+        })
+    };
+}
+
+static WAIT: LazyLock<Script> = script!("wait.lua");
+static NOTIFY: LazyLock<Script> = script!("notify.lua");
+static LOOK: LazyLock<Script> = script!("look.lua");
+static DONE: LazyLock<Script> = script!("done.lua");
+
+/// See [`super::prepare`].
+pub(super) fn prepare() {
+    for script in [&WAIT, &NOTIFY, &LOOK, &DONE] {
+        LazyLock::force(script);
+    }
+}
+
+/// One condition as the scripts see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConditionScripts<'a> {
+    pub(crate) keys: &'a ConditionKeys,
+    pub(crate) database: i64,
+}
+
+/// How it stands with a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// It waits; or did, if it was to be taken out.
+    Waits,
+    /// It does not any more, and this is as good as a notification.
+    Notified,
+}
+
+/// What becomes of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Used,
+    /// Somebody else is to have it.
+    PassedOn,
+}
+
+impl ConditionScripts<'_> {
+    /// Puts a waiter among those who wait. `false`: the lock is not the owner's any more.
+    pub(crate) fn wait(
+        self,
+        lane: &Lane,
+        lock: &str,
+        owner: &Owner,
+        waiter: &Owner,
+    ) -> Result<bool, Trouble> {
+        let command = self.command(&WAIT, Some(lock), &[owner.as_bytes(), waiter.as_bytes()]);
+        flag(call(lane, &command, Rights::Conditions)?)
+    }
+
+    /// Notifies one who waits, or all: how many it were. `None`: the lock is not the owner's any
+    /// more.
+    pub(crate) fn notify(
+        self,
+        lane: &Lane,
+        lock: &str,
+        owner: &Owner,
+        notification: u64,
+        all: bool,
+    ) -> Result<Option<u64>, Trouble> {
+        let mut digits = [0; 20];
+        let notification = decimal(notification, &mut digits);
+        let command = |copy| {
+            let all: &[u8] = if all { b"1" } else { b"0" };
+            self.command(&NOTIFY, Some(lock), &[owner.as_bytes(), notification, all, copy])
+        };
+        let (reply, _) = call_again(lane, &command(b"0"), Rights::Conditions, || command(b"1"))?;
+        Ok(u64::try_from(number(reply)?).ok())
+    }
+
+    /// Asks how it stands with a waiter, and takes it out if it `leaves`.
+    pub(crate) fn look(self, lane: &Lane, waiter: &Owner, leaves: bool) -> Result<Looked, Trouble> {
+        let waits = flag(call(lane, &self.look_command(waiter, leaves), Rights::Conditions)?)?;
+        Ok(if waits { Looked::Waits } else { Looked::Notified })
+    }
+
+    /// A look, which is a sign of life, too.
+    pub(crate) fn look_command(self, waiter: &Owner, leaves: bool) -> Command {
+        self.command(&LOOK, None, &[waiter.as_bytes(), if leaves { b"1" } else { b"0" }])
+    }
+
+    /// Ends a waiter's part.
+    pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
+        let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
+        self.command(&DONE, None, &[waiter, pass])
+    }
+
+    fn command(
+        self,
+        script: &'static LazyLock<Script>,
+        lock: Option<&str>,
+        arguments: &[&[u8]],
+    ) -> Command {
+        let keys = [Some(&*self.keys.waiting), Some(&*self.keys.notified), lock];
+        let keys: Vec<&[u8]> = keys.into_iter().flatten().map(str::as_bytes).collect();
+        let database = self.database.to_string();
+        Command::script(script, &keys, &[&[database.as_bytes()], arguments].concat())
+    }
+}
+
+/// The server's answer to a [`ConditionScripts::done_command`].
+pub(crate) fn done(outcome: Outcome) -> Result<(), Trouble> {
+    accepted(outcome, Rights::Conditions).map(drop)
+}
