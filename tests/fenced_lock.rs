@@ -86,7 +86,7 @@ fn threads_of_one_process_have_tokens_of_their_own() {
     let server = server();
     let lock = client(&server).fenced_lock("passed");
     let first = lock.lock().unwrap();
-    let (mut redis, next) = (server.connection(), lock.clone());
+    let (mut redis, next) = (server.connection(), lock);
     let token = see(&mut redis, "passed", &first);
     let next = spawn(move || {
         let guard = next.lock().unwrap();

@@ -26,9 +26,12 @@ pub(crate) struct Members {
 
 #[derive(Default)]
 struct Kinds {
-    known: Vec<((TypeId, &'static str), Arc<dyn Kind>)>,
+    known: Vec<(KindId, Arc<dyn Kind>)>,
     closed: bool,
 }
+
+/// A type, and which kind of it.
+type KindId = (TypeId, &'static str);
 
 trait Kind: Send + Sync {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
