@@ -715,6 +715,45 @@ fn who_stands_still_when_it_is_notified_leaves_it_to_the_next() {
 }
 
 #[test]
+fn who_loses_the_lock_that_it_came_back_with_leaves_its_notification_to_the_next() {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let first = Guest::of(&server, "m", &here, Wait::FOREVER);
+    let second = Guest::of(&server, "m", &here, Wait::FOREVER);
+    assert!(notify(&there));
+    first.wait_back();
+    // By its own client, which tells it.
+    assert!(here.lock.force_unlock().unwrap());
+    drop(first.leave);
+    assert_eq!(first.thread.join().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert!(second.leaves());
+    leaves_nothing(&server, "m");
+}
+
+#[test]
+fn a_notification_of_nobody_is_passed_on_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    // As a request leaves it that came late, of a thread that has given up.
+    let guard = here.lock.lock().unwrap();
+    let (owner, _) = holder(&mut server.connection(), "m").unwrap();
+    let (uuid, _) = owner.split_once(':').unwrap();
+    let nobody = format!("{uuid}:{}", u64::MAX);
+    let () = server.connection().rpush(waiting_key("m"), &nobody).unwrap();
+    guard.unlock().unwrap();
+    let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
+    let told = Instant::now();
+    assert!(notify(&there));
+    assert!(guest.wait_back() - told < BEFORE_A_LOOK);
+    assert!(guest.leaves());
+    leaves_nothing(&server, "m");
+}
+
+#[test]
 fn a_message_that_was_lost_costs_a_look() {
     let _bounded = bounded();
     let server = server();
