@@ -127,6 +127,7 @@ mod fair_lock;
 mod hold;
 mod lock;
 mod node;
+mod permits;
 mod protocol;
 mod pubsub;
 mod reentrant_lock;

@@ -10,17 +10,15 @@ use crate::cancel::CancelToken;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::node::Session;
+use crate::permits::{PermitEntered, PermitWaiter, first_unmet};
 use crate::script::semaphore::SemaphoreScripts;
 use crate::script::{Ticket, Trouble};
 use crate::sync::Thread;
 
 mod permit;
-mod permits;
 mod site;
-mod turn;
 
 pub use self::permit::Permit;
-use self::permits::{PermitEntered, PermitWaiter, first_unmet};
 pub(crate) use self::site::SemaphoreSite;
 use self::site::{Baton, Giving};
 
