@@ -4,23 +4,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Attempt, Contender, Signal, Try, Wait};
+use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::node::Session;
-use crate::permits::{PermitEntered, PermitWaiter, first_unmet};
+use crate::permits;
 use crate::script::semaphore::SemaphoreScripts;
 use crate::script::{Ticket, Trouble};
-use crate::sync::Thread;
 
 mod permit;
 mod site;
 
 pub use self::permit::Permit;
+use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
-use self::site::{Baton, Giving};
 
 /// A number of permits that threads of all processes share: `Semaphore` of
 /// java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
@@ -393,7 +392,7 @@ impl Semaphore {
     /// One round trip; none if all are passed to threads of this process that wait.
     pub fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.give_back(permits, Giving::Awaited)
+        self.site.give_back_as(permits, Giving::Awaited)
     }
 
     /// Gives `permits` back if the semaphore exists: `false` if it does not.
@@ -443,115 +442,13 @@ impl Semaphore {
         outcome.map_err(|trouble| site.error(trouble))
     }
 
-    /// Asks by itself while permits are free; after a refusal stands in the process's queue, and
-    /// leads when first.
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
         self.check(&wait)?;
-        let site = &self.site;
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
-        let thread = Thread::current();
-        let mut entered = site.gate.enter(&thread, permits, wait.blocks());
-        // Who finds the gate open is first in line, and after the process's turn it stays away like
-        // any other: its release and its next request, one behind the other, would win every race.
-        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
-        let mut rest = Duration::ZERO;
-        if matches!(entered, PermitEntered::Open) && wait.blocks() && site.is_turn_over() {
-            rest = site.rest_of_yield();
-            if !rest.is_zero() {
-                entered = site.gate.refused(&thread, permits);
-            }
-        }
-        let asked = matches!(entered, PermitEntered::Open);
-        if asked {
-            if site.ask(&[permits], 1)? > 0 {
-                return Ok(Some(self.permit(permits)));
-            }
-            if wait.is_over() {
-                return Ok(None);
-            }
-            entered = site.gate.refused(&thread, permits);
-        }
-        match entered {
-            PermitEntered::Open | PermitEntered::Leads => {}
-            PermitEntered::Occupied => return Ok(None),
-            PermitEntered::Queued(waiter) => match self.stand_in_queue(&waiter, &wait)? {
-                Some(Signal::Granted(())) => return Ok(Some(self.permit(permits))),
-                Some(Signal::Failed(error)) => return Err(error),
-                Some(Signal::Baton) => {}
-                None => return Ok(None),
-            },
-        }
-        let granted = self.lead(&thread, permits, wait, asked, rest)?;
-        Ok(granted.then(|| self.permit(permits)))
-    }
-
-    fn stand_in_queue(
-        &self,
-        waiter: &Arc<PermitWaiter>,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Signal<()>>, Error> {
-        let site = &self.site;
-        let give_up = |waiter: &Arc<PermitWaiter>| site.gate.give_up(waiter);
-        waiter.stand(self.session.core(), &site.name, wait, give_up, || {})
-    }
-
-    /// Asks Redis, and waits for other processes, or for what this one's threads give back.
-    /// `asked`: the server has just refused the thread. `rest`: how long it stays away first, if
-    /// that is known already.
-    fn lead(
-        &self,
-        thread: &Arc<Thread>,
-        permits: u32,
-        wait: Wait<'_>,
-        asked: bool,
-        rest: Duration,
-    ) -> Result<bool, Error> {
-        let site = &self.site;
-        let _baton = Baton { site };
-        let contender = Contender {
-            core: self.session.core(),
-            name: &site.name,
-            channel: &site.channel,
-            thread,
-            wait,
-            news: &|| site.gate.is_given(),
-        };
-        // After the process's turn others go first, unless somebody here gives permits back.
-        let rest = if rest.is_zero() { site.rest_of_yield() } else { rest };
-        if !rest.is_zero() {
-            contender.sleep(None, wait.sleep_until(rest), |_| false)?;
-        }
-        let granted = contender.acquire(
-            |Attempt { tries, listening }| {
-                if site.gate.take_given() {
-                    return Ok(Try::Granted(()));
-                }
-                let version = listening.map(|(_, version)| version);
-                if version.is_none() && asked || site.gate.would_be_refused(version, permits) {
-                    return Ok(Try::Busy(None));
-                }
-                let needs = site.gate.needs(permits);
-                let clients = site.clients();
-                let taken = site.ask(&needs, clients)?;
-                // What is left for other processes was not refused: they may not want it.
-                let unmet = first_unmet(&needs, taken).filter(|_| taken == 0 || clients == 1);
-                if let Some((version, need)) = version.zip(unmet) {
-                    site.gate.refused_at(version, need);
-                }
-                if taken > 0 {
-                    site.gate.with_backoff(|backoff| backoff.won());
-                    return Ok(Try::Granted(()));
-                }
-                if tries > 1 {
-                    site.gate.with_backoff(|backoff| backoff.lost());
-                }
-                Ok(Try::Busy(None))
-            },
-            |waited| site.stay_away(waited),
-        )?;
-        Ok(granted.is_some())
+        let taken = permits::take(&self.site, permits, wait)?;
+        Ok(taken.map(|permits| self.permit(permits)))
     }
 
     fn permit(&self, permits: u32) -> Permit {

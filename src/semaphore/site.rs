@@ -1,12 +1,11 @@
 //! One semaphore of one client: its requests to the server, and what comes back.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::node::{Core, Member};
-use crate::permits::{Before, PermitGate};
+use crate::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
@@ -22,7 +21,7 @@ pub(crate) struct SemaphoreSite {
     pub(super) channel: Arc<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
-    pub(crate) gate: PermitGate,
+    gate: PermitGate<u32>,
 }
 
 /// Permits to give back for which no request is open: there were too many, or the server could not
@@ -92,34 +91,6 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Asks the server once: for the thread's own need, which is the first, and those of the others
-    /// behind it. Returns how many permits it gave: what some of the first needs are together, or
-    /// zero. What it gave for others has gone to them, or back.
-    pub(super) fn ask(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<u32, Error> {
-        let arrivals = self.gate.arrivals();
-        let ticket = self.open();
-        let trouble = match self.scripts().try_acquire(ticket, clients, needs) {
-            Ok(taken) => {
-                self.requests.close(ticket);
-                if let Some(others) = needs.first().and_then(|own| taken.checked_sub(*own)) {
-                    let rest = self.gate.granted(others);
-                    if rest > 0 {
-                        // Errors are logged, and the release is sent again.
-                        let _ = self.give_to_server(rest, Giving::Posted);
-                    }
-                }
-                return Ok(taken);
-            }
-            Err(trouble) => trouble,
-        };
-        let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-        let error = self.not_taken(ticket, trouble);
-        if !alone {
-            self.gate.fail_before(arrivals, &error);
-        }
-        Err(error)
-    }
-
     /// Undoes a request that has failed, if it may have taken permits.
     pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
         let state = match &trouble {
@@ -145,19 +116,23 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Passes permits on within the process, and gives the rest back to the server.
-    pub(super) fn give_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+    /// As [`Source::give_back`], where the caller may wait.
+    pub(super) fn give_back_as(
+        self: &Arc<Self>,
+        permits: u32,
+        giving: Giving,
+    ) -> Result<(), Error> {
         match self.gate.pass(permits) {
             0 => Ok(()),
             // A part was passed on: the caller must not give all of it back again.
             rest if rest < permits && giving == Giving::Awaited => {
-                self.give_to_server(rest, Giving::AwaitedForGood)
+                self.send_back(rest, Giving::AwaitedForGood)
             }
-            rest => self.give_to_server(rest, giving),
+            rest => self.send_back(rest, giving),
         }
     }
 
-    fn give_to_server(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+    fn send_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
         let posted = giving == Giving::Posted;
         if posted && self.lane.permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
             self.owe(permits.into());
@@ -186,48 +161,6 @@ impl SemaphoreSite {
         }
     }
 
-    /// How long the leader stays away from the race after it was woken.
-    pub(super) fn stay_away(&self, waited: Duration) -> Duration {
-        let rest = self.rest_of_yield();
-        if rest.is_zero() { self.gate.pause(self.own_listeners(), waited) } else { rest }
-    }
-
-    fn own_listeners(&self) -> i64 {
-        i64::from(self.core.pubsub.listening(&self.channel).is_some())
-    }
-
-    pub(super) fn is_turn_over(&self) -> bool {
-        let now = clock::now();
-        self.gate.with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
-    }
-
-    /// How many processes want permits, as far as the answers to releases tell. Where they tell
-    /// nothing, there may be one besides this.
-    pub(super) fn clients(&self) -> u64 {
-        let own = self.own_listeners();
-        self.gate.with_turn(|turn| match turn.others(own) {
-            Some(others) => others.saturating_add(1),
-            None if turn.is_alone(own) => 1,
-            None => 2,
-        })
-    }
-
-    /// After the process's turn, if others listen: for how long they go first.
-    pub(super) fn rest_of_yield(&self) -> Duration {
-        let now = clock::now();
-        let own = self.own_listeners();
-        self.gate.with_turn(|turn| match turn.before(now) {
-            Before::Yield(last) => {
-                let others = turn.others(own).unwrap_or(1);
-                let stays = others > 0;
-                turn.end(others);
-                turn.yielded(stays);
-                if stays { turn.rest(last.at, now) } else { Duration::ZERO }
-            }
-            Before::Ask => Duration::ZERO,
-        })
-    }
-
     fn in_the_background(&self) -> &'static str {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
@@ -235,6 +168,45 @@ impl SemaphoreSite {
     fn run(&self, command: Command, ticket: Ticket) {
         let errand = Errand::request(&self.name, command, &self.requests, ticket);
         self.core.watchdog.run_errand(errand);
+    }
+}
+
+impl Source for SemaphoreSite {
+    type Permits = u32;
+
+    fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn gate(&self) -> &PermitGate<u32> {
+        &self.gate
+    }
+
+    fn request(&self, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
+        let ticket = self.open();
+        match self.scripts().try_acquire(ticket, clients, needs) {
+            Ok(taken) => {
+                self.requests.close(ticket);
+                Ok(if taken > 0 { Reply::Given(taken) } else { Reply::Refused(None) })
+            }
+            Err(trouble) => {
+                let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                Err(RequestFailed { error: self.not_taken(ticket, trouble), alone })
+            }
+        }
+    }
+
+    fn give_to_server(self: &Arc<Self>, permits: u32) {
+        // Errors are logged, and the release is sent again.
+        let _ = self.send_back(permits, Giving::Posted);
     }
 }
 
@@ -285,21 +257,6 @@ impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
         self.core.requests.forget_last(self.requests.key(), &self.requests);
-    }
-}
-
-/// The right to ask the server first. Handed on when dropped, on every path.
-pub(super) struct Baton<'a> {
-    pub(super) site: &'a Arc<SemaphoreSite>,
-}
-
-impl Drop for Baton<'_> {
-    fn drop(&mut self) {
-        // It got permits from the server, or gave up, and was passed some at the same moment.
-        let left = self.site.gate.hand_on();
-        if left > 0 {
-            let _ = self.site.give_back(left, Giving::Posted);
-        }
     }
 }
 

@@ -41,7 +41,7 @@ struct Seen {
 
 /// One name, in a process of its own.
 struct Pool {
-    gate: PermitGate,
+    gate: PermitGate<u32>,
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
@@ -57,9 +57,8 @@ struct Lead<'a>(&'a Pool);
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        match self.0.gate.hand_on() {
-            0 => {}
-            left => self.0.give_back(left),
+        if let Some(left) = self.0.gate.hand_on() {
+            self.0.give_back(left);
         }
     }
 }
@@ -116,9 +115,9 @@ impl Pool {
         match entered {
             PermitEntered::Leads => {}
             PermitEntered::Queued(waiter) => {
-                let give_up = |waiter: &Arc<PermitWaiter>| self.gate.give_up(waiter);
+                let give_up = |waiter: &Arc<PermitWaiter<u32>>| self.gate.give_up(waiter);
                 match waiter.stand(&self.core, &NAME.into(), &wait, give_up, || {}) {
-                    Ok(Some(Signal::Granted(()))) => return true,
+                    Ok(Some(Signal::Granted(_))) => return true,
                     Ok(Some(Signal::Baton)) => {}
                     Ok(Some(Signal::Failed(_)) | None) | Err(_) => {
                         self.seen.given_up.fetch_add(1, Ordering::SeqCst);
@@ -136,7 +135,7 @@ impl Pool {
         // Subscribe first.
         self.listeners.lock().push(Arc::clone(thread));
         let granted = loop {
-            if self.gate.take_given() {
+            if self.gate.take_given().is_some() {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 break true;
             }
