@@ -299,6 +299,20 @@ fn deadline(sent_at: u64, lease: Duration) -> u64 {
     sent_at.saturating_add(lease - drift)
 }
 
+/// When a watched hold is renewed: first at a third of the lease, so that short holds cost nothing;
+/// together with others that are due at about that time.
+pub(crate) fn renewal_due(deadline: u64, lease: Duration) -> u64 {
+    let lease = clock::nanos(lease);
+    let third = deadline.saturating_sub(lease / 3 * 2);
+    let grid = (lease / 64).max(1_000_000);
+    third / grid * grid
+}
+
+/// After how long a renewal is tried again that has failed so often before.
+pub(crate) fn retry_step(lease: Duration, retries: u32) -> u64 {
+    (clock::nanos(lease) / 200).max(1_000_000) << retries.min(4)
+}
+
 type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
 /// One thread's stay in a hold.
@@ -381,7 +395,7 @@ impl Tenancy {
             }
             (None, Terms::Watched) => match max_hold {
                 Some(longest) if held >= clock::nanos(longest) => {
-                    format!("the lock was held for longer than max_hold ({longest:?})")
+                    format!("it was held for longer than max_hold ({longest:?})")
                 }
                 _ => "it was not renewed in time: the process stood still, or was too busy"
                     .to_owned(),

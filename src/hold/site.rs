@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use super::{Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock};
+use super::{
+    Admitted, Gate, Hold, Left, Place, Seat, Tenancy, Terms, clock, renewal_due, retry_step,
+};
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
 use crate::protocol::{LockKeys, Owner};
 use crate::pubsub::Grant;
-use crate::script::lock::{Chain, LockScripts};
+use crate::script::lock::{Chain, LockScripts, Renewals};
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
 use crate::watchdog::{Alarm, Errand, Renewable, Renewal, Task};
@@ -176,10 +178,8 @@ impl Site {
     /// holds when this one was not to be seen.
     fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation
-            && let Some(renewal) = Member::renew_now(Arc::clone(self))
-        {
-            self.core.watchdog.renew_now(renewal);
+        if self.core.incarnation() != tenancy.hold.asked.incarnation {
+            self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
         }
     }
 
@@ -400,13 +400,9 @@ impl Site {
             let at = if seat.retries > 0 { seat.retry_at } else { since + RAISE };
             return Due { at: at.min(deadline), lease: (at < deadline).then_some(lease) };
         }
-        let lease = clock::nanos(config.watchdog_timeout);
-        // First at a third of the lease, so that short holds cost nothing; together with others
-        // that are due at about that time.
-        let third = deadline.saturating_sub(lease / 3 * 2);
-        let grid = (lease / 64).max(1_000_000);
-        let due = if seat.retries > 0 { seat.retry_at } else { third / grid * grid };
-        let lease = (due < deadline).then_some(config.watchdog_timeout);
+        let lease = config.watchdog_timeout;
+        let due = if seat.retries > 0 { seat.retry_at } else { renewal_due(deadline, lease) };
+        let lease = (due < deadline).then_some(lease);
         Due { at: due.min(deadline), lease }
     }
 
@@ -444,7 +440,7 @@ impl Site {
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
-        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
+        match script::lock::extend(Renewals::Locks, &self.lane, &self.name, &hold.owner, lease) {
             Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
             // The renewer tries again.
             Err(trouble) => {
@@ -479,11 +475,10 @@ impl Site {
                 Err(cause) => {
                     // Not at the next third: at once, then with back-off until the deadline.
                     hold.renewal_failed(cause);
-                    let lease = clock::nanos(self.core.config.watchdog_timeout);
                     let step = if hold.is_provisional() {
                         RAISE_AGAIN
                     } else {
-                        (lease / 200).max(1_000_000) << seat.retries.min(4)
+                        retry_step(self.core.config.watchdog_timeout, seat.retries)
                     };
                     seat.retries += 1;
                     seat.retry_at = now + step;
@@ -532,15 +527,15 @@ impl Member for Site {
 
     /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
     /// question whether the server knows it.
-    fn renew_now(self: Arc<Self>) -> Option<Renewal> {
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let now = clock::now();
-        let (hold, lease) = self.gate.with_seat(|seat| {
+        let held = self.gate.with_seat(|seat| {
             let seat = seat?;
             let due = self.next_due(seat, now);
             let lease = due.lease.filter(|lease| self.begin_renewal(seat, *lease, now));
             Some((Arc::clone(&seat.tenancy.hold), lease))
-        })?;
-        Some(self.renewal(hold, lease))
+        });
+        held.into_iter().map(|(hold, lease)| self.renewal(hold, lease)).collect()
     }
 }
 
@@ -551,7 +546,11 @@ struct Renewing {
 }
 
 impl Renewable for Renewing {
-    fn name(&self) -> &str {
+    fn kind(&self) -> Renewals {
+        Renewals::Locks
+    }
+
+    fn key(&self) -> &str {
         &self.site.name
     }
 

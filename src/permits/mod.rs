@@ -83,7 +83,7 @@ pub(crate) trait Source: Sized {
     /// Asks the server once: for the first of these needs, each as a whole, as far as there are
     /// enough for one of so many `clients`.
     fn request(
-        &self,
+        self: &Arc<Self>,
         needs: &[NeedOf<Self>],
         clients: u64,
     ) -> Result<Reply<Self::Permits>, RequestFailed>;

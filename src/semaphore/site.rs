@@ -190,7 +190,7 @@ impl Source for SemaphoreSite {
         &self.gate
     }
 
-    fn request(&self, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
+    fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
         let ticket = self.open();
         match self.scripts().try_acquire(ticket, clients, needs) {
             Ok(taken) => {

@@ -23,6 +23,7 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
+use crate::script::lock::Renewals;
 use crate::sync::clock;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -52,7 +53,9 @@ pub(crate) struct Renewal {
 
 /// A hold as the server knows it.
 pub(crate) trait Renewable: Send + Sync {
-    fn name(&self) -> &str;
+    fn kind(&self) -> Renewals;
+
+    fn key(&self) -> &str;
 
     fn owner(&self) -> &Owner;
 
@@ -62,7 +65,7 @@ pub(crate) trait Renewable: Send + Sync {
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Renewal({:?}, {:?})", self.hold.name(), self.lease)
+        write!(f, "Renewal({:?}, {:?})", self.hold.key(), self.lease)
     }
 }
 
@@ -169,10 +172,10 @@ impl Watchdog {
         move || drop(jobs.send(Job::RenewAll))
     }
 
-    /// As what [`renew_all`](Self::renew_all) calls, for a hold alone.
-    pub(crate) fn renew_now(&self, renewal: Renewal) {
+    /// As what [`renew_all`](Self::renew_all) calls, for these alone.
+    pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
         // The other end goes away at the end of the client only.
-        let _ = self.jobs.send(Job::Renew(vec![renewal]));
+        let _ = self.jobs.send(Job::Renew(renewals));
     }
 
     /// What to call when a connection was opened: what waits to be sent again is sent now.
