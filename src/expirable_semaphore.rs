@@ -535,7 +535,7 @@ impl ExpirableSemaphore {
 
     fn check_number(&self, permits: usize) -> Result<(), Error> {
         let most = Vec::<Arc<Lease>>::MOST;
-        if permits > most as usize {
+        if permits > most {
             let message = format!("{permits} permits at once are too many: {most} are the most");
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }

@@ -47,7 +47,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// # Leases
 ///
 /// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
-/// they are missing until somebody adds them again. A semaphore whose permits expire is to come.
+/// they are missing until somebody adds them again. Those of an
+/// [`ExpirableSemaphore`](crate::ExpirableSemaphore) come back by themselves.
 ///
 /// # Fairness
 ///

@@ -797,7 +797,7 @@ impl Redisson {
             .arg(permits)
             .arg("PUBLISH")
             .invoke(&mut self.redis)
-            .unwrap()
+            .unwrap();
     }
 }
 
@@ -1086,6 +1086,20 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     arrives();
     // It was sent twice, so it is undone for as long as a copy may come.
     stays(&server, "late", 5, 0);
+    // One that was refused, and comes when there is enough.
+    let copy = Arc::clone(&seen);
+    proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
+        let is = acquires(bytes, "late");
+        if is {
+            *copy.lock().unwrap() = bytes.to_vec();
+        }
+        is
+    });
+    assert!(semaphore.try_acquire_many(7).unwrap().is_none());
+    let request = seen.lock().unwrap().clone();
+    semaphore.add_permits(2).unwrap();
+    drop(redis.req_packed_command(&request).unwrap());
+    stays(&server, "late", 7, 0);
 }
 
 #[test]
@@ -1256,8 +1270,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let _bounded = bounded();
     let server = server();
-    let client = watched(&server, UNIT * 20);
-    for round in ["flush", "restart"] {
+    // The one finds out at its next renewal, the other since it met another run of the server.
+    for (round, client) in [("flush", watched(&server, UNIT * 20)), ("restart", client(&server))] {
         let semaphore = semaphore(&client, "gone", 1);
         let permit = semaphore.acquire().unwrap();
         let lost = on_lost(&permit);
@@ -1407,7 +1421,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
                 pool.try_acquire_many(4).map(|got| {
                     got.unwrap().into_iter().for_each(|it| {
                         let _ = it.into_id();
-                    })
+                    });
                 })
             },
             (0, 5),

@@ -53,7 +53,7 @@ impl Permits for Vec<Arc<Lease>> {
     type Need = Need;
 
     // A script's `unpack` has an end, and what the server does in one go should have one.
-    const MOST: u32 = 1_024;
+    const MOST: usize = 1_024;
 
     fn needed(need: Need) -> u32 {
         need.permits

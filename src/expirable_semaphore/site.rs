@@ -267,7 +267,7 @@ impl Member for ExpirableSite {
     fn end(self: Arc<Self>) {
         self.gate.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        for leases in held.chunks(Vec::<Arc<Lease>>::MOST as usize) {
+        for leases in held.chunks(Vec::<Arc<Lease>>::MOST) {
             leases.iter().for_each(|lease| lease.lose(LostReason::ShutDown));
             // An error was logged, and the leases end by themselves.
             self.give_to_server(leases.to_vec());

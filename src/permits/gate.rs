@@ -129,7 +129,7 @@ impl<P: Permits> PermitGate<P> {
         let state = self.state.lock();
         let mut sum = P::needed(own);
         let behind = state.queue.needs().copied().map_while(|need| {
-            sum = sum.checked_add(P::needed(need)).filter(|sum| *sum <= P::MOST)?;
+            sum = sum.checked_add(P::needed(need)).filter(|sum| *sum as usize <= P::MOST)?;
             P::go_together(own, need).then_some(need)
         });
         iter::once(own).chain(behind).take(MOST_TOGETHER).collect()

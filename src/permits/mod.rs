@@ -28,7 +28,7 @@ pub(crate) trait Permits: Sized + fmt::Debug {
     type Need: Copy + fmt::Debug;
 
     /// So many can be asked for in one request.
-    const MOST: u32;
+    const MOST: usize;
 
     /// How many permits a need is.
     fn needed(need: Self::Need) -> u32;
@@ -47,7 +47,7 @@ pub(crate) trait Permits: Sized + fmt::Debug {
 impl Permits for u32 {
     type Need = Self;
 
-    const MOST: u32 = Self::MAX;
+    const MOST: usize = Self::MAX as usize;
 
     fn needed(need: Self) -> u32 {
         need
