@@ -792,7 +792,7 @@ impl Redisson {
     }
 
     fn set_permits_4(&mut self, permits: u32) {
-        Script::new(include_str!("expirable/set_permits_4.lua"))
+        let () = Script::new(include_str!("expirable/set_permits_4.lua"))
             .key(&[self.name, &channel(self.name), &timeouts(self.name)])
             .arg(permits)
             .arg("PUBLISH")
@@ -1136,10 +1136,9 @@ fn a_release_is_made_once_whatever_is_lost() {
                 "release" => permit.release(),
                 _ => semaphore.release(&permit.into_id()),
             };
+            // Or a release of an earlier round was lost, which is sent again in the background.
             if let Err(error) = released {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
-            } else {
-                assert!(way == "drop" || action == Action::LoseRequest, "{way} {action:?}");
             }
             fired += times;
             proxy.wait_fired(fired, SOON);
