@@ -123,7 +123,7 @@ impl Error {
     /// - What was to be *given* (`unlock`, a semaphore's or permit's `release`, `release_many`,
     ///   `count_down`) is sent again in the background: it must not be called again.
     /// - What sets something (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `delete`) and `release_if_exists` are left as they are: look before they
+    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are left as they are: look before they
     ///   are called again.
     ///
     /// Where nothing more can be done in the background (the client has ended, or the request is
