@@ -1,8 +1,9 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, FairLock, HoldState,
-    Lock, LockGuard, LostReason, OwnedLockGuard, Permit, ReentrantLock, Semaphore, Wait,
+    CancelToken, Client, ClientBuilder, CountDownLatch, Error, ErrorKind, ExpirablePermit,
+    ExpirableSemaphore, FairLock, HoldState, Lock, LockGuard, LostReason, OwnedLockGuard, Permit,
+    PermitId, ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -16,11 +17,14 @@ const _: () = {
     goes_anywhere::<CountDownLatch>();
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();
+    goes_anywhere::<ExpirablePermit>();
+    goes_anywhere::<ExpirableSemaphore>();
     goes_anywhere::<FairLock>();
     goes_anywhere::<HoldState>();
     goes_anywhere::<LostReason>();
     goes_anywhere::<OwnedLockGuard>();
     goes_anywhere::<Permit>();
+    goes_anywhere::<PermitId>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
     goes_anywhere::<Wait<'_>>();
@@ -28,6 +32,7 @@ const _: () = {
     may_be_asked_anywhere::<LockGuard>();
     outlives_its_maker::<LockGuard>();
     outlives_its_maker::<OwnedLockGuard>();
+    outlives_its_maker::<ExpirablePermit>();
     outlives_its_maker::<Permit>();
 };
 

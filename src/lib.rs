@@ -29,6 +29,7 @@
 //! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
 //! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
+//! | the same, and the dead's come back | [`ExpirableSemaphore`] and its [`ExpirablePermit`] | |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
 //! | a hold that goes from thread to thread | [`OwnedLockGuard`], by `lock_owned` | |
@@ -60,8 +61,8 @@
 //! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
 //!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
 //!   at its next renewal at the latest; one with a fixed lease has none.
-//! - **That the dead give back.** A semaphore's permits have no lease: a process that dies takes
-//!   its own along.
+//! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies takes
+//!   its own along. An [`ExpirableSemaphore`]'s have one.
 //!
 //! The whole list, and the promises in full, are in README.md.
 //!
@@ -123,10 +124,12 @@ mod config;
 mod connection;
 mod count_down_latch;
 mod error;
+mod expirable_semaphore;
 mod fair_lock;
 mod hold;
 mod lock;
 mod node;
+mod permits;
 mod protocol;
 mod pubsub;
 mod reentrant_lock;
@@ -141,9 +144,11 @@ pub use client::Client;
 pub use config::ClientBuilder;
 pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind, LostReason};
+pub use expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use fair_lock::FairLock;
 pub use hold::HoldState;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
+pub use protocol::PermitId;
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;

@@ -1,4 +1,4 @@
-//! Speed and cost of the fair lock, the semaphore and the count-down latch beside Redisson's
+//! Speed and cost of the fair lock, the semaphores and the count-down latch beside Redisson's
 //! algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
 //!
@@ -69,6 +69,7 @@ fn main() -> ExitCode {
             ("fair", rivals::fair),
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
+            ("expirable", rivals::expirable),
             ("permits", permits::section),
             ("held", held::section),
             ("opening", opening::section),
@@ -98,5 +99,5 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, permits, held, opening, waiters. None named: all.
+Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters. None named: all.
 ";

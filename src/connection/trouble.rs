@@ -129,6 +129,7 @@ pub(crate) enum Rights {
     Locks,
     FairLocks,
     Semaphores,
+    ExpirableSemaphores,
     Latches,
     Subscriptions,
 }
@@ -150,6 +151,12 @@ impl Rights {
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+            }
+            Self::ExpirableSemaphores => {
+                "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \
+                 PTTL, PEXPIRE, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
+                 ZSCORE, PUBLISH and SUBSCRIBE on its key, on its key of leases ({name}:timeout), \
+                 on redlatch_request:* and on its channel"
             }
             Self::Latches => {
                 "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \

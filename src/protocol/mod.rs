@@ -2,6 +2,8 @@
 
 mod keys;
 mod owner;
+mod permit_id;
 
-pub(crate) use keys::{FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
+pub(crate) use keys::{ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
 pub(crate) use owner::{ClientId, Owner};
+pub use permit_id::PermitId;

@@ -1,5 +1,6 @@
 //! One typed function for each script; what the server answers becomes enums here.
 
+pub(crate) mod expirable_semaphore;
 pub(crate) mod fair;
 pub(crate) mod latch;
 pub(crate) mod lock;
@@ -23,6 +24,7 @@ pub(crate) fn prepare() {
     lock::prepare();
     fair::prepare();
     semaphore::prepare();
+    expirable_semaphore::prepare();
     latch::prepare();
 }
 
@@ -115,6 +117,7 @@ mod tests {
             ("lock", include_str!("lock.rs")),
             ("fair", include_str!("fair.rs")),
             ("semaphore", include_str!("semaphore.rs")),
+            ("expirable_semaphore", include_str!("expirable_semaphore.rs")),
             ("latch", include_str!("latch.rs")),
         ] {
             assert!(all.contains(&format!("{module}::prepare();")), "{module}");
