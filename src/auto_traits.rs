@@ -1,10 +1,10 @@
 //! Which types go to other threads and which do not: promises to users, kept by the compiler.
 
 use crate::{
-    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind, FairLock,
-    FencedLock, FencedLockGuard, FencingToken, HoldState, Lock, LockGuard, LostReason, MultiLock,
-    MultiLockGuard, OwnedFencedLockGuard, OwnedLockGuard, OwnedMultiLockGuard, Permit,
-    ReentrantLock, Semaphore, Wait,
+    CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind,
+    ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
+    HoldState, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, OwnedFencedLockGuard,
+    OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId, ReentrantLock, Semaphore, Wait,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -19,6 +19,8 @@ const _: () = {
     goes_anywhere::<CountDownLatch>();
     goes_anywhere::<Error>();
     goes_anywhere::<ErrorKind>();
+    goes_anywhere::<ExpirablePermit>();
+    goes_anywhere::<ExpirableSemaphore>();
     goes_anywhere::<FairLock>();
     goes_anywhere::<FencedLock>();
     goes_anywhere::<FencingToken>();
@@ -29,6 +31,7 @@ const _: () = {
     goes_anywhere::<OwnedLockGuard>();
     goes_anywhere::<OwnedMultiLockGuard>();
     goes_anywhere::<Permit>();
+    goes_anywhere::<PermitId>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
     goes_anywhere::<Wait<'_>>();
@@ -38,6 +41,7 @@ const _: () = {
     may_be_asked_anywhere::<MultiLockGuard>();
     outlives_its_maker::<LockGuard>();
     outlives_its_maker::<OwnedLockGuard>();
+    outlives_its_maker::<ExpirablePermit>();
     outlives_its_maker::<Permit>();
 };
 

@@ -9,6 +9,7 @@ use crate::count_down_latch::CountDownLatch;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::{ErrorKind, LostReason};
+use crate::expirable_semaphore::ExpirableSemaphore;
 use crate::fair_lock::{self, FairLock};
 use crate::fenced_lock::FencedLock;
 use crate::hold;
@@ -110,6 +111,17 @@ impl Client {
     #[must_use]
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore::new(&self.0, name)
+    }
+
+    /// The expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
+    /// `redisson.getPermitExpirableSemaphore(name)`.
+    ///
+    /// No I/O. It has no permits until somebody gives it some
+    /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). A [`Semaphore`] of the same name
+    /// would count the same permits and know nothing of the leases: use one name for one of the two.
+    #[must_use]
+    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
+        ExpirableSemaphore::new(&self.0, name)
     }
 
     /// The count-down latch of this name: Redisson's `RCountDownLatch`,

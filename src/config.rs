@@ -58,8 +58,9 @@ impl ClientBuilder {
         Self { url: url.to_owned(), config }
     }
 
-    /// The lease of a lock taken without one. It is renewed at a third of it for as long as the
-    /// lock is held, so it is how long others wait for the lock of a process that died. (A lock
+    /// The lease of a lock, or of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
+    /// taken without one. It is renewed at a third of it for as long as the lock or permit is held, so
+    /// it is how long others wait for that of a process that died. (A lock
     /// that another process has just handed on has 2 s, and this when it was held for 50 ms.)
     ///
     /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.

@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What kind of trouble an [`Error`] is.
 ///
@@ -124,7 +125,7 @@ impl Error {
     /// - What was to be *given* (`unlock`, a semaphore's or permit's `release`, `release_many`,
     ///   `count_down`) is sent again in the background: it must not be called again.
     /// - What sets something (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `delete`) and `release_if_exists` are left as they are: look before they
+    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are left as they are: look before they
     ///   are called again.
     ///
     /// Where nothing more can be done in the background (the client has ended, or the request is
@@ -204,6 +205,20 @@ impl Error {
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {
         let message = "waiting was cancelled; nothing was taken".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)
+    }
+
+    /// `longer`: what to do for a hold that is certain for longer.
+    pub(crate) fn ends_too_soon(remaining: Duration, slack: Duration, longer: &str) -> Self {
+        // For people, who read no nanoseconds: never longer than it is.
+        let certain = match remaining.as_millis() {
+            0 => Duration::from_micros(remaining.subsec_micros().into()),
+            _ => Duration::new(remaining.as_secs(), remaining.subsec_millis() * 1_000_000),
+        };
+        let message = format!(
+            "the hold is certain for {certain:?} more and not for {slack:?}; it is still held, stop \
+             in time or {longer}"
+        );
+        Self::new(ErrorKind::EndsTooSoon, message)
     }
 
     pub(crate) fn late_grant(name: &Arc<str>) -> Self {

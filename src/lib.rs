@@ -31,6 +31,7 @@
 //! | the same, with a number that what is written to can trust | [`FencedLock`] and its [`FencingToken`] | |
 //! | several of these together | [`MultiLock`]; a majority of them, on several servers: [`MultiLock::quorum`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
+//! | the same, and the dead's come back | [`ExpirableSemaphore`] and its [`ExpirablePermit`] | |
 //! | to wait until so many things have happened | [`CountDownLatch`] | `CountDownLatch` |
 //! | to wait, with a lock in hand, until others have made something true | [`Condition`] | `Condition` |
 //! | code that takes any lock | the trait [`Lock`] | `Lock` |
@@ -63,8 +64,8 @@
 //! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
 //!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
 //!   at its next renewal at the latest; one with a fixed lease has none.
-//! - **That the dead give back.** A semaphore's permits have no lease: a process that dies takes
-//!   its own along.
+//! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies takes
+//!   its own along. An [`ExpirableSemaphore`]'s have one.
 //!
 //! The whole list, and the promises in full, are in README.md.
 //!
@@ -127,12 +128,14 @@ mod config;
 mod connection;
 mod count_down_latch;
 mod error;
+mod expirable_semaphore;
 mod fair_lock;
 mod fenced_lock;
 mod hold;
 mod lock;
 mod multi_lock;
 mod node;
+mod permits;
 mod protocol;
 mod pubsub;
 mod reentrant_lock;
@@ -148,11 +151,13 @@ pub use condition::Condition;
 pub use config::ClientBuilder;
 pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind, LostReason};
+pub use expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use fair_lock::FairLock;
 pub use fenced_lock::{FencedLock, FencedLockGuard, FencingToken, OwnedFencedLockGuard};
 pub use hold::HoldState;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use multi_lock::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
+pub use protocol::PermitId;
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;

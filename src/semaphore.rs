@@ -4,23 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::{Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire, slow_poll};
+use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::node::Session;
+use crate::permits;
 use crate::script::semaphore::SemaphoreScripts;
 use crate::script::{Ticket, Trouble};
-use crate::sync::Thread;
 
 mod permit;
-mod permits;
 mod site;
-mod turn;
 
 pub use self::permit::Permit;
-use self::permits::{Asking, first_unmet};
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
@@ -50,7 +47,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// # Leases
 ///
 /// Permits have none, as in Redisson: **a process that dies with permits takes them with it**, and
-/// they are missing until somebody adds them again. A semaphore whose permits expire is to come.
+/// they are missing until somebody adds them again. Those of an
+/// [`ExpirableSemaphore`](crate::ExpirableSemaphore) come back by themselves.
 ///
 /// # Fairness
 ///
@@ -395,7 +393,7 @@ impl Semaphore {
     /// One round trip; none if all are passed to threads of this process that wait.
     pub fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.give_back(permits, Giving::Awaited)
+        self.site.give_back_as(permits, Giving::Awaited)
     }
 
     /// Gives `permits` back if the semaphore exists: `false` if it does not.
@@ -450,107 +448,12 @@ impl Semaphore {
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
-        let thread = Thread::current();
-        let granted = acquire(self, &Claim { thread: &thread, need: permits, wait })?;
-        Ok(granted.map(|()| self.permit(permits)))
+        let taken = permits::take(&self.site, permits, wait)?;
+        Ok(taken.map(|permits| self.permit(permits)))
     }
 
     fn permit(&self, permits: u32) -> Permit {
         Permit { semaphore: self.clone(), permits }
-    }
-}
-
-impl Synchronizer for Semaphore {
-    type Site = Arc<SemaphoreSite>;
-
-    fn site(&self) -> &Arc<SemaphoreSite> {
-        &self.site
-    }
-
-    /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
-    /// queue.
-    fn enter(&self, claim: &Claim<'_, u32>) -> Result<EnterOf<Self>, Error> {
-        let (site, Claim { thread, need, wait }) = (&self.site, claim);
-        if let Some(entered) = site.gate.enter(thread, *need, wait.blocks()) {
-            return Ok(entered);
-        }
-        let mut place = Asking::default();
-        // Who finds the gate open is first in line, and after the process's turn it stays away like
-        // any other: its release and its next request, one behind the other, would win every race.
-        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
-        if wait.blocks() && site.is_turn_over() {
-            place.rest = site.rest_of_yield();
-        }
-        if place.rest.is_zero() {
-            if site.ask(&[*need], 1)? > 0 {
-                return Ok(Enter::Granted(()));
-            }
-            if wait.is_over() {
-                return Ok(Enter::NotNow);
-            }
-            place.was_refused = true;
-        }
-        let entered = site.gate.refused(thread, *need);
-        if let Enter::Leads(_) = entered {
-            if place.rest.is_zero() {
-                place.rest = site.rest_of_yield();
-            }
-            return Ok(Enter::Leads(Some(Lead::new(place))));
-        }
-        Ok(entered)
-    }
-
-    fn place(&self, _: &Claim<'_, u32>) -> Asking {
-        Asking { rest: self.site.rest_of_yield(), ..Asking::default() }
-    }
-
-    fn take(&self, _: &mut Lead<Asking>, _: &Claim<'_, u32>) -> Option<()> {
-        self.site.gate.take_given().then_some(())
-    }
-
-    fn has_news(&self, _: &Asking) -> bool {
-        self.site.gate.is_given()
-    }
-
-    /// After the process's turn others go first, and after a message too. The second request only
-    /// makes up for what was said before it listened.
-    fn pause(&self, place: &Asking) -> Duration {
-        match (place.tries, place.since) {
-            (0, _) => place.rest,
-            (2.., Some(since)) => self.site.stay_away(since.elapsed()),
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// Asks for the first in line, and those behind it.
-    fn ask(&self, lead: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<()>, Error> {
-        let (site, Lead { listening, place }) = (&self.site, lead);
-        let version = listening.public.version();
-        let tries = place.tries;
-        place.tries = tries.saturating_add(1);
-        let was_refused = version.is_none() && place.was_refused;
-        if !was_refused && !site.gate.would_be_refused(version, claim.need) {
-            let needs = site.gate.needs(claim.need);
-            let clients = site.clients();
-            let taken = site.ask(&needs, clients)?;
-            // What is left for other processes was not refused: they may not want it.
-            let unmet = first_unmet(&needs, taken).filter(|_| taken == 0 || clients == 1);
-            if let Some((version, need)) = version.zip(unmet) {
-                site.gate.refused_at(version, need);
-            }
-            if taken > 0 {
-                site.gate.with_backoff(|backoff| backoff.won());
-                return Ok(Try::Granted(()));
-            }
-            if tries > 1 {
-                site.gate.with_backoff(|backoff| backoff.lost());
-            }
-        }
-        if !claim.wait.is_over() {
-            listening.public.listen(&site.core, &site.channel);
-            place.since.get_or_insert_with(Instant::now);
-        }
-        Ok(Try::Busy(slow_poll()))
     }
 }
 

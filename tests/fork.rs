@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use fork::{Fork, fork, waitpid_nohang};
-use redlatch::{Client, Error, ErrorKind, HoldState, LostReason};
+use redlatch::{Client, Error, ErrorKind, HoldState, LostReason, PermitId};
 
 /// A forked child, which does some work and ends.
 #[must_use]
@@ -78,16 +78,20 @@ fn use_all(client: Client) {
     is_forked(semaphore.try_set_permits(7));
     is_forked(semaphore.set_permits(7));
     is_forked(semaphore.delete());
+    let expirable = client.expirable_semaphore("expirable");
+    is_forked(expirable.acquire());
+    is_forked(expirable.permits());
+    is_forked(expirable.release(&PermitId::from_bytes([1; 16])));
     let latch = client.count_down_latch("latch");
     is_forked(latch.count_down());
     is_forked(latch.wait());
     is_forked(latch.count());
     is_forked(latch.try_set_count(7));
     is_forked(latch.delete());
-    let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {latch:?}");
+    let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {expirable:?} {latch:?}");
     assert!(!shown.is_empty());
     client.shutdown();
-    drop((lock, fair, semaphore, latch));
+    drop((lock, fair, semaphore, expirable, latch));
     drop(client);
 }
 
@@ -103,6 +107,9 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let semaphore = client.semaphore("semaphore");
     semaphore.try_set_permits(2).unwrap();
     let (permit, other) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let expirable = client.expirable_semaphore("expirable");
+    expirable.try_set_permits(3).unwrap();
+    let leased = expirable.acquire_many(3).unwrap();
     let latch = client.count_down_latch("latch");
     latch.try_set_count(1).unwrap();
     // A subscription and its connection.
@@ -111,9 +118,18 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         move || lock.try_lock_for(UNIT).unwrap().is_none()
     }));
 
-    let mut all = Some((guard, fair, kept, owned, permit, other, client, lock.clone()));
+    let mut all = Some((guard, fair, kept, owned, permit, other, leased, client, lock.clone()));
     let child = Child::of(|| {
-        let (guard, fair, kept, owned, permit, other, client, lock) = all.take().unwrap();
+        let (guard, fair, kept, owned, permit, other, mut leased, client, lock) =
+            all.take().unwrap();
+        let one = leased.pop().unwrap();
+        assert!(!one.is_held() && one.remaining().is_zero());
+        assert_eq!(one.state(), HoldState::Lost(LostReason::Forked));
+        is_forked(one.check(UNIT));
+        one.on_lost(|_| panic!("the parent's"));
+        is_forked(one.release());
+        assert!(!format!("{:?}", leased.pop().unwrap().into_id()).is_empty());
+        drop(leased);
         assert!(!guard.is_held());
         assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
         assert!(guard.remaining().is_zero());
@@ -131,12 +147,15 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     });
     child.join();
 
-    let (guard, fair, kept, owned, permit, other, ..) = all.take().unwrap();
+    let (guard, fair, kept, owned, permit, other, leased, ..) = all.take().unwrap();
     let mut redis = server.connection();
     for name in ["lock", "fair", "kept", "owned"] {
         assert!(holder(&mut redis, name).is_some(), "{name}");
     }
     assert!(guard.is_held() && fair.is_held() && kept.is_held());
+    assert_eq!(expirable.acquired_permits().unwrap(), 3);
+    leased.into_iter().for_each(|permit| permit.release().unwrap());
+    assert_eq!(expirable.available_permits().unwrap(), 3);
     owned.unlock().unwrap();
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
     // The connections are as they were, and all goes on.

@@ -1,4 +1,4 @@
-//! Speed and cost of the fair lock, the semaphore, the count-down latch, several locks and conditions,
+//! Speed and cost of the fair lock, the semaphores, the count-down latch, several locks and conditions,
 //! beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
 //! can be chosen.
 //! A full run takes about three minutes.
@@ -72,6 +72,7 @@ fn main() -> ExitCode {
             ("fair", rivals::fair),
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
+            ("expirable", rivals::expirable),
             ("permits", permits::section),
             ("held", held::section),
             ("opening", opening::section),
@@ -106,5 +107,6 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, permits, held, opening, waiters, several, notified. None named: all.
+Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified.
+None named: all.
 ";

@@ -21,6 +21,12 @@ pub(crate) fn semaphore(lab: &Lab, goals: &mut Goals) {
     compare(lab, goals, peers, &[(1, 16, "≥ 5"), (4, 4, "≥ 2")]);
 }
 
+/// 16 threads for 3 permits that expire.
+pub(crate) fn expirable(lab: &Lab, goals: &mut Goals) {
+    let peers = [Peer::PlainExpirable, Peer::Expirable];
+    compare(lab, goals, peers, &[(1, 16, "≥ 4"), (4, 4, "≥ 2")]);
+}
+
 fn compare(lab: &Lab, goals: &mut Goals, peers: [Peer; 2], crowds: &[Crowd]) {
     for &(processes, threads, goal) in crowds {
         let cores = Cores::Any;

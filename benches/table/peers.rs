@@ -24,6 +24,10 @@ pub(crate) enum Peer {
     PlainSemaphore,
     /// The semaphore.
     Semaphore,
+    /// Redisson's permit-expirable semaphore, done plainly.
+    PlainExpirable,
+    /// The expirable semaphore.
+    Expirable,
 }
 
 /// One thread's side: takes, calls what is to be done inside, gives back.
@@ -33,7 +37,7 @@ pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Raw,
         Self::Plain,
         Self::Unlock,
@@ -42,6 +46,8 @@ impl Peer {
         Self::Fair,
         Self::PlainSemaphore,
         Self::Semaphore,
+        Self::PlainExpirable,
+        Self::Expirable,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -54,13 +60,15 @@ impl Peer {
             Self::Fair => "fair lock",
             Self::PlainSemaphore => "plain semaphore",
             Self::Semaphore => "semaphore",
+            Self::PlainExpirable => "plain expirable semaphore",
+            Self::Expirable => "expirable semaphore",
         }
     }
 
     /// How many may be inside at once.
     pub(crate) fn places(self) -> usize {
         match self {
-            Self::PlainSemaphore | Self::Semaphore => 3,
+            Self::PlainSemaphore | Self::Semaphore | Self::PlainExpirable | Self::Expirable => 3,
             _ => 1,
         }
     }
@@ -154,6 +162,30 @@ impl Peer {
                 let client = Client::connect(url).unwrap();
                 Box::new(move |name| {
                     let semaphore = client.semaphore(name);
+                    semaphore.try_set_permits(self.places() as u32).unwrap();
+                    Box::new(move |inside| {
+                        let permit = semaphore.acquire().unwrap();
+                        inside();
+                        permit.release().unwrap();
+                    })
+                })
+            }
+            Self::PlainExpirable => {
+                let client = PlainClient::connect(url).unwrap();
+                Box::new(move |name| {
+                    let mut semaphore = client.expirable_semaphore(name).handle().unwrap();
+                    semaphore.try_set_permits(self.places()).unwrap();
+                    Box::new(move |inside| {
+                        let id = semaphore.acquire().unwrap();
+                        inside();
+                        assert!(semaphore.release(&id).unwrap(), "held until now");
+                    })
+                })
+            }
+            Self::Expirable => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let semaphore = client.expirable_semaphore(name);
                     semaphore.try_set_permits(self.places() as u32).unwrap();
                     Box::new(move |inside| {
                         let permit = semaphore.acquire().unwrap();

@@ -131,6 +131,7 @@ pub(crate) enum Rights {
     FairLocks,
     Conditions,
     Semaphores,
+    ExpirableSemaphores,
     Latches,
     Subscriptions,
 }
@@ -161,6 +162,12 @@ impl Rights {
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
+            }
+            Self::ExpirableSemaphores => {
+                "an expirable semaphore needs EVALSHA, EVAL, TIME, GET, SET, DEL, INCRBY, DECRBY, \
+                 PTTL, PEXPIRE, ZADD, ZCARD, ZCOUNT, ZMSCORE, ZRANGE, ZREM, ZREMRANGEBYSCORE, \
+                 ZSCORE, PUBLISH and SUBSCRIBE on its key, on its key of leases ({name}:timeout), \
+                 on redlatch_request:* and on its channel"
             }
             Self::Latches => {
                 "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \

@@ -412,7 +412,7 @@ impl Tenancy {
             }
             (None, Terms::Watched) => match max_hold {
                 Some(longest) if held >= clock::nanos(longest) => {
-                    format!("the lock was held for longer than max_hold ({longest:?})")
+                    format!("it was held for longer than max_hold ({longest:?})")
                 }
                 _ => "it was not renewed in time: the process stood still, or was too busy"
                     .to_owned(),

@@ -291,9 +291,9 @@ impl Member for Site {
 
     /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
     /// question whether the server knows it.
-    fn renew_now(self: Arc<Self>) -> Option<Renewal> {
-        let (tenancy, lease) = self.begin_renewal(true, clock::now())?;
-        Some(self.renewal(&tenancy.hold, lease))
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        let due = self.begin_renewal(true, clock::now());
+        due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
     }
 }
 

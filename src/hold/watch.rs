@@ -8,6 +8,7 @@ use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::error::LostReason;
 use crate::node::Member;
 use crate::script;
+use crate::script::lock::Renewals;
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
 
@@ -16,10 +17,8 @@ impl Site {
     /// holds when this one was not to be seen.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation
-            && let Some(renewal) = Member::renew_now(Arc::clone(self))
-        {
-            self.core.watchdog.renew_now(renewal);
+        if self.core.incarnation() != tenancy.hold.asked.incarnation {
+            self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
         }
     }
 
@@ -54,12 +53,12 @@ impl Site {
     }
 
     pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        let (name, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
+        let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
         let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
             site.renewed(&hold, sent_at, lease, renewed);
         });
-        Renewal { name, owner, lease, urgent, renewed }
+        Renewal { kind: Renewals::Locks, key, owner, lease, urgent, renewed }
     }
 
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for
@@ -86,7 +85,7 @@ impl Site {
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
-        match script::lock::extend(&self.lane, &self.name, &hold.owner, lease) {
+        match script::lock::extend(Renewals::Locks, &self.lane, &self.name, &hold.owner, lease) {
             Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
             // The renewer tries again.
             Err(trouble) => {

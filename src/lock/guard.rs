@@ -369,15 +369,10 @@ impl Held {
                     Terms::Watched => "raise watchdog_timeout",
                     Terms::Fixed(_) => "take a longer lease",
                 };
-                let certain = shown(remaining);
-                let message = format!(
-                    "the hold is certain for {certain:?} more and not for {slack:?}; it is still held, \
-                     stop in time or {longer}"
-                );
                 // The next renewal helps, if there is one.
                 let lease = self.terms.lease(&self.handle.site.core);
                 let passes = self.terms == Terms::Watched && slack < lease;
-                Err(Error::new(ErrorKind::EndsTooSoon, message).transient(passes).of(name))
+                Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }
     }
@@ -414,14 +409,6 @@ impl Held {
             .field("state", &self.state())
             .field("remaining", &self.remaining())
             .finish()
-    }
-}
-
-/// A time for people, who read no nanoseconds: never longer than it is.
-fn shown(time: Duration) -> Duration {
-    match time.as_millis() {
-        0 => Duration::from_micros(time.subsec_micros().into()),
-        _ => Duration::new(time.as_secs(), time.subsec_millis() * 1_000_000),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
 use crate::node::Session;
+use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
 use crate::sync::clock;
 
@@ -62,7 +63,13 @@ impl Handle {
             Terms::Fixed(lease) if tenancy.remaining() < lease => {
                 let sent_at = clock::now();
                 hold.ask(lease);
-                match script::lock::extend(&site.lane, &site.name, &hold.owner, lease) {
+                match script::lock::extend(
+                    Renewals::Locks,
+                    &site.lane,
+                    &site.name,
+                    &hold.owner,
+                    lease,
+                ) {
                     Ok(true) => {
                         hold.confirm(sent_at, lease);
                         if site.orphan_if_lost(hold) {

@@ -13,8 +13,8 @@ pub(crate) trait Member: Send + Sync + 'static {
     fn end(self: Arc<Self>);
 
     /// Renews what is held before its time, or asks the server whether it knows it.
-    fn renew_now(self: Arc<Self>) -> Option<Renewal> {
-        None
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        Vec::new()
     }
 }
 

@@ -12,7 +12,8 @@ use super::todo::Todo;
 use super::{Core, Member};
 use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
 use crate::pubsub::HEARTBEAT;
-use crate::script::{self, Trouble, lock::Renewed};
+use crate::script::lock::{Renewals, Renewed};
+use crate::script::{self, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
 
@@ -100,7 +101,7 @@ impl Renewer {
                 // The old one may lead to a server that is none any more, and answers.
                 self.link = None;
                 let members = self.core.members.all();
-                self.renew_each(members.into_iter().filter_map(Member::renew_now).collect());
+                self.renew_each(members.into_iter().flat_map(Member::renew_now).collect());
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
@@ -113,10 +114,11 @@ impl Renewer {
     /// Renews what is due, and asks for what is not, the longest lease first. Each lease is a call of
     /// its own, but no packet: of fixed ones, each has another.
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
-        renewals.sort_by_key(|due| std::cmp::Reverse(due.lease));
-        let same_lease = renewals.chunk_by(|one, other| one.lease == other.lease);
+        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind);
+        renewals.sort_by_key(sort);
+        let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
         let (mut packet, mut names) = (Vec::new(), 0);
-        for call in same_lease.flat_map(|same| same.chunks(NAMES_A_CALL)) {
+        for call in same.flat_map(|same| same.chunks(NAMES_A_CALL)) {
             if names + call.len() > NAMES_A_PACKET {
                 self.renew(&packet);
                 packet.clear();
@@ -134,11 +136,12 @@ impl Renewer {
         let sent_at = clock::now();
         // Zero changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
+        let kind = |call: &[Renewal]| call.first().map_or(Renewals::Locks, |due| due.kind);
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.name, &due.owner));
-                script::lock::renew_command(holds, lease(call))
+                let holds = call.iter().map(|due| (&*due.key, &due.owner));
+                script::lock::renew_command(kind(call), holds, lease(call))
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
@@ -152,7 +155,7 @@ impl Renewer {
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
-            let replies = script::lock::renewed(outcome).map_err(Trouble::into_error);
+            let replies = script::lock::renewed(kind(call), outcome).map_err(Trouble::into_error);
             let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {

@@ -9,6 +9,11 @@ fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }
 
+/// `{name}:suffix`, or `name:suffix` where the name has a brace of its own.
+fn suffixed(name: &str, suffix: &str) -> String {
+    if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
+}
+
 /// What belongs to one lock besides the key that bears its name.
 #[derive(Debug)]
 pub(crate) struct LockKeys {
@@ -123,6 +128,18 @@ impl SemaphoreKeys {
     }
 }
 
+/// What belongs to one expirable semaphore besides the key that bears its name, and a semaphore's
+/// channel.
+#[derive(Debug)]
+pub(crate) struct ExpirableKeys;
+
+impl ExpirableKeys {
+    /// When the leases of the permits end that are out.
+    pub(crate) fn timeouts(name: &str) -> String {
+        suffixed(name, "timeout")
+    }
+}
+
 /// What belongs to one count-down latch.
 #[derive(Debug)]
 pub(crate) struct LatchKeys;
@@ -187,6 +204,13 @@ mod tests {
         let keys = same_but_for_the_seam.map(|(lock, name)| ConditionKeys::new(lock, name).waiting);
         let distinct: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(distinct.len(), keys.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn an_expirable_semaphore_has_redissons_keys() {
+        assert_eq!(ExpirableKeys::timeouts("s"), "{s}:timeout");
+        assert_eq!(ExpirableKeys::timeouts("{a}b"), "{a}b:timeout");
+        assert_eq!(ExpirableKeys::timeouts("a}b"), "{a}b}:timeout");
     }
 
     #[test]

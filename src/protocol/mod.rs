@@ -2,6 +2,10 @@
 
 mod keys;
 mod owner;
+mod permit_id;
 
-pub(crate) use keys::{ConditionKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests};
+pub(crate) use keys::{
+    ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests,
+};
 pub(crate) use owner::{ClientId, Owner};
+pub use permit_id::PermitId;

@@ -8,6 +8,8 @@ use rand::TryRng as _;
 use rand::rngs::{SysError, SysRng};
 use uuid::Uuid;
 
+use super::PermitId;
+
 const UUID: usize = 36;
 /// A uuid, a colon, and the longest number there is.
 const LONGEST: usize = UUID + 1 + 20;
@@ -16,6 +18,8 @@ const LONGEST: usize = UUID + 1 + 20;
 #[derive(Debug)]
 pub(crate) struct ClientId {
     uuid: String,
+    /// The same as a number.
+    seed: u128,
     next: AtomicU64,
 }
 
@@ -27,7 +31,8 @@ impl ClientId {
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
-        Ok(Self { uuid: Uuid::new_v8(bytes).to_string(), next: AtomicU64::new(1) })
+        let uuid = Uuid::new_v8(bytes);
+        Ok(Self { uuid: uuid.to_string(), seed: uuid.as_u128(), next: AtomicU64::new(1) })
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -37,6 +42,13 @@ impl ClientId {
     /// A number that this client has not used before and will not again.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A permit's id, for which holds the same as for [`next_owner`](Self::next_owner). A client's
+    /// follow one another from its uuid on: no other client comes near them, nor Redisson's, which
+    /// are random.
+    pub(crate) fn next_permit(&self) -> PermitId {
+        PermitId::from_number(self.seed.wrapping_add(self.next_number().into()))
     }
 
     /// Fresh owners: a number names one acquisition and is never used again, so that a late
@@ -53,7 +65,7 @@ impl ClientId {
     }
 }
 
-/// Who holds a lock, as Redis knows it. Text, kept in place.
+/// Who holds a lock, as Redis knows it: text, kept in place. A permit has its id instead.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner {
     bytes: [u8; LONGEST],
@@ -68,6 +80,14 @@ impl Owner {
 
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+}
+
+impl From<PermitId> for Owner {
+    fn from(id: PermitId) -> Self {
+        let (id, mut bytes) = (id.as_bytes(), [0; LONGEST]);
+        bytes[..id.len()].copy_from_slice(id);
+        Self { bytes, len: id.len(), number: 0 }
     }
 }
 
@@ -100,7 +120,10 @@ mod tests {
 
     #[test]
     fn the_longest_number_fits() {
-        let client = ClientId { uuid: Uuid::nil().to_string(), next: AtomicU64::new(u64::MAX) };
+        let next = AtomicU64::new(u64::MAX);
+        let client = ClientId { uuid: Uuid::nil().to_string(), seed: u128::MAX, next };
+        assert_eq!(client.next_permit(), PermitId::from_number(u128::from(u64::MAX) - 1));
+        client.next.store(u64::MAX, Ordering::Relaxed);
         assert!(client.next_owner().to_string().ends_with(&u64::MAX.to_string()));
     }
 }

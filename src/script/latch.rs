@@ -93,6 +93,7 @@ impl LatchScripts<'_> {
             script,
             rights: Rights::Latches,
             key: self.key,
+            another: None,
             requests: self.requests,
             ticket,
             arguments,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use super::expirable_semaphore;
 use super::{
     Replied, Rights, Trouble, accepted, ask, call, error_reply, flag, millis, refused, unexpected,
 };
@@ -355,7 +356,25 @@ pub(crate) enum Renewed {
     Failed(String),
 }
 
+/// What is renewed, many by one call: a name's key, and who or what is renewed under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Renewals {
+    Locks,
+    /// Of expirable semaphores.
+    Permits,
+}
+
+impl Renewals {
+    fn rights(self) -> Rights {
+        match self {
+            Self::Locks => Rights::Locks,
+            Self::Permits => Rights::ExpirableSemaphores,
+        }
+    }
+}
+
 pub(crate) fn renew_command<'a>(
+    renewals: Renewals,
     holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
     lease: Duration,
 ) -> Command {
@@ -364,15 +383,19 @@ pub(crate) fn renew_command<'a>(
     let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
     arguments.push(millis(lease, &mut digits));
     arguments.extend(holds.map(|(_, owner)| owner.as_bytes()));
-    Command::script(&RENEW, &keys, &arguments)
+    let script = match renewals {
+        Renewals::Locks => &RENEW,
+        Renewals::Permits => &expirable_semaphore::RENEW,
+    };
+    Command::script(script, &keys, &arguments)
 }
 
 /// What became of each of the holds of a [`renew_command`].
-pub(crate) fn renewed(outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    renewals(accepted(outcome, Rights::Locks)?)
+pub(crate) fn renewed(renewals: Renewals, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
+    each_renewed(accepted(outcome, renewals.rights())?)
 }
 
-fn renewals(reply: Value) -> Result<Vec<Renewed>, Trouble> {
+fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
     let Value::Array(replies) = reply else { return Err(unexpected(&reply)) };
     let renewed = |reply| match reply {
         Value::Int(1) => Renewed::Done,
@@ -387,17 +410,19 @@ fn renewals(reply: Value) -> Result<Vec<Renewed>, Trouble> {
 
 /// Raises one hold's lease now. `false`: it is not this owner's any more.
 pub(crate) fn extend(
+    renewals: Renewals,
     lane: &Lane,
     key: &str,
     owner: &Owner,
     lease: Duration,
 ) -> Result<bool, Trouble> {
-    let reply = call(lane, &renew_command(std::iter::once((key, owner)), lease), Rights::Locks)?;
-    match renewals(reply)?.pop() {
+    let rights = renewals.rights();
+    let command = renew_command(renewals, std::iter::once((key, owner)), lease);
+    match each_renewed(call(lane, &command, rights)?)?.pop() {
         Some(Renewed::Done) => Ok(true),
         Some(Renewed::NotHeld) => Ok(false),
         Some(Renewed::Failed(refusal)) => {
-            Err(Trouble::Refused(refused(error_reply(&refusal), Rights::Locks)))
+            Err(Trouble::Refused(refused(error_reply(&refusal), rights)))
         }
         None => Err(unexpected(&Value::Nil)),
     }

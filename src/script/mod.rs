@@ -1,6 +1,7 @@
 //! One typed function for each script; what the server answers becomes enums here.
 
 pub(crate) mod condition;
+pub(crate) mod expirable_semaphore;
 pub(crate) mod fair;
 pub(crate) mod latch;
 pub(crate) mod lock;
@@ -24,6 +25,7 @@ pub(crate) fn prepare() {
     lock::prepare();
     fair::prepare();
     semaphore::prepare();
+    expirable_semaphore::prepare();
     latch::prepare();
     condition::prepare();
 }
@@ -117,6 +119,7 @@ mod tests {
             ("lock", include_str!("lock.rs")),
             ("fair", include_str!("fair.rs")),
             ("semaphore", include_str!("semaphore.rs")),
+            ("expirable_semaphore", include_str!("expirable_semaphore.rs")),
             ("latch", include_str!("latch.rs")),
             ("condition", include_str!("condition.rs")),
         ] {

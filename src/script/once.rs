@@ -159,6 +159,8 @@ pub(crate) struct Once<'a> {
     pub(crate) script: &'static Script,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
+    /// Another key of the same synchronizer, behind the slot.
+    pub(crate) another: Option<&'a str>,
     pub(crate) requests: &'a Requests,
     pub(crate) ticket: Ticket,
     pub(crate) arguments: &'a [&'a [u8]],
@@ -177,7 +179,9 @@ impl Once<'_> {
         arguments.push(if copy { b"1" } else { b"0" });
         arguments.extend_from_slice(self.arguments);
         let slot = format!("{}:{slot}", requests.key);
-        Command::script(self.script, &[self.key.as_bytes(), slot.as_bytes()], &arguments)
+        let keys = [self.key.as_bytes(), slot.as_bytes(), self.another.unwrap_or("").as_bytes()];
+        let keys = if self.another.is_some() { &keys[..] } else { &keys[..2] };
+        Command::script(self.script, keys, &arguments)
     }
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.

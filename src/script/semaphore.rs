@@ -144,6 +144,7 @@ impl SemaphoreScripts<'_> {
             script,
             rights: Rights::Semaphores,
             key: self.key,
+            another: None,
             requests: self.requests,
             ticket,
             arguments,

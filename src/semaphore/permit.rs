@@ -56,7 +56,7 @@ impl Permit {
         let permits = std::mem::take(&mut self.permits);
         let site = &self.semaphore.site;
         site.core.check_process(&site.name)?;
-        self.semaphore.site.give_back(permits, Giving::AwaitedForGood)
+        self.semaphore.site.give_back_as(permits, Giving::AwaitedForGood)
     }
 
     /// Keeps the permits taken, until somebody calls [`Semaphore::release_many`].
@@ -97,7 +97,7 @@ impl Drop for Permit {
             return;
         }
         // Errors are logged, and the release is sent again.
-        let _ = self.semaphore.site.give_back(self.permits, Giving::Posted);
+        let _ = self.semaphore.site.give_back_as(self.permits, Giving::Posted);
     }
 }
 

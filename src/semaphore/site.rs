@@ -1,14 +1,12 @@
 //! One semaphore of one client: its requests to the server, and what comes back.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::permits::{Asking, PermitGate, Permits};
-use super::turn::Before;
-use crate::acquire::{Lead, Queued};
+use crate::acquire::Queued;
 use crate::connection::{Command, Lane, Outcome, Receiver};
 use crate::error::Error;
 use crate::node::{Core, Member};
+use crate::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::protocol::{self, SemaphoreKeys};
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
@@ -24,7 +22,7 @@ pub(crate) struct SemaphoreSite {
     pub(super) channel: Arc<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
-    pub(crate) gate: PermitGate,
+    gate: PermitGate<u32>,
 }
 
 /// Permits to give back for which no request is open: there were too many, or the server could not
@@ -94,34 +92,6 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Asks the server once: for the thread's own need, which is the first, and those of the others
-    /// behind it. Returns how many permits it gave: what some of the first needs are together, or
-    /// zero. What it gave for others has gone to them, or back.
-    pub(super) fn ask(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<u32, Error> {
-        let arrivals = self.arrivals();
-        let ticket = self.open();
-        let trouble = match self.scripts().try_acquire(ticket, clients, needs) {
-            Ok(taken) => {
-                self.requests.close(ticket);
-                if let Some(others) = needs.first().and_then(|own| taken.checked_sub(*own)) {
-                    let rest = self.gate.granted(others);
-                    if rest > 0 {
-                        // Errors are logged, and the release is sent again.
-                        let _ = self.give_to_server(rest, Giving::Posted);
-                    }
-                }
-                return Ok(taken);
-            }
-            Err(trouble) => trouble,
-        };
-        let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-        let error = self.not_taken(ticket, trouble);
-        if !alone {
-            self.fail_before(arrivals, &error);
-        }
-        Err(error)
-    }
-
     /// Undoes a request that has failed, if it may have taken permits.
     pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
         let state = match &trouble {
@@ -147,19 +117,23 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Passes permits on within the process, and gives the rest back to the server.
-    pub(super) fn give_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+    /// As [`Source::give_back`], where the caller may wait.
+    pub(super) fn give_back_as(
+        self: &Arc<Self>,
+        permits: u32,
+        giving: Giving,
+    ) -> Result<(), Error> {
         match self.gate.pass(permits) {
             0 => Ok(()),
             // A part was passed on: the caller must not give all of it back again.
             rest if rest < permits && giving == Giving::Awaited => {
-                self.give_to_server(rest, Giving::AwaitedForGood)
+                self.send_back(rest, Giving::AwaitedForGood)
             }
-            rest => self.give_to_server(rest, giving),
+            rest => self.send_back(rest, giving),
         }
     }
 
-    fn give_to_server(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
+    fn send_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
         let posted = giving == Giving::Posted;
         if posted && self.lane.permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
             self.owe(permits.into());
@@ -188,48 +162,6 @@ impl SemaphoreSite {
         }
     }
 
-    /// How long the leader stays away from the race after it was woken.
-    pub(super) fn stay_away(&self, waited: Duration) -> Duration {
-        let rest = self.rest_of_yield();
-        if rest.is_zero() { self.gate.pause(self.own_listeners(), waited) } else { rest }
-    }
-
-    fn own_listeners(&self) -> i64 {
-        i64::from(self.core.pubsub.listening(&self.channel).is_some())
-    }
-
-    pub(super) fn is_turn_over(&self) -> bool {
-        let now = clock::now();
-        self.gate.with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
-    }
-
-    /// How many processes want permits, as far as the answers to releases tell. Where they tell
-    /// nothing, there may be one besides this.
-    pub(super) fn clients(&self) -> u64 {
-        let own = self.own_listeners();
-        self.gate.with_turn(|turn| match turn.others(own) {
-            Some(others) => others.saturating_add(1),
-            None if turn.is_alone(own) => 1,
-            None => 2,
-        })
-    }
-
-    /// After the process's turn, if others listen: for how long they go first.
-    pub(super) fn rest_of_yield(&self) -> Duration {
-        let now = clock::now();
-        let own = self.own_listeners();
-        self.gate.with_turn(|turn| match turn.before(now) {
-            Before::Yield(last) => {
-                let others = turn.others(own).unwrap_or(1);
-                let stays = others > 0;
-                turn.end(others);
-                turn.yielded(stays);
-                if stays { turn.rest(last.at, now) } else { Duration::ZERO }
-            }
-            Before::Ask => Duration::ZERO,
-        })
-    }
-
     fn in_the_background(&self) -> &'static str {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
@@ -237,6 +169,45 @@ impl SemaphoreSite {
     fn run(&self, command: Command, ticket: Ticket) {
         let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket);
         self.core.watchdog.adopt(orphan);
+    }
+}
+
+impl Source for SemaphoreSite {
+    type Permits = u32;
+
+    fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn gate(&self) -> &PermitGate<u32> {
+        &self.gate
+    }
+
+    fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
+        let ticket = self.open();
+        match self.scripts().try_acquire(ticket, clients, needs) {
+            Ok(taken) => {
+                self.requests.close(ticket);
+                Ok(if taken > 0 { Reply::Given(taken) } else { Reply::Refused(None) })
+            }
+            Err(trouble) => {
+                let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                Err(RequestFailed { error: self.not_taken(ticket, trouble), alone })
+            }
+        }
+    }
+
+    fn give_to_server(self: &Arc<Self>, permits: u32) {
+        // Errors are logged, and the release is sent again.
+        let _ = self.send_back(permits, Giving::Posted);
     }
 }
 
@@ -274,28 +245,6 @@ impl Debtor for SemaphoreSite {
         self.requests.close(ticket);
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(unpaid);
-    }
-}
-
-impl Queued for Arc<SemaphoreSite> {
-    type Need = u32;
-    type Grant = ();
-    type Place = Asking;
-
-    fn whose(&self) -> (&Core, &Arc<str>) {
-        (&self.core, &self.name)
-    }
-
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
-        self.gate.with_queue(look)
-    }
-
-    fn hand_on(&self, _: Option<Lead<Asking>>) {
-        // It got permits from the server, or gave up, and was passed some at the same moment.
-        let left = self.gate.leader_leaves();
-        if left > 0 {
-            let _ = self.give_back(left, Giving::Posted);
-        }
     }
 }
 

@@ -24,6 +24,7 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
+use crate::script::lock::Renewals;
 use crate::sync::clock;
 use crate::sync::{Condvar, Mutex};
 
@@ -44,7 +45,8 @@ pub(crate) trait Task: Send + Sync {
 
 /// A hold whose renewal is due.
 pub(crate) struct Renewal {
-    pub(crate) name: Arc<str>,
+    pub(crate) kind: Renewals,
+    pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
@@ -58,7 +60,7 @@ type Renewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Renewal({:?}, {:?})", self.name, self.lease)
+        write!(f, "Renewal({:?}, {:?})", self.key, self.lease)
     }
 }
 
@@ -163,10 +165,10 @@ impl Watchdog {
         move || drop(jobs.send(Job::RenewAll))
     }
 
-    /// As what [`renew_all`](Self::renew_all) calls, for a hold alone.
-    pub(crate) fn renew_now(&self, renewal: Renewal) {
+    /// As what [`renew_all`](Self::renew_all) calls, for these alone.
+    pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
         // The other end goes away at the end of the client only.
-        let _ = self.jobs.send(Job::Renew(vec![renewal]));
+        let _ = self.jobs.send(Job::Renew(renewals));
     }
 
     /// What to call when a connection was opened: what waits to be sent again is sent now.

@@ -27,7 +27,10 @@ mod subscriber;
 mod wakeups;
 
 use commander::Commander;
-pub use counters::{PlainLatch, PlainLatchHandle, PlainSemaphore, PlainSemaphoreHandle};
+pub use counters::{
+    PlainExpirableSemaphore, PlainExpirableSemaphoreHandle, PlainLatch, PlainLatchHandle,
+    PlainSemaphore, PlainSemaphoreHandle,
+};
 pub use lock::{PlainFairLock, PlainFairLockHandle, PlainLock, PlainLockHandle};
 use subscriber::Subscriber;
 
@@ -88,6 +91,12 @@ impl PlainClient {
     #[must_use]
     pub fn semaphore(&self, name: &str) -> PlainSemaphore {
         PlainSemaphore::new(self.clone(), name)
+    }
+
+    /// Redisson's permit-expirable semaphore of this name.
+    #[must_use]
+    pub fn expirable_semaphore(&self, name: &str) -> PlainExpirableSemaphore {
+        PlainExpirableSemaphore::new(self.clone(), name, LEASE)
     }
 
     /// Redisson's count-down latch of this name.

@@ -16,8 +16,9 @@ mod signal;
 mod workers;
 
 pub use baseline::{
-    PlainClient, PlainFairLock, PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock,
-    PlainLockHandle, PlainSemaphore, PlainSemaphoreHandle,
+    PlainClient, PlainExpirableSemaphore, PlainExpirableSemaphoreHandle, PlainFairLock,
+    PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle, PlainSemaphore,
+    PlainSemaphoreHandle,
 };
 pub use proxy::{Action, Direction, Proxy};
 pub use server::{Provided, Server, ServerBuilder, ServerError};

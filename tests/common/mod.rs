@@ -325,6 +325,10 @@ impl User {
         }
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) fn client(&self) -> Client {
         impatient(&self.url).connect().unwrap()
     }

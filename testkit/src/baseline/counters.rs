@@ -1,6 +1,7 @@
-//! Redisson's semaphore and count-down latch.
+//! Redisson's semaphores and count-down latch.
 
 use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{RedisResult, Value, cmd};
 
@@ -101,6 +102,124 @@ impl PlainSemaphoreHandle {
     pub fn release(&mut self) -> RedisResult<()> {
         self.commander.send(&self.release).map(drop)
     }
+}
+
+/// Redisson's permit-expirable semaphore. Each thread takes a [`handle`](Self::handle).
+#[derive(Clone, Debug)]
+pub struct PlainExpirableSemaphore {
+    client: PlainClient,
+    name: String,
+    lease: Duration,
+}
+
+impl PlainExpirableSemaphore {
+    pub(super) fn new(client: PlainClient, name: &str, lease: Duration) -> Self {
+        Self { client, name: name.to_owned(), lease }
+    }
+
+    /// One thread's side of the semaphore, with a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn handle(&self) -> RedisResult<PlainExpirableSemaphoreHandle> {
+        Ok(PlainExpirableSemaphoreHandle {
+            channel: prefixed("redisson_sc", &self.name),
+            timeouts: format!("{{{}}}:timeout", self.name),
+            commander: self.client.commander()?,
+            client: self.client.clone(),
+            name: self.name.clone(),
+            lease: self.lease,
+        })
+    }
+}
+
+/// One thread's side of a [`PlainExpirableSemaphore`].
+pub struct PlainExpirableSemaphoreHandle {
+    client: PlainClient,
+    commander: Commander,
+    name: String,
+    timeouts: String,
+    channel: String,
+    lease: Duration,
+}
+
+impl fmt::Debug for PlainExpirableSemaphoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainExpirableSemaphoreHandle")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PlainExpirableSemaphoreHandle {
+    /// Sets the number of permits if none was set. False if one was.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn try_set_permits(&mut self, permits: usize) -> RedisResult<bool> {
+        let keys = [self.name.as_str(), &self.channel];
+        let set = call(scripts::SET_PERMITS, &keys, &[&permits.to_string()]);
+        Ok(self.commander.send(&set)? == Value::Int(1))
+    }
+
+    /// Waits for a permit. Its id.
+    ///
+    /// # Errors
+    ///
+    /// If the server or a connection fails.
+    pub fn acquire(&mut self) -> RedisResult<String> {
+        if let Ok(id) = self.try_acquire()? {
+            return Ok(id);
+        }
+        let client = self.client.clone();
+        let subscription = client.subscriber().subscribe(&self.channel, Kind::Semaphore)?;
+        loop {
+            match self.try_acquire()? {
+                Ok(id) => return Ok(id),
+                // Woken by a message or by the end of the next lease.
+                Err(left) => drop(subscription.wakeups.acquire(left)),
+            }
+        }
+    }
+
+    /// The permit's id, or in how long the next lease ends.
+    fn try_acquire(&mut self) -> RedisResult<Result<String, Option<Duration>>> {
+        let id = self.client.new_owner();
+        let now = now();
+        let ends = (now + self.lease.as_millis()).to_string();
+        let keys = [self.name.as_str(), &self.timeouts, &self.channel];
+        let args = ["1", &ends, &now.to_string(), "922337203685477", &id];
+        let reply = self.commander.send(&call(scripts::TAKE_LEASED_PERMIT, &keys, &args))?;
+        let reply: Option<String> = redis::from_redis_value(reply)?;
+        Ok(match reply.as_deref() {
+            Some("OK") => Ok(id),
+            Some(next) => {
+                let next: u128 = next.trim_start_matches(':').parse().unwrap_or(now);
+                let left = u64::try_from(next.saturating_sub(now)).unwrap_or(u64::MAX);
+                Err(Some(Duration::from_millis(left)))
+            }
+            None => Err(None),
+        })
+    }
+
+    /// Gives a permit back. False: its lease had ended.
+    ///
+    /// # Errors
+    ///
+    /// If the server or the connection fails.
+    pub fn release(&mut self, id: &str) -> RedisResult<bool> {
+        let keys = [self.name.as_str(), &self.channel, &self.timeouts];
+        let args = [id, "1", &now().to_string()];
+        let reply = self.commander.send(&call(scripts::RETURN_LEASED_PERMIT, &keys, &args))?;
+        Ok(reply == Value::Int(1))
+    }
+}
+
+/// This machine's clock, which Redisson counts leases on.
+fn now() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
 /// Redisson's count-down latch. Each thread takes a [`handle`](Self::handle).

@@ -126,6 +126,44 @@ end
 return 0
 ";
 
+/// `KEYS` name, timeouts, channel; `ARGV` permits, when the lease ends, now, no end, id. "OK", `:` and
+/// when the next lease ends, or nil.
+pub(super) const TAKE_LEASED_PERMIT: &str = r"
+local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[3], 'limit', 0, ARGV[1])
+if #lapsed > 0 then
+    redis.call('zrem', KEYS[2], unpack(lapsed))
+    local free = redis.call('incrby', KEYS[1], #lapsed)
+    if free > 0 then
+        redis.call('publish', KEYS[3], free)
+    end
+end
+local free = redis.call('get', KEYS[1])
+if free and tonumber(free) >= tonumber(ARGV[1]) then
+    redis.call('decrby', KEYS[1], ARGV[1])
+    redis.call('zadd', KEYS[2], ARGV[2], ARGV[5])
+    local left = redis.call('pttl', KEYS[1])
+    if left > 0 then
+        redis.call('pexpire', KEYS[2], left)
+    end
+    return 'OK'
+end
+local first = redis.call('zrange', KEYS[2], 0, 0, 'withscores')
+if first[1] and first[2] ~= ARGV[4] then
+    return ':' .. first[2]
+end
+return nil
+";
+
+/// `KEYS` name, channel, timeouts; `ARGV` id, permits, now. 1, or 0: too late.
+pub(super) const RETURN_LEASED_PERMIT: &str = r"
+local ends = redis.call('zscore', KEYS[3], ARGV[1])
+if redis.call('zrem', KEYS[3], ARGV[1]) ~= 1 then
+    return 0
+end
+redis.call('publish', KEYS[2], redis.call('incrby', KEYS[1], ARGV[2]))
+return tonumber(ends) > tonumber(ARGV[3]) and 1 or 0
+";
+
 /// `KEYS` name, channel; `ARGV` message, count. 1 if there was no count yet, else 0.
 pub(super) const SET_COUNT: &str = r"
 if redis.call('set', KEYS[1], ARGV[2], 'NX') then
@@ -146,13 +184,15 @@ if value == 0 then
 end
 ";
 
-pub(super) const ALL: [&str; 9] = [
+pub(super) const ALL: [&str; 11] = [
     ACQUIRE,
     UNLOCK,
     FAIR_ACQUIRE,
     FAIR_UNLOCK,
     TAKE_PERMITS,
     RETURN_PERMITS,
+    TAKE_LEASED_PERMIT,
+    RETURN_LEASED_PERMIT,
     SET_PERMITS,
     SET_COUNT,
     COUNT_DOWN,

@@ -188,6 +188,28 @@ fn a_latch_lets_everybody_go_on_at_zero() {
 }
 
 #[test]
+fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
+    let (server, client) = set_up();
+    let lease = Duration::from_millis(300);
+    let short = super::PlainExpirableSemaphore::new(client.clone(), "e", lease);
+    let (mut first, mut second) = (short.handle().unwrap(), short.handle().unwrap());
+    assert!(first.try_set_permits(1).unwrap());
+    let begun = std::time::Instant::now();
+    let lapsing = first.acquire().unwrap();
+    let id = second.acquire().unwrap();
+    assert!(begun.elapsed() >= lease);
+    assert!(!first.release(&lapsing).unwrap());
+    let mut waiting = client.expirable_semaphore("e").handle().unwrap();
+    let waiter = in_thread(move || {
+        let id = waiting.acquire().unwrap();
+        assert!(waiting.release(&id).unwrap());
+    });
+    assert!(second.release(&id).unwrap());
+    waiter.recv_timeout(SOON).unwrap();
+    assert_eq!(server.connection().get::<_, i64>("e").unwrap(), 1);
+}
+
+#[test]
 fn scripts_that_the_server_has_forgotten_are_loaded_again() {
     let (server, client) = set_up();
     let mut handle = client.lock("l").handle().unwrap();

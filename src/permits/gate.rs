@@ -1,8 +1,8 @@
 //! Who of this process waits for permits of one semaphore.
 //!
-//! While permits are free every thread asks Redis by itself. A refusal closes the gate: from then
-//! on threads queue, and the first of them leads: it asks for itself and for those behind it, in
-//! one request. A permit given back in this process may go to the first in line with no round trip.
+//! A refusal closes the gate: from then on threads queue, and the first of them leads: it asks for
+//! itself and for those behind it, in one request. A permit given back in this process may go to the
+//! first in line with no round trip.
 //!
 //! Whole needs: what the server gives, and what is passed on, goes to the first in line if it
 //! covers its whole need, and nobody passes it. The rest goes back at once: never is a part kept,
@@ -12,36 +12,38 @@ use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Semaphore;
+use super::Permits;
 use super::turn::{Backoff, Turn};
-use crate::acquire::{Enter, EnterOf, Queue, Wake};
+use crate::acquire::{Enter, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
 
 /// Who waits for so many.
-pub(super) type Permits = Queue<u32, (), Asking>;
+pub(crate) type Line<P> = Queue<<P as Permits>::Need, P, Asking>;
+
+type Entered<P> = Enter<<P as Permits>::Need, P, Asking>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
-pub(crate) struct PermitGate {
-    state: Mutex<State>,
+pub(crate) struct PermitGate<P: Permits> {
+    state: Mutex<State<P>>,
 }
 
 #[derive(Debug)]
-struct State {
-    queue: Permits,
+struct State<P: Permits> {
+    queue: Line<P>,
     /// Who leads: the first in line, though no longer in the queue.
-    leader: Option<Leader>,
+    leader: Option<Leader<P>>,
     turn: Turn,
     backoff: Backoff,
     refusal: Option<Refusal>,
 }
 
 #[derive(Debug)]
-struct Leader {
+struct Leader<P: Permits> {
     thread: Arc<Thread>,
-    need: u32,
-    /// Permits were passed to it; it finds them before it asks again.
-    given: bool,
+    need: P::Need,
+    /// What was passed to it; it finds them before it asks again.
+    given: Option<P>,
 }
 
 /// A leader's requests.
@@ -60,10 +62,13 @@ pub(crate) struct Asking {
 /// for what the one before it was just refused.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
+    /// So many permits.
     need: u32,
     /// The channel's version before it was asked: a message since then may tell of permits.
     version: u64,
     at: u64,
+    /// When asking is worthwhile again though no message came.
+    until: Option<u64>,
 }
 
 /// So long a refusal counts for the next leader: a message may be lost, and then only asking helps.
@@ -73,8 +78,8 @@ const FRESH_REFUSAL: u64 = 100_000_000;
 const MOST_TOGETHER: usize = 128;
 
 /// The first of these needs that so many permits do not cover.
-pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
-    needs.iter().copied().find(|need| match permits.checked_sub(*need) {
+pub(crate) fn first_unmet<P: Permits>(needs: &[P::Need], mut permits: u32) -> Option<u32> {
+    needs.iter().map(|need| P::needed(*need)).find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
             permits = rest;
             false
@@ -83,7 +88,7 @@ pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     })
 }
 
-impl PermitGate {
+impl<P: Permits> PermitGate<P> {
     pub(crate) fn new(round_trip: Duration) -> Self {
         Self {
             state: Mutex::new(State {
@@ -100,9 +105,9 @@ impl PermitGate {
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
-        need: u32,
+        need: P::Need,
         waits: bool,
-    ) -> Option<EnterOf<Semaphore>> {
+    ) -> Option<Entered<P>> {
         let mut state = self.state.lock();
         match (state.queue.is_busy(), waits) {
             (false, _) => None,
@@ -112,7 +117,7 @@ impl PermitGate {
     }
 
     /// The server has refused the thread: it leads, or queues if somebody was refused before it.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: u32) -> EnterOf<Semaphore> {
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: P::Need) -> Entered<P> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
             return Enter::Queued(state.queue.push(thread, need));
@@ -123,52 +128,57 @@ impl PermitGate {
 
     /// What the leader asks the server for: its own need, and those of the first behind it, in
     /// order. No more than they wait for now: what is granted they use at once.
-    pub(crate) fn needs(&self, own: u32) -> Vec<u32> {
+    pub(crate) fn needs(&self, own: P::Need) -> Vec<P::Need> {
         let state = self.state.lock();
-        let mut sum = own;
-        let behind = state.queue.needs().map_while(|need| {
-            sum = sum.checked_add(*need)?;
-            Some(*need)
+        let mut sum = P::needed(own);
+        let behind = state.queue.needs().copied().map_while(|need| {
+            sum = sum.checked_add(P::needed(need)).filter(|sum| *sum as usize <= P::MOST)?;
+            P::go_together(own, need).then_some(need)
         });
         iter::once(own).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// The server has refused the leader, which had read this version of the channel before.
-    pub(crate) fn refused_at(&self, version: u64, need: u32) {
-        self.state.lock().refusal = Some(Refusal { need, version, at: clock::now() });
+    /// The server has refused the leader so many permits, which had read this version of the channel
+    /// before, for as long as is `left` unless there is a message.
+    pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
+        let at = clock::now();
+        let until = left.map(|left| at.saturating_add(clock::nanos(left)));
+        self.state.lock().refusal = Some(Refusal { need, version, at, until });
     }
 
     /// Whether the server would refuse the leader: it has just refused as little or less to one
-    /// before it, and the channel is silent since. Without a version: it may be.
-    pub(crate) fn would_be_refused(&self, version: Option<u64>, need: u32) -> bool {
+    /// before it, and the channel is silent since. Without a version: it may be. Then how long that
+    /// lasts, if it is known.
+    pub(crate) fn refusal(&self, version: Option<u64>, need: P::Need) -> Option<Option<Duration>> {
         let now = clock::now();
-        self.state.lock().refusal.is_some_and(|refusal| {
-            refusal.need <= need
-                && version.is_none_or(|version| version == refusal.version)
-                && now.saturating_sub(refusal.at) < FRESH_REFUSAL
-        })
+        let refusal = self.state.lock().refusal?;
+        let counts = refusal.need <= P::needed(need)
+            && version.is_none_or(|version| version == refusal.version)
+            && now.saturating_sub(refusal.at) < FRESH_REFUSAL
+            && refusal.until.is_none_or(|until| now < until);
+        let left = |until: u64| Duration::from_nanos(until.saturating_sub(now));
+        counts.then(|| refusal.until.map(left))
     }
 
     /// Whether the leader was passed permits.
     pub(crate) fn is_given(&self) -> bool {
-        self.state.lock().leader.as_ref().is_some_and(|leader| leader.given)
+        self.state.lock().leader.as_ref().is_some_and(|leader| leader.given.is_some())
     }
 
     /// The leader takes what it was passed.
-    pub(crate) fn take_given(&self) -> bool {
-        let mut state = self.state.lock();
-        state.leader.as_mut().is_some_and(|leader| std::mem::take(&mut leader.given))
+    pub(crate) fn take_given(&self) -> Option<P> {
+        self.state.lock().leader.as_mut()?.given.take()
     }
 
     /// The leader is done, with or without permits: the next one leads, and asks for itself. Returns
     /// what the one before was passed and did not take.
-    pub(crate) fn leader_leaves(&self) -> u32 {
+    pub(crate) fn leader_leaves(&self) -> Option<P> {
         let mut state = self.state.lock();
         // Its successor is first in line from now on, awake or not: what is given back while it
         // wakes up can be passed to it.
         let next = state.queue.first().map(|first| Leader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
-        let left = left.filter(|leader| leader.given).map_or(0, |left| left.need);
+        let left = left.and_then(|leader| leader.given);
         let (wake, _) = state.queue.promote(None);
         drop(state);
         wake.now();
@@ -179,7 +189,7 @@ impl PermitGate {
     /// the queue when it was asked. Who is first now gets them: some may have left or been passed
     /// permits meanwhile. Returns what nobody here waits for any more, which must be given back to
     /// the server.
-    pub(crate) fn granted(&self, others: u32) -> u32 {
+    pub(crate) fn granted(&self, others: P) -> P {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = others;
@@ -187,12 +197,11 @@ impl PermitGate {
         state.turn.before(now);
         state.turn.granted(now);
         // Within the turn or not: it is the server that gives them.
-        while let Some((need, wake)) = state.grant_first(rest) {
-            rest -= need;
+        while let Some(wake) = state.grant_first(&mut rest) {
             state.turn.granted(now);
             wakes.push(wake);
         }
-        if rest > 0 {
+        if rest.number() > 0 {
             state.turn.released(now);
         }
         drop(state);
@@ -212,18 +221,17 @@ impl PermitGate {
 
     /// Passes permits to those first in line, as far as they cover whole needs. Returns the rest,
     /// which must be given back to the server.
-    pub(crate) fn pass(&self, permits: u32) -> u32 {
+    pub(crate) fn pass(&self, permits: P) -> P {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = permits;
         let mut state = self.state.lock();
-        while rest > 0 && state.turn.may_pass(now) {
-            let Some((need, wake)) = state.pass_first(rest) else { break };
-            rest -= need;
+        while rest.number() > 0 && state.turn.may_pass(now) {
+            let Some(wake) = state.pass_first(&mut rest) else { break };
             state.turn.granted(now);
             wakes.push(wake);
         }
-        if rest > 0 {
+        if rest.number() > 0 {
             state.turn.released(now);
         }
         drop(state);
@@ -231,7 +239,7 @@ impl PermitGate {
         rest
     }
 
-    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut Line<P>) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 
@@ -244,30 +252,27 @@ impl PermitGate {
     }
 }
 
-impl Leader {
-    fn new(thread: &Arc<Thread>, need: u32) -> Self {
-        Self { thread: Arc::clone(thread), need, given: false }
+impl<P: Permits> Leader<P> {
+    fn new(thread: &Arc<Thread>, need: P::Need) -> Self {
+        Self { thread: Arc::clone(thread), need, given: None }
     }
 }
 
-impl State {
-    /// Passes to the first in line, if that needs no more than `permits`.
-    fn pass_first(&mut self, permits: u32) -> Option<(u32, Wake)> {
-        if let Some(leader) = self.leader.as_mut().filter(|leader| !leader.given) {
-            if leader.need > permits {
-                return None;
-            }
-            leader.given = true;
-            return Some((leader.need, Wake::thread(&leader.thread)));
+impl<P: Permits> State<P> {
+    /// Passes to the first in line, if these cover what it needs.
+    fn pass_first(&mut self, permits: &mut P) -> Option<Wake> {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.given.is_none()) {
+            leader.given = Some(permits.take(leader.need)?);
+            return Some(Wake::thread(&leader.thread));
         }
         self.grant_first(permits)
     }
 
-    /// Grants the first in the queue, behind the leader, if that needs no more than `permits`.
-    fn grant_first(&mut self, permits: u32) -> Option<(u32, Wake)> {
-        let need = self.queue.first().map(|first| *first.need()).filter(|need| *need <= permits)?;
-        let wake = self.queue.grant_first(|_| ())?;
-        Some((need, wake))
+    /// Grants the first in the queue, behind the leader, if these cover what it needs.
+    fn grant_first(&mut self, permits: &mut P) -> Option<Wake> {
+        let need = *self.queue.first()?.need();
+        let granted = permits.take(need)?;
+        self.queue.grant_first(|_| granted)
     }
 }
 
@@ -279,7 +284,7 @@ mod model_tests;
 mod tests {
     use super::*;
 
-    fn queued(gate: &PermitGate, needs: &[u32]) {
+    fn queued(gate: &PermitGate<u32>, needs: &[u32]) {
         let thread = Thread::current();
         assert!(matches!(gate.refused(&thread, 1), Enter::Leads(_)));
         for need in needs {
@@ -289,17 +294,17 @@ mod tests {
 
     #[test]
     fn a_leader_asks_for_no_more_than_can_be_counted_and_for_no_more_than_so_many() {
-        let gate = PermitGate::new(Duration::ZERO);
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
         queued(&gate, &[2, u32::MAX - 3, 1]);
         assert_eq!(gate.needs(1), [1, 2, u32::MAX - 3]);
-        let gate = PermitGate::new(Duration::ZERO);
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
         queued(&gate, &[1; 2 * MOST_TOGETHER]);
         assert_eq!(gate.needs(1).len(), MOST_TOGETHER);
     }
 
     #[test]
     fn what_is_granted_goes_to_the_first_whose_whole_need_it_covers_and_the_rest_back() {
-        let gate = PermitGate::new(Duration::ZERO);
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
         queued(&gate, &[1, 2, 3, 1]);
         assert_eq!(gate.granted(4), 1, "the next needs three, and nobody passes it");
         assert_eq!(gate.needs(1), [1, 3, 1]);
@@ -307,8 +312,8 @@ mod tests {
 
     #[test]
     fn the_first_need_that_is_not_covered_is_the_one_that_was_refused() {
-        assert_eq!(first_unmet(&[1, 2, 3], 0), Some(1));
-        assert_eq!(first_unmet(&[1, 2, 3], 3), Some(3));
-        assert_eq!(first_unmet(&[1, 2, 3], 6), None);
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 0), Some(1));
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 3), Some(3));
+        assert_eq!(first_unmet::<u32>(&[1, 2, 3], 6), None);
     }
 }

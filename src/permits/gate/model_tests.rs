@@ -40,7 +40,7 @@ struct Seen {
 
 /// One name, in a process of its own.
 struct Pool {
-    gate: PermitGate,
+    gate: PermitGate<u32>,
     odds: Odds,
     seen: Arc<Seen>,
     core: Arc<Core>,
@@ -56,21 +56,20 @@ struct Pool {
 
 impl Queued for Pool {
     type Need = u32;
-    type Grant = ();
+    type Grant = u32;
     type Place = Asking;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Permits) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Line<u32>) -> R) -> R {
         self.gate.with_queue(look)
     }
 
     fn hand_on(&self, _: Option<Lead<Asking>>) {
-        match self.gate.leader_leaves() {
-            0 => {}
-            left => self.give_back(left),
+        if let Some(left) = self.gate.leader_leaves() {
+            self.give_back(left);
         }
         let thread = Thread::current();
         self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, &thread));
@@ -89,7 +88,7 @@ impl Synchronizer for Pool {
             return Ok(entered);
         }
         if self.request(&[claim.need])? > 0 {
-            return Ok(Enter::Granted(()));
+            return Ok(Enter::Granted(claim.need));
         }
         Ok(self.gate.refused(claim.thread, claim.need))
     }
@@ -100,23 +99,23 @@ impl Synchronizer for Pool {
         Asking::default()
     }
 
-    fn take(&self, lead: &mut Lead<Asking>, _: &Claim<'_, u32>) -> Option<()> {
+    fn take(&self, lead: &mut Lead<Asking>, _: &Claim<'_, u32>) -> Option<u32> {
         if self.said.swap(false, Ordering::SeqCst) {
             lead.listening.ask_at = 0;
         }
         let given = self.gate.take_given();
-        self.seen.passed.fetch_add(usize::from(given), Ordering::SeqCst);
-        given.then_some(())
+        self.seen.passed.fetch_add(usize::from(given.is_some()), Ordering::SeqCst);
+        given
     }
 
     fn has_news(&self, _: &Asking) -> bool {
         self.gate.is_given() || self.said.load(Ordering::SeqCst)
     }
 
-    fn ask(&self, _: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<()>, Error> {
+    fn ask(&self, _: &mut Lead<Asking>, claim: &Claim<'_, u32>) -> Result<Try<u32>, Error> {
         Ok(match self.request(&self.gate.needs(claim.need))? {
             0 => Try::Busy(Duration::from_secs(30)),
-            _ => Try::Granted(()),
+            _ => Try::Granted(claim.need),
         })
     }
 }
@@ -148,7 +147,7 @@ impl Pool {
             });
             let claim = Claim { thread: &thread, need, wait: Wait::from(&token) };
             let acquired = acquire(self, &claim);
-            if !matches!(acquired, Ok(Some(()))) {
+            if !matches!(acquired, Ok(Some(_))) {
                 self.seen.given_up.fetch_add(1, Ordering::SeqCst);
             } else {
                 let before = self.in_use.fetch_add(need, Ordering::SeqCst);

@@ -1,0 +1,59 @@
+-- Takes permits for the first of several threads of a client: for each all that it needs, in their
+-- order, until there are not enough for the next. Where other clients wait, too, the first one gets
+-- its own all the same, and those behind it what the client's share of the free permits covers.
+--
+-- KEYS 1 the semaphore, 2 when its permits' leases end
+-- ARGV 1 lease in ms, 2 channel, 3 how many clients share, 4 how many threads ask (n), 5…n+4 how
+--      many permits each needs, then an id for each of those permits
+-- reply: {permits taken}; {0, ms until the next lease ends, or -1}: not enough for the first
+--
+-- Sent twice, it finds its own ids and answers what the first one did. It may come when some of them
+-- were given back already: then it takes nothing either, or they would be counted twice.
+local threads = tonumber(ARGV[4])
+local first_id = 5 + threads
+local known = 0
+for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
+    known = known + (ends and 1 or 0)
+end
+if known > 0 then
+    return {known}
+end
+
+local came_back = take_back({})
+local free = stored(KEYS[1]) or 0
+local taken, limit = 0, free
+for at = 5, first_id - 1 do
+    if taken + ARGV[at] > limit then
+        break
+    end
+    taken = taken + ARGV[at]
+    limit = math.max(taken, free / ARGV[3])
+end
+
+local reply = {taken}
+if taken > 0 then
+    free = redis.call('decrby', KEYS[1], taken)
+    local permits = {}
+    for at = first_id, first_id + taken - 1 do
+        permits[#permits + 1] = now + ARGV[1]
+        permits[#permits + 1] = ARGV[at]
+    end
+    local added = redis.pcall('zadd', KEYS[2], unpack(permits))
+    if type(added) == 'table' then
+        -- The same command undoes it.
+        redis.call('decrby', KEYS[1], -taken)
+        return added
+    end
+    -- A semaphore that ends takes what belongs to it along, as with Redisson.
+    local left = redis.pcall('pttl', KEYS[1])
+    if type(left) == 'number' and left > 0 then
+        redis.pcall('pexpire', KEYS[2], left)
+    end
+else
+    local next = redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2]
+    reply[2] = next and math.min(next - now, 2 ^ 53) or -1
+end
+if came_back then
+    tell_free(ARGV[2], free)
+end
+return reply

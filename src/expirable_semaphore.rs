@@ -1,0 +1,594 @@
+//! The semaphore whose permits have leases: Redisson's `RPermitExpirableSemaphore`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::Wait;
+use crate::cancel::CancelToken;
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Terms, check_lease, clock};
+use crate::node::Session;
+use crate::permits::{self, Permits, Source};
+use crate::protocol::PermitId;
+use crate::script::expirable_semaphore::Counts;
+use crate::script::lock::{self, Renewals};
+
+mod lease;
+mod permit;
+mod site;
+
+use self::lease::{Lease, Need};
+pub use self::permit::ExpirablePermit;
+pub(crate) use self::site::ExpirableSite;
+
+/// A number of permits that threads of all processes share, each with a lease: Redisson's
+/// `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
+///
+/// As a [`Semaphore`](crate::Semaphore), but **a permit whose holder dies comes back**: at the end of
+/// its lease. The watchdog renews the leases of those that live.
+///
+/// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
+/// some are set or added.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let connections = client.expirable_semaphore("connections");
+/// connections.try_set_permits(8)?; // whoever comes first sets them
+///
+/// let permit = connections.acquire()?; // waits; renewed while it lives
+/// permit.check(Duration::from_secs(1))?; // ours for a second more, whatever happens
+/// permit.release()?; // given back, and the server has said so
+///
+/// // For a minute, whatever becomes of this process, unless somebody gives it back:
+/// let minute = connections.with_lease(Duration::from_secs(60));
+/// if let Some(permit) = minute.try_acquire()? {
+///     let id = permit.into_id(); // may be sent to another process
+///     connections.release(&id)?; // by whoever has it
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # Leases
+///
+/// A permit is taken for [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s) and
+/// renewed when a third of that has gone, for as long as its guard lives: Redisson's clients have no
+/// such thing, their permits have a fixed lease or none at all. [`with_lease`](Self::with_lease)
+/// takes a fixed one, which is never renewed. A lease that ends sends no message: those who wait
+/// know when the next one ends and ask then, and once in about 5 s in any case.
+///
+/// Times are the server's alone. No client's clock frees a permit early or keeps it for longer.
+///
+/// # Fairness
+///
+/// As a [`Semaphore`](crate::Semaphore)'s: threads of one process get permits in the order they came;
+/// one that needs many is not passed by one that needs few. Between processes there is no order; a
+/// process passes permits on among its own threads for a turn, on equal terms, and takes no more than
+/// its share where other processes wait as well.
+///
+/// # Lost replies
+///
+/// Each permit has an id, which is made before it is asked for. A request that has to be sent again
+/// finds its own ids: it takes and gives back once. If the outcome of an acquire stays unknown, the
+/// caller gets an error, and what it may have taken is given back in the background; if that fails
+/// as well, at the end of the lease. Changes of the number of permits are numbered, and made once.
+///
+/// # With Redisson
+///
+/// The same keys, ids and messages as Redisson from 3.17 to 4.7, so that both share the permits and
+/// either gives back what the other took, by its [`PermitId`]. Redisson 3.16 has ids of 32
+/// characters: it shares the permits, too, but neither can give the other's back, or make its lease
+/// longer, by its id. They come back by themselves at their lease's end.
+///
+/// **Redisson's clients decide by their own clocks** whose lease has ended. One that is ahead of the
+/// server takes permits away that early: from a guard here while there is less left of its lease
+/// (two thirds of `watchdog_timeout` at the least). The guard tells at its next renewal. One that is
+/// behind writes leases that are over too early by the server's clock, and its permits may be taken
+/// from it that early; if it is ahead, a dead one's come back that much later. Keep the clocks of such
+/// machines together to well within the leases.
+///
+/// # In Redis
+///
+/// The number of free permits as text under the semaphore's name, and in the sorted set
+/// `{name}:timeout` the id of each permit that is out, with the time (ms since 1970) when its lease
+/// ends; neither has a time to live. Each change is published on `redisson_sc:{name}`. Keys that begin
+/// with `redlatch_request:{name}:…` remember for five minutes how the number of permits was changed.
+/// The rights that a user needs are listed in `lua/README.md`.
+#[derive(Clone)]
+pub struct ExpirableSemaphore {
+    site: Arc<ExpirableSite>,
+    session: Session,
+    lease: Option<Duration>,
+}
+
+impl ExpirableSemaphore {
+    /// The same semaphore, whose permits are taken for this long and never renewed. It must be from
+    /// 1 ms to 10^15 ms, or acquiring is an error of kind [`Config`](ErrorKind::Config).
+    #[must_use]
+    pub fn with_lease(&self, lease: Duration) -> Self {
+        Self { lease: Some(lease), ..self.clone() }
+    }
+
+    /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it does, and is
+    /// left as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
+    /// have been applied; or if the key holds something else, which is left as it is.
+    /// [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
+    /// [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.once(|scripts, ticket| scripts.try_set_permits(ticket, permits))
+    }
+
+    /// Sets how many permits there are, those that are out included, and makes the semaphore if there
+    /// is none. If more are out, they stay with whoever has them, and fewer than none are free until
+    /// enough have come back. So it also puts right what was lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn set_permits(&self, permits: u32) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.once(|scripts, ticket| scripts.set_permits(ticket, permits)).map(drop)
+    }
+
+    /// Changes how many permits there are, by a number that may be negative: then there may be
+    /// fewer than none free until enough have come back.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.once(|scripts, ticket| scripts.add_permits(ticket, permits)).map(drop)
+    }
+
+    /// Removes the semaphore with all permits, those that are out as well: their guards are lost at
+    /// their next renewal. `false`: there was none.
+    ///
+    /// Nobody is told, as in Redisson: whoever waits goes on waiting, until there are permits again.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn delete(&self) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.once(|scripts, ticket| scripts.delete(ticket))
+    }
+
+    /// How many permits are free, those included whose leases have ended. Already old when it
+    /// returns. It changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else.
+    /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn available_permits(&self) -> Result<i64, Error> {
+        self.counts().map(|counts| counts.free)
+    }
+
+    /// How many permits are out, on all machines, and their leases have not ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn acquired_permits(&self) -> Result<i64, Error> {
+        self.counts().map(|counts| counts.out)
+    }
+
+    /// How many permits there are, free or out.
+    ///
+    /// # Errors
+    ///
+    /// As [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn permits(&self) -> Result<i64, Error> {
+        self.counts().map(|counts| counts.free.saturating_add(counts.out))
+    }
+
+    /// Takes one permit, waiting for as long as it takes.
+    ///
+    /// While permits are free: one round trip. Else the thread queues behind those of its process
+    /// that came before it, and sleeps until permits are given back or a lease ends.
+    ///
+    /// # Errors
+    ///
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, if a key holds something else, or if
+    /// the lease was over before the reply was read; [`Protocol`](ErrorKind::Protocol) if the
+    /// server's answer makes no sense: no permit is held, and what the server may have given is given
+    /// back in the background. [`Config`](ErrorKind::Config) if the name is empty or the lease not
+    /// usable. [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which ends waits as well.
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
+    ///
+    /// # Blocking
+    ///
+    /// Until the permit is had or an error ends the wait; time does not end it. In an outage a call
+    /// may wait behind another thread's wait on the same connection before its own request fails:
+    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at most.
+    pub fn acquire(&self) -> Result<ExpirablePermit, Error> {
+        self.one(self.take(1, Wait::FOREVER)?)
+    }
+
+    /// Takes so many permits at once, or waits until there are so many: each with an id and a lease
+    /// of its own, to be given back by itself. None is taken before all are there. Zero is granted at
+    /// once, 1,024 are the most.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire); [`Config`](ErrorKind::Config) for more than 1,024.
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire`](Self::acquire), until there are so many; for ever if there never are. Zero
+    /// does not block.
+    pub fn acquire_many(&self, permits: u32) -> Result<Vec<ExpirablePermit>, Error> {
+        self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes one permit if one is free now and nobody of this process waits for one.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire). Trouble that a request meets is never `None`.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if a thread of this process waits.
+    pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>, Error> {
+        self.take(1, Wait::NONE).map(first)
+    }
+
+    /// As [`try_acquire`](Self::try_acquire), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire`](Self::try_acquire). Zero does not block.
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Vec<ExpirablePermit>>, Error> {
+        self.take(permits, Wait::NONE)
+    }
+
+    /// As [`acquire`](Self::acquire), but gives up after `wait`: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
+    /// may have taken the permit: [`response_timeout`](crate::ClientBuilder::response_timeout) says
+    /// for how long at most.
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>, Error> {
+        self.take(1, Wait::at_most(wait)).map(first)
+    }
+
+    /// As [`try_acquire_for`](Self::try_acquire_for), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
+        self.take(permits, Wait::at_most(wait))
+    }
+
+    /// As [`try_acquire_for`](Self::try_acquire_for), until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
+    /// at most.
+    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<ExpirablePermit>, Error> {
+        self.take(1, Wait::until(deadline)).map(first)
+    }
+
+    /// As [`try_acquire_until`](Self::try_acquire_until), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_until`](Self::try_acquire_until).
+    pub fn try_acquire_many_until(
+        &self,
+        permits: u32,
+        deadline: Instant,
+    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
+        self.take(permits, Wait::until(deadline))
+    }
+
+    /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
+    /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once; a request that is
+    /// on its way is waited for as in [`try_acquire_for`](Self::try_acquire_for).
+    pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<ExpirablePermit, Error> {
+        self.one(self.take(1, Wait::from(token))?)
+    }
+
+    /// As [`acquire_cancellable`](Self::acquire_cancellable), for `permits` at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_cancellable`](Self::acquire_cancellable) and
+    /// [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire_cancellable`](Self::acquire_cancellable).
+    pub fn acquire_many_cancellable(
+        &self,
+        permits: u32,
+        token: &CancelToken,
+    ) -> Result<Vec<ExpirablePermit>, Error> {
+        self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
+    /// ways to take them are short forms of this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
+    /// then; else as [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Blocking
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for), and as
+    /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
+    pub fn acquire_within(
+        &self,
+        permits: u32,
+        wait: Wait<'_>,
+    ) -> Result<Option<Vec<ExpirablePermit>>, Error> {
+        self.take(permits, wait)
+    }
+
+    /// Gives a permit back by its id, whoever took it, on whatever machine. A guard of this client
+    /// that has it says "released" from then on; one of another process is lost, at its next renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or its
+    /// lease has ended; nothing was changed. [`Redis`](ErrorKind::Redis) if the server is in trouble;
+    /// the message says whether the release is sent again in the background. Also if the connection
+    /// broke and the server, asked once more, no longer knows the permit: most likely it was given
+    /// back then. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
+    /// [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn release(&self, id: &PermitId) -> Result<(), Error> {
+        self.release_many(std::slice::from_ref(id))
+    }
+
+    /// As [`release`](Self::release), but says by `false` that there is no such permit.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release), but for `NotHeld`.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn try_release(&self, id: &PermitId) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.release_ids(std::slice::from_ref(id))
+    }
+
+    /// As [`release`](Self::release), for some permits at once: all of them or, if one is not there
+    /// any more, none but those of which a guard of this client had one. At most 1,024.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or if an id
+    /// is there twice.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip. None for no ids.
+    pub fn release_many(&self, ids: &[PermitId]) -> Result<(), Error> {
+        self.check(&Wait::FOREVER)?;
+        self.check_number(ids.len())?;
+        let mut sorted = ids.to_vec();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|two| two[0] == two[1]) {
+            let message = "an id stands there twice; nothing was changed".to_owned();
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
+        if ids.is_empty() || self.site.release_ids(ids)? {
+            return Ok(());
+        }
+        let message = "there is no such permit: it was given back before, or its lease has ended; \
+                       nothing was changed";
+        Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name))
+    }
+
+    /// Gives a permit a new lease, from now on: `true`. `false`: there is no such permit, or its lease
+    /// has ended.
+    ///
+    /// For permits that are known by their id. One that a guard of this client has is only made
+    /// longer. Do not make one shorter that a guard of another process has: it does not know, and says
+    /// "held" until its next renewal, which makes a watched one longer again.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^15 ms;
+    /// else as [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn update_lease_time(&self, id: &PermitId, lease: Duration) -> Result<bool, Error> {
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        check_lease(&site.name, lease)?;
+        let Some(held) = site.held(id) else {
+            return site.once(|scripts, ticket| scripts.update_lease_time(ticket, id, lease));
+        };
+        let sent_at = clock::now();
+        held.hold.ask(lease);
+        let (lane, owner) = (&site.lane, &held.hold.owner);
+        let updated = lock::extend(Renewals::Permits, lane, &site.timeouts, owner, lease);
+        let updated = updated.map_err(|trouble| site.error(trouble))?;
+        held.updated(sent_at, lease, updated);
+        Ok(updated)
+    }
+
+    /// How long a permit's lease lasts if nobody renews it. `None`: there is no such permit, or its
+    /// lease has ended. One of Redisson's without a lease lasts [`Duration::MAX`].
+    ///
+    /// # Errors
+    ///
+    /// As [`available_permits`](Self::available_permits).
+    ///
+    /// # Blocking
+    ///
+    /// One round trip.
+    pub fn remaining_lease(&self, id: &PermitId) -> Result<Option<Duration>, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.scripts().remaining_lease(id).map_err(|trouble| self.site.error(trouble))
+    }
+
+    /// The semaphore's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.site.name
+    }
+
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let site = ExpirableSite::of(session.core(), name);
+        Self { site, session: session.clone(), lease: None }
+    }
+
+    fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.check(self.session.core(), &self.site.name)?;
+        if self.site.name.is_empty() {
+            let message = "a semaphore needs a name that is not empty".to_owned();
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(())
+    }
+
+    fn check_number(&self, permits: usize) -> Result<(), Error> {
+        let most = Vec::<Arc<Lease>>::MOST;
+        if permits > most {
+            let message = format!("{permits} permits at once are too many: {most} are the most");
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> Result<Counts, Error> {
+        self.check(&Wait::FOREVER)?;
+        self.site.scripts().counts().map_err(|trouble| self.site.error(trouble))
+    }
+
+    fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Vec<ExpirablePermit>>, Error> {
+        self.check(&wait)?;
+        self.check_number(permits as usize)?;
+        if let Some(lease) = self.lease {
+            check_lease(&self.site.name, lease)?;
+        }
+        if permits == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let need = Need { permits, terms: self.lease.map_or(Terms::Watched, Terms::Fixed) };
+        loop {
+            let Some(leases) = permits::take(&self.site, need, wait)? else { return Ok(None) };
+            let guards = leases.into_iter().filter_map(|lease| ExpirablePermit::of(self, lease));
+            let guards: Vec<_> = guards.collect();
+            if guards.len() == permits as usize {
+                return Ok(Some(guards));
+            }
+            // Some were lost on their way here; the others go back.
+            if wait.is_over() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn one(&self, taken: Option<Vec<ExpirablePermit>>) -> Result<ExpirablePermit, Error> {
+        first(taken).ok_or_else(|| Error::shut_down(&self.site.name))
+    }
+
+    fn give_back(&self, leases: Vec<Arc<Lease>>) {
+        self.site.give_back(leases);
+    }
+}
+
+fn first(taken: Option<Vec<ExpirablePermit>>) -> Option<ExpirablePermit> {
+    taken?.pop()
+}
+
+impl fmt::Debug for ExpirableSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpirableSemaphore")
+            .field("name", &self.site.name)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}

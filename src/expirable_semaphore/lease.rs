@@ -1,0 +1,318 @@
+//! One permit that this process has: its lease, and who has it now.
+//!
+//! A lease is a hold: one id in the server's set, as an owner is in a lock. Each guard that has it
+//! is a tenancy of it. It goes from guard to guard where the process passes permits on, unless its id
+//! was read: whoever was told the id may give the permit back, and must not give back another's.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::site::ExpirableSite;
+use crate::error::LostReason;
+use crate::hold::{Asked, Hold, Tenancy, Terms};
+use crate::permits::Permits;
+use crate::protocol::{Owner, PermitId};
+use crate::script::lock::Renewals;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Thread, clock};
+use crate::watchdog::renewal::{Attempt, Due, Facts};
+use crate::watchdog::{Alarm, Renewal, Task};
+
+pub(crate) struct Lease {
+    pub(super) id: PermitId,
+    pub(super) hold: Arc<Hold>,
+    site: Arc<ExpirableSite>,
+    /// Somebody may know the id.
+    is_told: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whose it is now. `None`: it is on its way from one guard to the next, or over.
+    tenancy: Option<Arc<Tenancy>>,
+    /// It was given back, let go of, or lost.
+    is_over: bool,
+    attempt: Attempt,
+    /// The wheel's entry. Taken after nothing else's mutex but this one's.
+    alarm: Option<Alarm>,
+}
+
+/// What a thread needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(super) permits: u32,
+    pub(super) terms: Terms,
+}
+
+impl Permits for Vec<Arc<Lease>> {
+    type Need = Need;
+
+    // A script's `unpack` has an end, and what the server does in one go should have one.
+    const MOST: usize = 1_024;
+
+    fn needed(need: Need) -> u32 {
+        need.permits
+    }
+
+    fn go_together(one: Need, other: Need) -> bool {
+        one.terms == other.terms
+    }
+
+    fn number(&self) -> u32 {
+        u32::try_from(self.len()).unwrap_or(u32::MAX)
+    }
+
+    fn take(&mut self, need: Need) -> Option<Self> {
+        let suit = |lease: &Arc<Lease>| lease.hold.terms == need.terms;
+        if self.iter().filter(|lease| suit(lease)).count() < need.permits as usize {
+            return None;
+        }
+        let mut missing = need.permits;
+        let taken = self.extract_if(.., |lease| {
+            let takes = missing > 0 && suit(lease);
+            missing -= u32::from(takes);
+            takes
+        });
+        Some(taken.collect())
+    }
+}
+
+impl Lease {
+    /// The server has given this permit.
+    pub(super) fn new(
+        site: &Arc<ExpirableSite>,
+        id: PermitId,
+        terms: Terms,
+        asked: Asked,
+        sent_twice: bool,
+    ) -> Arc<Self> {
+        let lease = terms.lease(&site.core);
+        let hold = Hold::new(None, Owner::from(id), terms, lease, asked, sent_twice);
+        Arc::new(Self {
+            id,
+            hold: Arc::new(hold),
+            site: Arc::clone(site),
+            is_told: AtomicBool::new(false),
+            state: Mutex::default(),
+        })
+    }
+
+    pub(super) fn site(&self) -> &Arc<ExpirableSite> {
+        &self.site
+    }
+
+    /// From here on whoever knows the id may use it.
+    pub(super) fn tell_id(&self) -> PermitId {
+        self.is_told.store(true, Ordering::SeqCst);
+        self.id
+    }
+
+    /// Whether it may go to another thread of this process instead of back to the server.
+    pub(super) fn may_pass(&self) -> bool {
+        !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
+    }
+
+    /// Somebody has it now. `None`: it was lost on its way there.
+    pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
+        // No thread's: a permit may be sent to another one, and its thread's end says nothing.
+        let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::nobodys()));
+        let mut state = self.state.lock();
+        if state.is_over || !tenancy.is_held() {
+            return None;
+        }
+        state.tenancy = Some(Arc::clone(&tenancy));
+        Some(tenancy)
+    }
+
+    /// A guard leaves it. `false`: the guard's time was over before.
+    pub(super) fn leave(&self, tenancy: &Arc<Tenancy>) -> bool {
+        let mut state = self.state.lock();
+        let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
+        if has_it {
+            state.tenancy = None;
+            tenancy.step_down();
+        }
+        drop(state);
+        if has_it {
+            // What the callbacks captured is the user's: dropped here, with no mutex held.
+            let _unheard = tenancy.release();
+        }
+        has_it
+    }
+
+    /// Whoever has it has it no more: it is given back by its id, or goes on without this process.
+    pub(super) fn end(&self) {
+        if let Some(tenancy) = self.finish().0 {
+            let _unheard = tenancy.release();
+        }
+    }
+
+    /// It is not ours any more.
+    pub(super) fn lose(&self, reason: LostReason) {
+        self.hold.lose(reason);
+        let (tenancy, renewing, first) = self.finish();
+        if !first {
+            return;
+        }
+        if let Some(tenancy) = tenancy
+            && let Some(callbacks) = tenancy.lose(reason)
+        {
+            let (core, name) = (&self.site.core, &self.site.name);
+            core.watchdog.tell_lost(name, || tenancy.obituary(reason, core.config.max_hold));
+            core.watchdog.call_back(name, reason, callbacks);
+        }
+        // A renewal may have made it longer, or a late copy of the request may take it anew.
+        let outlives = reason == LostReason::LeaseExpired
+            && (renewing || self.hold.is_unconfirmed() || clock::now() < self.hold.deadline());
+        if outlives || self.hold.sent_twice {
+            self.site.undo(&[self.id], self.hold.longest_lease());
+        }
+    }
+
+    /// It is over. Who had it, whether a renewal is on its way, and whether this was the first to say
+    /// so.
+    fn finish(&self) -> (Option<Arc<Tenancy>>, bool, bool) {
+        let mut state = self.state.lock();
+        let first = !std::mem::replace(&mut state.is_over, true);
+        let (tenancy, alarm, renewing) =
+            (state.tenancy.take(), state.alarm.take(), state.attempt.is_sent());
+        drop(state);
+        if let Some(alarm) = alarm {
+            self.site.core.watchdog.cancel(alarm);
+        }
+        self.site.forget(&self.id);
+        (tenancy, renewing, first)
+    }
+
+    /// Sets the wheel's alarm to the next thing to do.
+    pub(super) fn arm(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        if state.is_over {
+            return;
+        }
+        let Due { at, .. } = self.next(&state, clock::now());
+        // One that goes off too early sets the next one; only too late is wrong.
+        if state.alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
+            let watchdog = &self.site.core.watchdog;
+            let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
+            if let Some(old) = state.alarm.replace(watchdog.alarm(at, task)) {
+                watchdog.cancel(old);
+            }
+        }
+    }
+
+    /// What is next about it.
+    fn next(&self, state: &State, now: u64) -> Due {
+        let facts = Facts {
+            since: state.tenancy.as_ref().map_or(now, |tenancy| tenancy.since),
+            deadline: self.hold.deadline(),
+            is_provisional: false,
+            // On its way to the next guard, too.
+            is_watched: self.hold.terms == Terms::Watched,
+            fixed: None,
+            attempt: state.attempt,
+        };
+        facts.next(&self.site.core.config, now)
+    }
+
+    /// The server's answer to a lease that was asked for at `sent_at`, by whoever knows the id.
+    pub(super) fn updated(&self, sent_at: u64, lease: Duration, updated: bool) {
+        if !updated {
+            return self.lose(LostReason::Revoked);
+        }
+        self.hold.confirm(sent_at, lease);
+        if self.hold.lost().is_some() {
+            // It was lost meanwhile.
+            self.site.undo(&[self.id], lease);
+        }
+    }
+
+    /// A renewal before its time; of one that is not to be renewed, or is being renewed, the question
+    /// whether the server knows it.
+    pub(super) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let mut state = self.state.lock();
+        if state.is_over {
+            return None;
+        }
+        let lease = self.next(&state, now).lease;
+        let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
+        drop(state);
+        Some(self.renewal(lease))
+    }
+
+    /// `false`: it is too late.
+    fn begin_renewal(&self, state: &mut State, lease: Duration, now: u64) -> bool {
+        let in_time = now < self.hold.deadline();
+        if in_time {
+            state.attempt = state.attempt.sent();
+            self.hold.ask(lease);
+        }
+        in_time
+    }
+
+    fn renewal(self: &Arc<Self>, lease: Option<Duration>) -> Renewal {
+        let (key, owner) = (Arc::clone(&self.site.timeouts), self.hold.owner);
+        let itself = Arc::clone(self);
+        let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
+            itself.renewed(sent_at, lease, renewed);
+        });
+        Renewal { kind: Renewals::Permits, key, owner, lease, urgent: false, renewed }
+    }
+
+    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
+    fn renewed(self: &Arc<Self>, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
+        let mut state = self.state.lock();
+        // A reply for what is over is ignored.
+        if state.is_over {
+            return;
+        }
+        state.attempt = match renewed {
+            Ok(true) => {
+                self.hold.confirm(sent_at, lease);
+                Attempt::Done
+            }
+            Ok(false) => Attempt::Done,
+            Err(cause) => {
+                self.hold.renewal_failed(cause);
+                state.attempt.fails(false, &self.site.core.config, clock::now())
+            }
+        };
+        drop(state);
+        if renewed == Ok(false) {
+            self.lose(LostReason::Revoked);
+        } else {
+            self.arm();
+        }
+    }
+}
+
+impl Task for Lease {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        let now = clock::now();
+        let mut state = self.state.lock();
+        state.alarm = None;
+        if state.is_over {
+            return None;
+        }
+        if now >= self.hold.deadline() {
+            drop(state);
+            self.lose(LostReason::LeaseExpired);
+            return None;
+        }
+        let Due { at, lease } = self.next(&state, now);
+        let lease = lease.filter(|_| at <= now);
+        let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
+        drop(state);
+        self.arm();
+        lease.map(|lease| self.renewal(Some(lease)))
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({})", self.id)
+    }
+}

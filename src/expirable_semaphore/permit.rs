@@ -1,0 +1,234 @@
+//! A permit with a lease, in somebody's hands.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::ExpirableSemaphore;
+use super::lease::Lease;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{HoldState, Tenancy, Terms};
+use crate::protocol::PermitId;
+
+/// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
+///
+/// It belongs to no thread and may be sent to another. While it lives its lease is renewed
+/// ([`with_lease`](ExpirableSemaphore::with_lease) takes a fixed one); it knows until when the permit
+/// is certainly held, and tells when it is lost. One that is leaked ([`std::mem::forget`]) is kept
+/// until [`Client::shutdown`](crate::Client::shutdown), or for
+/// [`max_hold`](crate::ClientBuilder::max_hold).
+///
+/// A drop does not wait for the server: the release is written, and one that fails is sent again in
+/// the background. [`release`](Self::release) waits and reports.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use redlatch::{Error, ExpirableSemaphore};
+///
+/// # fn fetch(_: u32) {}
+/// fn work(connections: &ExpirableSemaphore) -> Result<(), Error> {
+///     let permit = connections.acquire()?;
+///     permit.on_lost(|why| eprintln!("stop: {why}"));
+///     for part in 0..10 {
+///         permit.check(Duration::from_secs(2))?; // ours for as long as this takes
+///         fetch(part);
+///     }
+///     permit.release() // the server has said so
+/// }
+/// ```
+#[must_use = "dropping the permit gives it back at once; bind it"]
+pub struct ExpirablePermit {
+    lease: Arc<Lease>,
+    tenancy: Arc<Tenancy>,
+    semaphore: ExpirableSemaphore,
+    /// It was given back or let go of.
+    left: bool,
+}
+
+impl ExpirablePermit {
+    /// `None`: it was lost on its way here.
+    pub(super) fn of(semaphore: &ExpirableSemaphore, lease: Arc<Lease>) -> Option<Self> {
+        let tenancy = lease.admit()?;
+        Some(Self { lease, tenancy, semaphore: semaphore.clone(), left: false })
+    }
+
+    /// The permit's id, under which another process can look after it or give it back
+    /// ([`ExpirableSemaphore::release`]): one of Redisson's as well. No I/O.
+    ///
+    /// Such a release is a loss to this guard, since nobody tells it: at its next renewal. By a handle
+    /// of the same client it is none. A permit whose id was read is not passed on within the
+    /// process: its drop gives it back to the server.
+    #[must_use]
+    pub fn id(&self) -> PermitId {
+        self.lease.tell_id()
+    }
+
+    /// Whether the permit is held, as far as this process can know without asking: neither given
+    /// back nor lost, and before the deadline that the server last confirmed. No I/O.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.is_forked() && self.tenancy.is_held()
+    }
+
+    /// What is known of the permit. No I/O.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        if self.is_forked() {
+            return HoldState::Lost(LostReason::Forked);
+        }
+        self.tenancy.state()
+    }
+
+    /// For how long the permit is certainly held if no renewal succeeds any more; zero if it is
+    /// lost. No I/O.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
+    }
+
+    /// Fails unless the permit is certainly held for `slack` more: what to ask before each step that
+    /// must not be done without it and takes no longer than that.
+    ///
+    /// Where the lease is renewed, what is certain is between two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the permit is lost,
+    /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it is held and may end before the slack does,
+    /// [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id,
+    /// [`Forked`](ErrorKind::Forked) in a forked child.
+    pub fn check(&self, slack: Duration) -> Result<(), Error> {
+        let site = self.lease.site();
+        match self.state() {
+            HoldState::Lost(LostReason::Forked) => Err(Error::forked(&site.name)),
+            HoldState::Lost(reason) => Err(self.lost(reason)),
+            HoldState::Released => Err(self.not_held()),
+            HoldState::Held | HoldState::Unconfirmed => {
+                let remaining = self.remaining();
+                if remaining >= slack {
+                    return Ok(());
+                } else if remaining.is_zero() {
+                    // It ended between the two looks.
+                    return Err(self.lost(LostReason::LeaseExpired));
+                }
+                let terms = self.lease.hold.terms;
+                let passes = terms == Terms::Watched && slack < terms.lease(&site.core);
+                let longer = match terms {
+                    Terms::Watched => "raise watchdog_timeout",
+                    Terms::Fixed(_) => "take a longer lease",
+                };
+                Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(&site.name))
+            }
+        }
+    }
+
+    /// Has `callback` called once if the permit is lost before it is given back: at the lease's end,
+    /// or at a renewal that the server answers with "not there any more". If it is lost already, soon
+    /// after this call. A loss that nobody knows of before [`release`](Self::release) asks the server
+    /// is told by its error alone.
+    ///
+    /// It runs on a thread of the client's, one callback after the other, so it should be short.
+    pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
+        if self.is_forked() {
+            return;
+        }
+        if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
+            let site = self.lease.site();
+            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
+        }
+    }
+
+    /// Gives the permit back.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was lost before: somebody else may have it by now, and
+    /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol) if
+    /// its answer makes no sense: the release is sent again in the background, and the permit is free
+    /// at the latest when its lease ends. Also if the connection broke and the server, asked once
+    /// more, no longer knows the permit. [`Forked`](ErrorKind::Forked) in a forked child: nothing was
+    /// done.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip; none if the permit is passed to a thread of this process that waits.
+    pub fn release(mut self) -> Result<(), Error> {
+        self.left = true;
+        let site = self.lease.site();
+        site.core.check_process(&site.name)?;
+        self.leave()?;
+        site.release(&self.lease)
+    }
+
+    /// Lets go of the permit and leaves it out: nobody renews it from here on. Whoever has the id can
+    /// make its lease longer ([`ExpirableSemaphore::update_lease_time`]) and give it back
+    /// ([`ExpirableSemaphore::release`]); else it comes back when its lease ends. That is between two
+    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it, or what
+    /// is left of a fixed lease. No I/O.
+    #[must_use = "without its id nobody can give the permit back"]
+    pub fn into_id(mut self) -> PermitId {
+        self.left = true;
+        let id = self.lease.tell_id();
+        if !self.is_forked() && self.lease.leave(&self.tenancy) {
+            self.lease.end();
+        }
+        id
+    }
+
+    /// The semaphore's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.semaphore.name()
+    }
+
+    /// Whether the process was forked since: then the permit is the parent's, and no mutex may be
+    /// locked here.
+    fn is_forked(&self) -> bool {
+        self.lease.site().core.is_forked()
+    }
+
+    /// The guard's time ends. An error: the permit was not its own any more.
+    fn leave(&self) -> Result<(), Error> {
+        if self.tenancy.is_held() && self.lease.leave(&self.tenancy) {
+            return Ok(());
+        }
+        if self.tenancy.state() == HoldState::Released {
+            return Err(self.not_held());
+        }
+        let reason = self.lease.hold.lost().unwrap_or(LostReason::LeaseExpired);
+        self.lease.lose(reason);
+        Err(self.lost(reason))
+    }
+
+    fn lost(&self, reason: LostReason) -> Error {
+        let site = self.lease.site();
+        Error::lost(&site.name, &self.tenancy.obituary(reason, site.core.config.max_hold))
+    }
+
+    fn not_held(&self) -> Error {
+        let message = "it was given back before, by its id; nothing is held".to_owned();
+        Error::new(ErrorKind::NotHeld, message).of(&self.lease.site().name)
+    }
+}
+
+impl Drop for ExpirablePermit {
+    fn drop(&mut self) {
+        // Lost or given back otherwise: `on_lost` and the log have said so.
+        if !self.left && !self.is_forked() && self.leave().is_ok() {
+            self.semaphore.give_back(vec![Arc::clone(&self.lease)]);
+        }
+    }
+}
+
+impl fmt::Debug for ExpirablePermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpirablePermit")
+            .field("name", &self.name())
+            .field("state", &self.state())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,344 @@
+//! One expirable semaphore of one client: its requests to the server, and what this process has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::lease::{Lease, Need};
+use crate::acquire::Queued;
+use crate::connection::{Lane, Outcome, Receiver};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::Asked;
+use crate::node::{Core, Member};
+use crate::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
+use crate::protocol::{self, ExpirableKeys, PermitId, SemaphoreKeys};
+use crate::script::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
+use crate::script::{Replied, Requests, Ticket, Trouble};
+use crate::sync::{Mutex, clock};
+use crate::watchdog::{Orphan, Renewal};
+
+/// One expirable semaphore's place in a client.
+pub(crate) struct ExpirableSite {
+    pub(super) core: Arc<Core>,
+    pub(super) name: Arc<str>,
+    pub(super) timeouts: Arc<str>,
+    pub(super) lane: Arc<Lane>,
+    channel: Arc<str>,
+    requests: Arc<Requests>,
+    gate: PermitGate<Vec<Arc<Lease>>>,
+    /// What this process has. Taken alone.
+    held: Mutex<HashMap<PermitId, Arc<Lease>>>,
+}
+
+impl ExpirableSite {
+    /// The site of a name: one for all its handles.
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        core.members.of::<Self>().get(name, |name| {
+            let requests_key = protocol::requests(&name, core.id.as_str());
+            Self {
+                lane: core.lane(&name),
+                timeouts: ExpirableKeys::timeouts(&name).into(),
+                channel: SemaphoreKeys::channel(&name).into(),
+                requests: core
+                    .requests
+                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
+                gate: PermitGate::new(core.round_trip),
+                held: Mutex::default(),
+                core: Arc::clone(core),
+                name,
+            }
+        })
+    }
+
+    pub(super) fn scripts(&self) -> ExpirableScripts<'_> {
+        ExpirableScripts {
+            lane: &self.lane,
+            key: &self.name,
+            timeouts: &self.timeouts,
+            channel: &self.channel,
+            requests: &self.requests,
+        }
+    }
+
+    /// Sends a request that is applied once.
+    pub(super) fn once<T>(
+        &self,
+        send: impl FnOnce(ExpirableScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        let ticket = self.requests.open(|| self.core.id.next_number());
+        let outcome = send(self.scripts(), ticket);
+        self.requests.close(ticket);
+        outcome.map_err(|trouble| self.error(trouble))
+    }
+
+    pub(super) fn error(&self, trouble: Trouble) -> Error {
+        let state = match trouble {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
+            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+
+    /// What this process has under an id.
+    pub(super) fn held(&self, id: &PermitId) -> Option<Arc<Lease>> {
+        self.held.lock().get(id).cloned()
+    }
+
+    pub(super) fn forget(&self, id: &PermitId) {
+        let forgotten = self.held.lock().remove(id);
+        drop(forgotten);
+    }
+
+    /// Gives permits back in the background that nobody has, or that a late request may take yet:
+    /// again and again, for as long as their lease.
+    pub(super) fn undo(&self, ids: &[PermitId], lease: Duration) {
+        let command = self.scripts().release_command(ids, false);
+        self.core.watchdog.adopt(Orphan::released(&self.name, command, lease));
+    }
+
+    /// A guard has left its permit: it is passed on, or given back with the reply awaited.
+    pub(super) fn release(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<(), Error> {
+        if lease.may_pass() {
+            let rest = self.gate.pass(vec![Arc::clone(lease)]);
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+        let release = Release::of(self, vec![Arc::clone(lease)]);
+        let command = self.scripts().release_command(&[lease.id], false);
+        release.settle(self.scripts().release(&command))
+    }
+
+    /// Gives permits back by their ids, whoever has them: all of them, or none if one is not there
+    /// any more (`false`).
+    pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
+        // What this process has is given back in any case.
+        let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
+        ours.iter().for_each(|lease| lease.end());
+        let command = self.scripts().release_command(ids, true);
+        let longest = ours.iter().map(|lease| lease.hold.longest_lease()).max();
+        let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
+        match self.scripts().release(&command) {
+            Ok(Replied { reply, twice }) => {
+                self.hear(&reply);
+                if reply.live == ids.len() {
+                    return Ok(true);
+                }
+                if !ours.is_empty() {
+                    let ours: Vec<_> = ours.iter().map(|lease| lease.id).collect();
+                    self.undo(&ours, longest);
+                }
+                if twice { Err(self.unclear()) } else { Ok(false) }
+            }
+            Err(trouble) => {
+                let again = matches!(trouble, Trouble::Unknown(_)) || !ours.is_empty();
+                let state = if again {
+                    self.core.watchdog.adopt(Orphan::released(&self.name, command, longest));
+                    IN_THE_BACKGROUND
+                } else {
+                    "nothing was changed"
+                };
+                Err(trouble.into_error().of(&self.name).now(state))
+            }
+        }
+    }
+
+    fn unclear(&self) -> Error {
+        let message = "the connection to the server broke, and when asked once more it no longer \
+                       knew the permit: it was given back, most likely just now, but its lease may \
+                       have ended before";
+        Error::new(ErrorKind::Redis, message.to_owned()).unknown(true).of(&self.name)
+    }
+
+    /// A release was answered.
+    fn hear(&self, released: &Released) {
+        if let Some(heard) = released.heard {
+            self.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+        }
+    }
+
+    fn asked(&self) -> Asked {
+        Asked { forced: 0, incarnation: self.core.incarnation(), at: clock::now() }
+    }
+
+    /// The server gave these: from here on they are renewed, or noticed to end.
+    fn keep(&self, leases: &[Arc<Lease>], asked: Asked) {
+        let mut held = self.held.lock();
+        held.extend(leases.iter().map(|lease| (lease.id, Arc::clone(lease))));
+        drop(held);
+        leases.iter().for_each(|lease| lease.arm());
+        // A run of the server that was met meanwhile asked for all when these were not to be seen.
+        if self.core.incarnation() != asked.incarnation {
+            let renewals = leases.iter().filter_map(|lease| lease.renew_now());
+            self.core.watchdog.renew_now(renewals.collect());
+        }
+    }
+
+    fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
+        let state = match trouble {
+            Trouble::Unknown(_) | Trouble::Forgotten(_) => {
+                self.undo(ids, lease);
+                "no permit is held; what the server may have given is given back in the background, \
+                 or comes back when its lease ends"
+            }
+            Trouble::Refused(_) | Trouble::Unsent(_) => "no permit was taken",
+        };
+        trouble.into_error().of(&self.name).now(state)
+    }
+}
+
+impl Source for ExpirableSite {
+    type Permits = Vec<Arc<Lease>>;
+
+    fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn gate(&self) -> &PermitGate<Self::Permits> {
+        &self.gate
+    }
+
+    fn request(
+        self: &Arc<Self>,
+        needs: &[Need],
+        clients: u64,
+    ) -> Result<Reply<Self::Permits>, RequestFailed> {
+        // One request is on one kind of terms.
+        let Some(Need { terms, .. }) = needs.first().copied() else {
+            return Ok(Reply::Refused(None));
+        };
+        let numbers: Vec<u32> = needs.iter().map(|need| need.permits).collect();
+        let total = numbers.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
+        // Made here, before the server has them: a copy of the request finds its own.
+        let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
+        let (asked, lease) = (self.asked(), terms.lease(&self.core));
+        let Replied { reply, twice } =
+            self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
+                let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                RequestFailed { error: self.not_taken(trouble, &ids, lease), alone }
+            })?;
+        let taken = match reply {
+            Acquired::Taken(taken) => taken.min(ids.len()),
+            Acquired::Refused(_) => 0,
+        };
+        let (given, others) = ids.split_at(taken);
+        if twice && !others.is_empty() {
+            // The first copy may come yet, and take them.
+            self.undo(others, lease);
+        }
+        if let Acquired::Refused(left) = reply {
+            return Ok(Reply::Refused(left));
+        }
+        let given: Vec<_> =
+            given.iter().map(|id| Lease::new(self, *id, terms, asked, twice)).collect();
+        if given.iter().any(|lease| clock::now() >= lease.hold.deadline()) {
+            self.undo(&ids, lease);
+            return Err(RequestFailed { error: Error::late_grant(&self.name), alone: true });
+        }
+        self.keep(&given, asked);
+        Ok(Reply::Given(given))
+    }
+
+    fn give_to_server(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        let ids: Vec<_> = leases.iter().map(|lease| lease.id).collect();
+        let command = self.scripts().release_command(&ids, false);
+        let release = Release::of(self, leases);
+        self.core.post(&self.lane, command, Arc::new(release));
+    }
+
+    fn give_back(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        let (passable, mut rest): (Vec<_>, Vec<_>) =
+            leases.into_iter().partition(|lease| lease.may_pass());
+        rest.extend(self.gate.pass(passable));
+        if rest.number() > 0 {
+            self.give_to_server(rest);
+        }
+    }
+}
+
+impl Member for ExpirableSite {
+    fn end(self: Arc<Self>) {
+        self.nudge();
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        for leases in held.chunks(Vec::<Arc<Lease>>::MOST) {
+            leases.iter().for_each(|lease| lease.lose(LostReason::ShutDown));
+            // An error was logged, and the leases end by themselves.
+            self.give_to_server(leases.to_vec());
+        }
+    }
+
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        held.iter().filter_map(|lease| lease.renew_now()).collect()
+    }
+}
+
+impl Drop for ExpirableSite {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+        self.core.requests.forget_last(self.requests.key(), &self.requests);
+    }
+}
+
+/// Permits on their way back.
+struct Release {
+    site: Arc<ExpirableSite>,
+    leases: Vec<Arc<Lease>>,
+}
+
+const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes back when its lease \
+                                 ends: do not release it again";
+
+impl Release {
+    /// They are nobody's here from now on, and not renewed.
+    fn of(site: &Arc<ExpirableSite>, leases: Vec<Arc<Lease>>) -> Self {
+        leases.iter().for_each(|lease| lease.end());
+        Self { site: Arc::clone(site), leases }
+    }
+
+    fn settle(&self, outcome: Result<Replied<Released>, Trouble>) -> Result<(), Error> {
+        let site = &self.site;
+        let undo = |leases: &mut dyn Iterator<Item = &Arc<Lease>>| {
+            let (ids, leases): (Vec<_>, Vec<_>) =
+                leases.map(|lease| (lease.id, lease.hold.longest_lease())).unzip();
+            if let Some(longest) = leases.into_iter().max() {
+                site.undo(&ids, longest);
+            }
+        };
+        match outcome {
+            Ok(Replied { reply, twice }) => {
+                site.hear(&reply);
+                // Not before the release is answered: it would find nothing to give back.
+                undo(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
+                if reply.live >= self.leases.len() {
+                    Ok(())
+                } else if twice {
+                    Err(site.unclear())
+                } else {
+                    Err(Error::lost(&site.name, &LostReason::Revoked))
+                }
+            }
+            Err(trouble) => {
+                undo(&mut self.leases.iter());
+                Err(trouble.into_error().of(&site.name).now(IN_THE_BACKGROUND))
+            }
+        }
+    }
+}
+
+impl Receiver for Release {
+    fn receive(&self, outcome: Outcome) {
+        let outcome = released(outcome).map(|reply| Replied { reply, twice: false });
+        if let Err(error) = self.settle(outcome) {
+            self.site.core.watchdog.tell(error);
+        }
+    }
+}

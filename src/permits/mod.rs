@@ -1,0 +1,339 @@
+//! How threads wait for permits, whatever a semaphore's permits are: who of this process is next,
+//! and for how long the process keeps them.
+//!
+//! While permits are free every thread asks by itself. After a refusal threads queue at the
+//! [`gate`](PermitGate), and the first one leads: it asks for itself and those behind it, in one
+//! request, and waits for other processes by the driver in `acquire`.
+
+mod gate;
+mod turn;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::gate::{Asking, Line, first_unmet};
+use self::turn::Before;
+use crate::acquire::{
+    Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, slow_poll,
+};
+use crate::error::Error;
+use crate::node::Core;
+use crate::sync::{Thread, clock};
+
+pub(crate) use self::gate::PermitGate;
+
+/// What a semaphore gives: so many permits, or some of which each is known by itself.
+pub(crate) trait Permits: Sized + fmt::Debug {
+    /// What one thread needs.
+    type Need: Copy + fmt::Debug;
+
+    /// So many can be asked for in one request.
+    const MOST: usize;
+
+    /// How many permits a need is.
+    fn needed(need: Self::Need) -> u32;
+
+    /// Whether one request may be for both.
+    fn go_together(one: Self::Need, other: Self::Need) -> bool;
+
+    /// How many there are.
+    fn number(&self) -> u32;
+
+    /// Takes what covers a need, if there is so much that suits it.
+    fn take(&mut self, need: Self::Need) -> Option<Self>;
+}
+
+/// A number of permits, one like the other.
+impl Permits for u32 {
+    type Need = Self;
+
+    const MOST: usize = Self::MAX as usize;
+
+    fn needed(need: Self) -> u32 {
+        need
+    }
+
+    fn go_together(_: Self, _: Self) -> bool {
+        true
+    }
+
+    fn number(&self) -> u32 {
+        *self
+    }
+
+    fn take(&mut self, need: Self) -> Option<Self> {
+        *self = self.checked_sub(need)?;
+        Some(need)
+    }
+}
+
+/// One semaphore in one client, as those see it who wait for its permits.
+pub(crate) trait Source: Sized {
+    type Permits: Permits;
+
+    fn core(&self) -> &Arc<Core>;
+
+    fn name(&self) -> &Arc<str>;
+
+    /// Where it is told that permits were given back.
+    fn channel(&self) -> &Arc<str>;
+
+    fn gate(&self) -> &PermitGate<Self::Permits>;
+
+    /// Asks the server once: for the first of these needs, each as a whole, as far as there are
+    /// enough for one of so many `clients`.
+    fn request(
+        self: &Arc<Self>,
+        needs: &[NeedOf<Self>],
+        clients: u64,
+    ) -> Result<Reply<Self::Permits>, RequestFailed>;
+
+    /// Gives back to the server what nobody here waits for. Does not wait; what fails is logged, and
+    /// sent again.
+    fn give_to_server(self: &Arc<Self>, permits: Self::Permits);
+
+    /// Passes permits on within the process, and gives the rest back to the server.
+    fn give_back(self: &Arc<Self>, permits: Self::Permits) {
+        let rest = self.gate().pass(permits);
+        if rest.number() > 0 {
+            self.give_to_server(rest);
+        }
+    }
+}
+
+type NeedOf<S> = <<S as Source>::Permits as Permits>::Need;
+type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+
+/// A lease that has no time left is asked about again after this, and not at once.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// What the server answered.
+#[derive(Debug)]
+pub(crate) enum Reply<P> {
+    /// What some of the first needs are together.
+    Given(P),
+    /// Not enough for the first. Some more may be free after so long though no message comes.
+    Refused(Option<Duration>),
+}
+
+/// There is no answer.
+#[derive(Debug)]
+pub(crate) struct RequestFailed {
+    pub(crate) error: Error,
+    /// It says nothing of other threads' requests.
+    pub(crate) alone: bool,
+}
+
+/// Waits for permits. `None`: the wait was over first.
+pub(crate) fn take<S: Source>(
+    site: &Arc<S>,
+    need: NeedOf<S>,
+    wait: Wait<'_>,
+) -> Result<Option<S::Permits>, Error> {
+    acquire(site, &Claim { thread: &Thread::current(), need, wait })
+}
+
+impl<S: Source> Synchronizer for Arc<S> {
+    type Site = Self;
+
+    fn site(&self) -> &Self {
+        self
+    }
+
+    /// Asks by itself while permits are free; after a refusal leads, or stands in the process's
+    /// queue.
+    fn enter(&self, claim: &ClaimOf<'_, S>) -> Result<EnterOf<Self>, Error> {
+        let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
+        if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
+            return Ok(entered);
+        }
+        let mut place = Asking::default();
+        // Who finds the gate open is first in line, and after the process's turn it stays away like
+        // any other: its release and its next request, one behind the other, would win every race.
+        // Not where nobody else listens: behind a gate that is closed each thread asks alone.
+        if wait.blocks() && is_turn_over(&**self) {
+            place.rest = rest_of_yield(&**self);
+        }
+        if place.rest.is_zero() {
+            if let Asked { own: Some(own), .. } = ask(self, &[*need], 1)? {
+                return Ok(Enter::Granted(own));
+            }
+            if wait.is_over() {
+                return Ok(Enter::NotNow);
+            }
+            place.was_refused = true;
+        }
+        let entered = gate.refused(thread, *need);
+        if let Enter::Leads(_) = entered {
+            if place.rest.is_zero() {
+                place.rest = rest_of_yield(&**self);
+            }
+            return Ok(Enter::Leads(Some(Lead::new(place))));
+        }
+        Ok(entered)
+    }
+
+    fn place(&self, _: &ClaimOf<'_, S>) -> Asking {
+        Asking { rest: rest_of_yield(&**self), ..Asking::default() }
+    }
+
+    fn take(&self, _: &mut Lead<Asking>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
+        self.gate().take_given()
+    }
+
+    fn has_news(&self, _: &Asking) -> bool {
+        self.gate().is_given()
+    }
+
+    /// After the process's turn others go first, and after a message too. The second request only
+    /// makes up for what was said before it listened.
+    fn pause(&self, place: &Asking) -> Duration {
+        match (place.tries, place.since) {
+            (0, _) => place.rest,
+            (2.., Some(since)) => stay_away(&**self, since.elapsed()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Asks for the first in line, and those behind it.
+    fn ask(
+        &self,
+        lead: &mut Lead<Asking>,
+        claim: &ClaimOf<'_, S>,
+    ) -> Result<Try<S::Permits>, Error> {
+        let (gate, Lead { listening, place }) = (self.gate(), lead);
+        let version = listening.public.version();
+        let tries = place.tries;
+        place.tries = tries.saturating_add(1);
+        let left = if version.is_none() && place.was_refused {
+            None
+        } else if let Some(left) = gate.refusal(version, claim.need) {
+            left
+        } else {
+            let needs = gate.needs(claim.need);
+            let clients = clients(&**self);
+            let Asked { own, number, left } = ask(self, &needs, clients)?;
+            // What is left for other processes was not refused: they may not want it.
+            let unmet =
+                first_unmet::<S::Permits>(&needs, number).filter(|_| number == 0 || clients == 1);
+            if let Some((version, need)) = version.zip(unmet) {
+                gate.refused_at(version, need, left);
+            }
+            if let Some(own) = own {
+                gate.with_backoff(|backoff| backoff.won());
+                return Ok(Try::Granted(own));
+            }
+            if tries > 1 {
+                gate.with_backoff(|backoff| backoff.lost());
+            }
+            left
+        };
+        if !claim.wait.is_over() {
+            listening.public.listen(self.core(), self.channel());
+            place.since.get_or_insert_with(Instant::now);
+        }
+        let left = left.map_or(Duration::MAX, |left| left.max(SHORTEST_SLEEP));
+        Ok(Try::Busy(left.min(slow_poll())))
+    }
+}
+
+impl<S: Source> Queued for Arc<S> {
+    type Need = NeedOf<S>;
+    type Grant = S::Permits;
+    type Place = Asking;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (self.core(), self.name())
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Line<S::Permits>) -> R) -> R {
+        self.gate().with_queue(look)
+    }
+
+    fn hand_on(&self, _: Option<Lead<Asking>>) {
+        // It got permits from the server, or gave up, and was passed some at the same moment.
+        if let Some(left) = self.gate().leader_leaves() {
+            self.give_back(left);
+        }
+    }
+}
+
+/// What became of a request.
+struct Asked<P> {
+    /// What the asking thread has now.
+    own: Option<P>,
+    /// How many permits the server gave for it and those behind it. They have theirs, and what
+    /// nobody waits for any more is on its way back.
+    number: u32,
+    left: Option<Duration>,
+}
+
+/// Asks the server once: for the thread's own need, which is the first, and those of the others
+/// behind it.
+fn ask<S: Source>(
+    site: &Arc<S>,
+    needs: &[NeedOf<S>],
+    clients: u64,
+) -> Result<Asked<S::Permits>, Error> {
+    let arrivals = site.arrivals();
+    let mut given = match site.request(needs, clients) {
+        Ok(Reply::Given(given)) => given,
+        Ok(Reply::Refused(left)) => return Ok(Asked { own: None, number: 0, left }),
+        Err(RequestFailed { error, alone }) => {
+            if !alone {
+                site.fail_before(arrivals, &error);
+            }
+            return Err(error);
+        }
+    };
+    let number = given.number();
+    let own = needs.first().and_then(|own| given.take(*own));
+    let rest = site.gate().granted(given);
+    if rest.number() > 0 {
+        site.give_to_server(rest);
+    }
+    Ok(Asked { own, number, left: None })
+}
+
+/// How long the leader stays away from the race after it was woken.
+fn stay_away<S: Source>(site: &S, waited: Duration) -> Duration {
+    let rest = rest_of_yield(site);
+    if rest.is_zero() { site.gate().pause(own_listeners(site), waited) } else { rest }
+}
+
+fn own_listeners<S: Source>(site: &S) -> i64 {
+    i64::from(site.core().pubsub.listening(site.channel()).is_some())
+}
+
+fn is_turn_over<S: Source>(site: &S) -> bool {
+    let now = clock::now();
+    site.gate().with_turn(|turn| matches!(turn.before(now), Before::Yield(_)))
+}
+
+/// How many processes want permits, as far as the answers to releases tell. Where they tell
+/// nothing, there may be one besides this.
+fn clients<S: Source>(site: &S) -> u64 {
+    let own = own_listeners(site);
+    site.gate().with_turn(|turn| match turn.others(own) {
+        Some(others) => others.saturating_add(1),
+        None if turn.is_alone(own) => 1,
+        None => 2,
+    })
+}
+
+/// After the process's turn, if others listen: for how long they go first.
+fn rest_of_yield<S: Source>(site: &S) -> Duration {
+    let now = clock::now();
+    let own = own_listeners(site);
+    site.gate().with_turn(|turn| match turn.before(now) {
+        Before::Yield(last) => {
+            let others = turn.others(own).unwrap_or(1);
+            let stays = others > 0;
+            turn.end(others);
+            turn.yielded(stays);
+            if stays { turn.rest(last.at, now) } else { Duration::ZERO }
+        }
+        Before::Ask => Duration::ZERO,
+    })
+}

@@ -1,0 +1,26 @@
+-- What a Redisson 3.16.8 client has the server do for `tryAcquire` of one permit.
+-- KEYS name, timeouts, channel; ARGV permits, when the lease ends, id (32 characters), now, no end.
+-- "OK", ":" and when the next lease ends, or nil.
+local lapsed = redis.call('zrangebyscore', KEYS[2], 0, ARGV[4], 'limit', 0, ARGV[1])
+if #lapsed > 0 then
+    redis.call('zrem', KEYS[2], unpack(lapsed))
+    local free = redis.call('incrby', KEYS[1], #lapsed)
+    if tonumber(free) > 0 then
+        redis.call('publish', KEYS[3], free)
+    end
+end
+local free = redis.call('get', KEYS[1])
+if free ~= false and tonumber(free) >= tonumber(ARGV[1]) then
+    redis.call('decrby', KEYS[1], ARGV[1])
+    redis.call('zadd', KEYS[2], ARGV[2], ARGV[3])
+    local left = redis.call('pttl', KEYS[1])
+    if left > 0 then
+        redis.call('pexpire', KEYS[2], left)
+    end
+    return 'OK'
+end
+local first = redis.call('zrange', KEYS[2], 0, 0, 'withscores')
+if first[1] and first[2] ~= ARGV[5] then
+    return ':' .. first[2]
+end
+return nil
