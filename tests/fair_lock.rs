@@ -1425,8 +1425,8 @@ fn the_rights_that_the_documents_name_suffice() {
         rest.split_once(end).unwrap().0
     };
     let clients = from("for each client", "locks ");
-    let locks = from("\nlocks ", "fair locks");
-    let fair = from("\nfair locks ", "semaphores ");
+    let locks = from("\nlocks ", "\nfenced locks");
+    let fair = from("\nfair locks ", "\nconditions");
     let rights = [clients, locks, fair].join(" ");
     let rights: Vec<_> = rights.split_whitespace().collect();
     let user = [&["SETUSER", "plain", "reset", "on", ">secret"], &rights[..]].concat();
