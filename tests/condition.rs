@@ -937,20 +937,36 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
 }
 
 #[test]
+fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "deaf");
+    user.set(&["-subscribe"]);
+    let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
+    let guard = lock.lock().unwrap();
+    let error = condition.wait_for(&guard, UNIT * 20).unwrap_err();
+    assert!(error.to_string().contains("held as before"), "{error}");
+    assert!(guard.is_held());
+    assert_eq!(waiting(&server, "m"), 0);
+}
+
+#[test]
 fn without_memory_nobody_new_waits_and_who_waits_is_notified() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let there = REENTRANT.make(&client(&server), "m");
-    let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
-    let other = client(&server).reentrant_lock("m");
-    let other = other.new_condition("other");
+    let here = client(&server);
+    let there = REENTRANT.make(&here, "m");
+    let guest = Guest::of(&server, "m", &there, Wait::FOREVER).passes();
+    let other = here.reentrant_lock("m").new_condition("other");
     let guard = there.lock.lock().unwrap();
     let set = |bytes: &str| {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
     };
     set("1");
-    drop(other);
+    let error = other.wait_for(&guard, UNIT).unwrap_err();
+    assert!(error.to_string().contains("no memory"), "{error}");
+    assert!(guard.is_held());
     assert!(there.condition.notify_one().unwrap());
     set("0");
     guard.unlock().unwrap();
