@@ -113,6 +113,25 @@ fn wait_waiting(server: &Server, name: &str, count: usize) {
     wait_until(&format!("{count} wait for {name:?}"), SOON, || waiting(server, name) == count);
 }
 
+fn first_waiting(server: &Server, name: &str) -> String {
+    server.connection().lindex(waiting_key(name), 0).unwrap()
+}
+
+/// Waits until the server knows that a waiter's process does not listen.
+#[track_caller]
+fn wait_deaf(server: &Server, waiter: &str) {
+    let (uuid, _) = waiter.split_once(':').unwrap();
+    let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
+    wait_until("the server knows that it does not listen", SOON, || {
+        let (_, listeners): (String, u64) = redis::cmd("PUBSUB")
+            .arg("NUMSUB")
+            .arg(&channel)
+            .query(&mut server.connection())
+            .unwrap();
+        listeners == 0
+    });
+}
+
 /// Nobody waits, nobody was notified, nobody holds the lock.
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
@@ -620,14 +639,11 @@ fn a_waiter_that_was_killed_is_passed_over() {
     let _bounded = bounded();
     let server = server();
     let mut dead = process(&server, REENTRANT, "m", LONG);
+    let first = first_waiting(&server, "m");
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     dead.sigkill();
     let there = REENTRANT.make(&client(&server), "m");
-    wait_until("its connections are gone", SOON, || {
-        let clients: String =
-            redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
-        clients.matches("cmd=subscribe").count() < 2
-    });
+    wait_deaf(&server, &first);
     let told = Instant::now();
     assert!(notify(&there));
     assert!(guest.wait_back() - told < BEFORE_A_LOOK);
@@ -770,13 +786,10 @@ fn a_message_that_was_lost_costs_a_look() {
 
     // Nobody can hear, and a notification passes it: it finds out by itself.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
+    let first = first_waiting(&server, "m");
     proxy.refuse();
     assert_eq!(proxy.cut_matching("SUBSCRIBE"), 1);
-    wait_until("the server knows", SOON, || {
-        let channels: Vec<String> =
-            redis::cmd("PUBSUB").arg("CHANNELS").query(&mut server.connection()).unwrap();
-        channels.is_empty()
-    });
+    wait_deaf(&server, &first);
     assert!(!notify(&there));
     guest.wait_back();
     proxy.accept();
@@ -937,20 +950,36 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
 }
 
 #[test]
+fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "deaf");
+    user.set(&["-subscribe"]);
+    let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
+    let guard = lock.lock().unwrap();
+    let error = condition.wait_for(&guard, UNIT * 20).unwrap_err();
+    assert!(error.to_string().contains("held as before"), "{error}");
+    assert!(guard.is_held());
+    assert_eq!(waiting(&server, "m"), 0);
+}
+
+#[test]
 fn without_memory_nobody_new_waits_and_who_waits_is_notified() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let there = REENTRANT.make(&client(&server), "m");
-    let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
-    let other = client(&server).reentrant_lock("m");
-    let other = other.new_condition("other");
+    let here = client(&server);
+    let there = REENTRANT.make(&here, "m");
+    let guest = Guest::of(&server, "m", &there, Wait::FOREVER).passes();
+    let other = here.reentrant_lock("m").new_condition("other");
     let guard = there.lock.lock().unwrap();
     let set = |bytes: &str| {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
     };
     set("1");
-    drop(other);
+    let error = other.wait_for(&guard, UNIT).unwrap_err();
+    assert!(error.to_string().contains("no memory"), "{error}");
+    assert!(guard.is_held());
     assert!(there.condition.notify_one().unwrap());
     set("0");
     guard.unlock().unwrap();

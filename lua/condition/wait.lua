@@ -10,13 +10,21 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
 end
-if not redis.call('lpos', waiting, ARGV[3]) then
-    -- Refused before the push, where it would be refused behind it. It also makes room: after a
-    -- command that writes, memory is no reason to refuse.
-    local exists = redis.call('pexpire', waiting, KEPT)
-    redis.call('rpush', waiting, ARGV[3])
-    if exists == 0 then
-        redis.call('pexpire', waiting, KEPT)
-    end
+if redis.call('lpos', waiting, ARGV[3]) then
+    return 1
 end
+-- A list never stays without an end: whether PEXPIRE is allowed is asked first. Servers before 7.0
+-- cannot be asked; there a PEXPIRE that finds no key is refused first. RPUSH is the first that writes:
+-- without memory, with which the lock could not be taken again either, it is refused.
+local trouble
+if not redis.acl_check_cmd then
+    trouble = refused(redis.pcall('pexpire', waiting, KEPT))
+elseif not redis.acl_check_cmd('pexpire', waiting, KEPT) then
+    trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+end
+trouble = trouble or refused(redis.pcall('rpush', waiting, ARGV[3]))
+if trouble then
+    return trouble
+end
+redis.call('pexpire', waiting, KEPT)
 return 1
