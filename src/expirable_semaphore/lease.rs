@@ -167,7 +167,7 @@ impl Lease {
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.is_unconfirmed() || clock::now() < self.hold.deadline());
         if outlives || self.hold.sent_twice {
-            self.site.undo(&[self.id], self.hold.longest_lease());
+            self.site.release_later(&[self.id], self.hold.longest_lease());
         }
     }
 
@@ -225,7 +225,7 @@ impl Lease {
         self.hold.confirm(sent_at, lease);
         if self.hold.lost().is_some() {
             // It was lost meanwhile.
-            self.site.undo(&[self.id], lease);
+            self.site.release_later(&[self.id], lease);
         }
     }
 

@@ -89,9 +89,9 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives permits back in the background that nobody has, or that a late request may take yet:
-    /// again and again, for as long as their lease.
-    pub(super) fn undo(&self, ids: &[PermitId], lease: Duration) {
+    /// Gives permits back in the background that nobody has here any more, and the server may, or that
+    /// a late copy of their request may take yet.
+    pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.adopt(Orphan::released(&self.name, command, lease));
     }
@@ -126,7 +126,7 @@ impl ExpirableSite {
                 }
                 if !ours.is_empty() {
                     let ours: Vec<_> = ours.iter().map(|lease| lease.id).collect();
-                    self.undo(&ours, longest);
+                    self.release_later(&ours, longest);
                 }
                 if twice { Err(self.unclear()) } else { Ok(false) }
             }
@@ -177,7 +177,7 @@ impl ExpirableSite {
     fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
-                self.undo(ids, lease);
+                self.release_later(ids, lease);
                 "no permit is held; what the server may have given is given back in the background, \
                  or comes back when its lease ends"
             }
@@ -232,7 +232,7 @@ impl Source for ExpirableSite {
         let (given, others) = ids.split_at(taken);
         if twice && !others.is_empty() {
             // The first copy may come yet, and take them.
-            self.undo(others, lease);
+            self.release_later(others, lease);
         }
         if let Acquired::Refused(left) = reply {
             return Ok(Reply::Refused(left));
@@ -240,7 +240,7 @@ impl Source for ExpirableSite {
         let given: Vec<_> =
             given.iter().map(|id| Lease::new(self, *id, terms, asked, twice)).collect();
         if given.iter().any(|lease| clock::now() >= lease.hold.deadline()) {
-            self.undo(&ids, lease);
+            self.release_later(&ids, lease);
             return Err(RequestFailed { error: Error::late_grant(&self.name), alone: true });
         }
         self.keep(&given, asked);
@@ -306,18 +306,18 @@ impl Release {
 
     fn settle(&self, outcome: Result<Replied<Released>, Trouble>) -> Result<(), Error> {
         let site = &self.site;
-        let undo = |leases: &mut dyn Iterator<Item = &Arc<Lease>>| {
+        let release_later = |leases: &mut dyn Iterator<Item = &Arc<Lease>>| {
             let (ids, leases): (Vec<_>, Vec<_>) =
                 leases.map(|lease| (lease.id, lease.hold.longest_lease())).unzip();
             if let Some(longest) = leases.into_iter().max() {
-                site.undo(&ids, longest);
+                site.release_later(&ids, longest);
             }
         };
         match outcome {
             Ok(Replied { reply, twice }) => {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
-                undo(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
+                release_later(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
                 if reply.live >= self.leases.len() {
                     Ok(())
                 } else if twice {
@@ -327,7 +327,7 @@ impl Release {
                 }
             }
             Err(trouble) => {
-                undo(&mut self.leases.iter());
+                release_later(&mut self.leases.iter());
                 Err(trouble.into_error().of(&site.name).now(IN_THE_BACKGROUND))
             }
         }

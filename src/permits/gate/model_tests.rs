@@ -165,7 +165,7 @@ impl Pool {
         }
     }
 
-    /// As `SemaphoreSite::ask` and its script do it.
+    /// As `permits::ask` and a semaphore's script do it.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
         let arrivals = self.arrivals();
         let taken = {
