@@ -10,7 +10,7 @@ use crate::cancel::CancelToken;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::fair_lock::FairLock;
-use crate::hold::{Folded, Leaving, Site, Stay, Tenancy};
+use crate::hold::{Folded, Leaving, Site, Stay, Tenancy, Terms};
 use crate::lock::{LockGuard, Retake};
 use crate::protocol::ConditionKeys;
 use crate::reentrant_lock::ReentrantLock;
@@ -472,7 +472,13 @@ impl Left {
         tenancy: &Arc<Tenancy>,
         until_it_leaves: Option<Box<dyn Any + Send>>,
     ) {
+        let fixed = self.levels.longest_fixed();
         site.gate.unfold(tenancy, self.levels);
+        // Of a level that may be the last one some time, when nobody renews it any more.
+        let fixed = fixed.filter(|_| tenancy.hold.terms == Terms::Watched);
+        if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
+            site.prolong(&tenancy.hold, lease);
+        }
         for (reason, callback) in self.stay.comes_back(tenancy, until_it_leaves) {
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }

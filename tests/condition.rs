@@ -335,6 +335,25 @@ fn leases_are_back_with_their_levels() {
     waiter.join();
 }
 
+/// An outer level that wants a long lease has it when the inner one, which was renewed, has gone.
+#[test]
+fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = UNIT * 5;
+    let client = watched(&server, lease);
+    let lock = client.reentrant_lock("mixed");
+    let outer = lock.with_lease(UNIT * 300).lock().unwrap();
+    let inner = lock.lock().unwrap();
+    assert!(!lock.new_condition("never").wait_for(&inner, UNIT).unwrap());
+    inner.unlock().unwrap();
+    outer.check(lease * 4).unwrap();
+    // Time is the subject.
+    thread::sleep(lease * 2);
+    assert!(outer.is_held());
+    outer.unlock().unwrap();
+}
+
 #[test]
 fn callbacks_go_along_and_a_wait_is_no_loss() {
     let _bounded = bounded();
@@ -357,8 +376,8 @@ fn callbacks_go_along_and_a_wait_is_no_loss() {
     });
     for _ in 0..2 {
         wait_waiting(&server, "m", 1);
-        assert!(notify(&there));
         assert!(told.try_recv().is_err());
+        assert!(notify(&there));
     }
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
     waiter.join();
@@ -871,7 +890,11 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
         drop(outer);
         tell.send(()).unwrap();
     });
+    // It has left the lock, and heard so.
     wait_waiting(&server, "m", 1);
+    wait_free(&server, "m", SOON);
+    waiter.wait_asleep();
+    thread::sleep(UNIT);
     proxy.freeze();
     told.recv_timeout(SOON).unwrap();
     waiter.join();

@@ -106,8 +106,22 @@ fn signals_change_nothing() {
             .collect();
         threads.into_iter().for_each(Running::join);
     };
-    // Whatever is opened when it is first used.
+    // Whatever is opened when it is first used: for messages, when somebody waits; for renewals, when
+    // a lock that was handed on is raised to its lease.
     run(20);
+    for (one, other) in [(0, 1), (1, 0)] {
+        let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
+        let lock = clients[other].reentrant_lock("waited for");
+        let mut redis = server.connection();
+        let waiter = spawn(move || {
+            let guard = lock.lock().unwrap();
+            wait_until("it has its lease", SOON, || pttl(&mut redis, "waited for") > 2_000);
+            guard.unlock().unwrap();
+        });
+        wait_in_line(&server, "waited for", 1);
+        guard.unlock().unwrap();
+        waiter.join();
+    }
     let opened = || opened(&server);
     let before = opened();
     let signals = Signals::start();

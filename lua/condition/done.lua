@@ -12,7 +12,7 @@ if not mine then
     return 0
 end
 if pass then
-    local _, trouble = notify_first(string.match(mine, '%d+$') or '0')
+    local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
         -- The next look finds that nobody gives a sign of life.
         return trouble

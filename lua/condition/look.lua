@@ -6,7 +6,7 @@
 if not redis.call('lpos', waiting, ARGV[2]) then
     local mine = redis.call('hget', notified, ARGV[2])
     if mine then
-        record(ARGV[2], string.match(mine, '%d+$'))
+        record(ARGV[2], string.match(mine, '%S+$'))
     end
     return 0
 end
@@ -17,7 +17,7 @@ end
 redis.call('pexpire', waiting, KEPT)
 local records = redis.call('hgetall', notified)
 for i = 1, #records, 2 do
-    local since, number = string.match(records[i + 1], '^(%d+) (%d+)$')
+    local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
     -- (A time to come: the server's clock was set back.)
     if not since or math.abs(now() - since) > PATIENCE or not listens(records[i]) then
         local _, trouble = notify_first(number or '0')

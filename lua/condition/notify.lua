@@ -7,7 +7,8 @@ local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or -1
 end
-local number = ARGV[3]
+-- Two clients count alike.
+local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
     -- No records: where all are told, there is nobody to pass it on to. That is so for earlier ones.
     local all = redis.call('lrange', waiting, 0, -1)
@@ -25,7 +26,7 @@ if ARGV[5] == '1' then
     -- Whoever was notified by the first copy cannot be back before this owner has left the lock, so
     -- its record is there.
     for _, record in ipairs(redis.call('hvals', notified)) do
-        if string.match(record, '%d+$') == number then
+        if string.match(record, '%S+$') == number then
             return 1
         end
     end

@@ -5,12 +5,13 @@
 -- reply: 1 = it stands among those who wait; 0 = the lock is not this owner's any more
 --
 -- Who notifies must have the lock, too. So nobody can between this and the release, and a copy that
--- comes after the release finds another owner and does nothing.
+-- comes after the release finds another owner and does nothing; after a pass inside the process it
+-- finds the same owner, and the waiter's entry or its record.
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
 end
-if redis.call('lpos', waiting, ARGV[3]) then
+if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
 -- A list never stays without an end: whether PEXPIRE is allowed is asked first. Servers before 7.0

@@ -7,7 +7,7 @@
 -- waiter sleeps only while its entry stands there. So whatever takes an entry out, a notification, a
 -- look that takes its process for dead, or the loss of the key, costs nobody a wake-up: who lives
 -- finds out by the next look at the latest.
--- Those who were notified are a hash: waiter -> when, and the notification's number. The record stays
+-- Those who were notified are a hash: waiter -> when, and whose notification, by number. It stays
 -- until the waiter has left the lock that it came back with. If it dies before, the notification is
 -- passed on.
 local waiting, notified, lock = KEYS[1], KEYS[2], KEYS[3]

@@ -233,6 +233,8 @@ fn await_grant<S: Synchronizer>(
             }
             wait.check(core, name)?;
             lead.listening.catch_up();
+            // If it fails, the next leader asks at once: what was heard is used up.
+            lead.listening.ask_at = 0;
             match synchronizer.ask(lead, claim)? {
                 Try::Granted(grant) => return Ok(Some(grant)),
                 Try::Busy(sleep) => lead.listening.ask_after(sleep),

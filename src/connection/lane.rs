@@ -552,7 +552,8 @@ impl Begun {
     /// before.
     pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
         match self.outcome(until) {
-            Err(Failure::Reset(_)) if Instant::now() < until => {
+            // Also if somebody else who read the lane gave up on it: this one's time is not over.
+            Err(Failure::Reset(_) | Failure::TimedOut(_)) if Instant::now() < until => {
                 (self.lane.begin(&self.command).outcome(until), true)
             }
             outcome => (outcome, false),

@@ -154,6 +154,16 @@ pub(crate) struct Folded {
 }
 
 impl Folded {
+    /// The longest lease of a level that wants no watchdog.
+    pub(crate) fn longest_fixed(&self) -> Option<Duration> {
+        let levels = std::iter::once(&self.levels.outer).chain(&self.levels.inner);
+        let fixed = |terms: &Terms| match terms {
+            Terms::Fixed(lease) => Some(*lease),
+            Terms::Watched => None,
+        };
+        levels.filter_map(fixed).max()
+    }
+
     /// What the lock is to be taken on again: the watchdog if some level wants it, else the longest
     /// lease.
     pub(crate) fn terms(&self) -> Terms {

@@ -97,6 +97,17 @@ impl Site {
         tenancy.remaining() >= slack
     }
 
+    /// Makes the lease of a hold at least this long. If that fails, it is as it was.
+    pub(crate) fn prolong(&self, hold: &Arc<Hold>, lease: Duration) {
+        let sent_at = clock::now();
+        hold.ask(lease);
+        match script::lock::extend(Renewals::Locks, &self.lane, &self.name, &hold.owner, lease) {
+            Ok(true) => hold.confirm(sent_at, lease),
+            Ok(false) | Err(_) => hold.unconfirm(),
+        }
+        self.orphan_if_lost(hold);
+    }
+
     /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
     pub(crate) fn renewed(
         self: &Arc<Self>,

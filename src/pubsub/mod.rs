@@ -38,7 +38,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// A read that took longer had to wait for the message.
 const READ_AT_ONCE: Duration = Duration::from_micros(10);
 /// A message that was sent is heard after so long, or not at all.
-const TELLS_WITHIN: Duration = Duration::from_millis(50);
+const TELLS_WITHIN: Duration = Duration::from_millis(300);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 

@@ -35,7 +35,7 @@ const RAISE_AGAIN: Time = 400 * MS;
 /// hears of then.
 const POLL: Time = SECOND;
 /// A grant that was found by asking should have come as a message so long ago.
-const SUSPECT: Time = 50 * MS;
+const SUSPECT: Time = 300 * MS;
 /// A copy of a request may reach the server so late: until then it is undone again and again.
 const LATE: [Time; 6] = [
     SECOND / 2,
