@@ -143,7 +143,7 @@ impl Site {
     }
 
     /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+    pub(crate) fn give_up(self: &Arc<Self>, place: &Place) {
         // While the server is away, each call's would be sent for minutes.
         if !place.is_known {
             return;
@@ -183,14 +183,19 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
+    let Some((mode, _)) = super::place::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let keys = if share.tokens.is_some() { LockKeys::fenced(&name) } else { LockKeys::new(&name) };
+    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
+    let keys = match share.tokens {
+        Some(_) => LockKeys::fenced(&name),
+        None => LockKeys::new(&name, mode),
+    };
     let alone = AtomicBool::new(false);
     let lane = core.lane(&name);
     let scripts = LockScripts {
         lane: &lane,
         name: &name,
+        mode,
         keys: &keys,
         database: grant.database,
         alone: &alone,
