@@ -217,6 +217,27 @@ fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together
 }
 
 #[test]
+fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("turn");
+    let mut redis = server.connection();
+    // Most of these are quicker than a turn is long.
+    for _ in 0..20 {
+        let reading = lock.read().lock().unwrap();
+        let writer = Guest::of(lock.write());
+        while queue(&mut redis, "turn").is_empty() {}
+        let reader = lock.read().clone();
+        let passed = thread::spawn(move || reader.try_lock().unwrap().is_some());
+        assert!(!passed.join().unwrap(), "past a writer that waits");
+        reading.unlock().unwrap();
+        writer.wait_in();
+        writer.leaves();
+    }
+    wait_left(&server, "turn");
+}
+
+#[test]
 fn a_thread_that_reads_reads_again_whoever_waits() {
     let _bounded = bounded();
     let server = server();
