@@ -49,7 +49,7 @@ use pair::{Found, Grant, Need, Pair, Spot};
 ///
 /// The threads of a process that read share one hold, with one owner and one renewal. Who comes to read
 /// while others of its process do enters beside them without asking the server, for a turn of at most
-/// 10 ms. Then one asks, and if no writer waits there, the next turn begins.
+/// 3 ms. Then one asks, and if no writer waits there, the next turn begins.
 ///
 /// # Up and down
 ///

@@ -46,7 +46,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
         "≥ 20",
     );
     let scripts = digits(ours.median(|round| round.scripts));
-    goals.add(format!("{who}: script calls a second"), scripts, "≤ 100: one a turn");
+    goals.add(format!("{who}: script calls a second"), scripts, "≈ 333: one a turn");
     let who = "4 x 4 readers, 1 writer";
     let [ours, plain] = compare(lab, [OURS, PLAIN], (4, 4, true));
     for seen in [&plain, &ours] {

@@ -399,7 +399,7 @@ impl Gate {
         self.at(|state, now| {
             let entered = state.reenter(thread, terms, now)?;
             let seat = state.seat.as_mut()?;
-            let in_turn = seat.is_open && state.cohort.may_pass(now);
+            let in_turn = seat.is_open && state.cohort.may_join(now);
             let may_join = match joining {
                 Joining::No => false,
                 Joining::InTurn => in_turn,
