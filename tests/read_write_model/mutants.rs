@@ -102,13 +102,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "readers that have lapsed keep the lock",
-        Script::Holders,
-        "    local free = longest == 0 and not writer",
-        "    local free = #fields <= 4",
-        0,
-    ),
-    script(
         "who reads on stays a writer",
         Script::Holders,
         "redis.call('hset', lock, 'mode', 'read')",
