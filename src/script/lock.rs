@@ -47,7 +47,7 @@ pub(super) struct Scripts {
     pub(super) force_unlock: &'static LazyLock<Script>,
 }
 
-const SCRIPTS: Scripts = Scripts {
+static SCRIPTS: Scripts = Scripts {
     acquire: &ACQUIRE,
     try_acquire: &TRY,
     release: &RELEASE,

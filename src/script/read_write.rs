@@ -24,7 +24,7 @@ static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
 pub(super) static STAY: LazyLock<Script> = script!("stay.lua");
 
-pub(super) const SCRIPTS: Scripts = Scripts {
+pub(super) static SCRIPTS: Scripts = Scripts {
     acquire: &ACQUIRE,
     try_acquire: &TRY,
     release: &RELEASE,
