@@ -148,7 +148,7 @@ impl ReadLock {
     }
 
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        Box::new(move |_| self.acquire(thread, Wait::NONE))
+        Side::new(&self.handle, &self.pair).begin_try(thread)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
@@ -162,15 +162,17 @@ impl WriteLock {
     }
 
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        Box::new(move |_| self.acquire(thread, Wait::NONE))
+        Side::new(&self.handle, &self.pair).begin_try(thread)
     }
 
+    /// It ends what the writer reads under its hold, too.
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        self.handle.site.scripts().force_unlock()
+        self.pair.read.force(|| self.handle.site.scripts().force_unlock())
     }
 }
 
 /// One of the two, as the driver sees it.
+#[derive(Clone, Copy)]
 struct Side<'a> {
     handle: &'a Handle,
     pair: &'a Arc<Pair>,
@@ -183,16 +185,50 @@ impl<'a> Side<'a> {
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
-        let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
-        let granted = acquire(self, &Claim { thread, need, wait })?;
+        let granted = acquire(self, &self.claim(thread, wait))?;
         Ok(granted.map(|grant| grant.tenancy))
+    }
+
+    fn claim<'b>(&self, thread: &'b Arc<Thread>, wait: Wait<'b>) -> Claim<'b, Need> {
+        let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
+        Claim { thread, need, wait }
+    }
+
+    /// See [`Part`](crate::lock::Part). It does not ask whether it may join others of the process
+    /// whose turn is over: it asks for a hold of its own, and has one of the two.
+    fn begin_try(self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        let claim = self.claim(thread, Wait::NONE);
+        let lead = match self.handle.check(&claim.wait).and_then(|()| self.enter(&claim)) {
+            Ok(Enter::Leads(lead)) => lead,
+            Ok(Enter::Granted(grant)) => return Box::new(|_| Ok(Some(grant.tenancy))),
+            Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
+            Err(error) => return Box::new(|_| Err(error)),
+        };
+        let site = &self.handle.site;
+        let mut baton = Baton::new(&**self.pair, lead);
+        self.pair.asks();
+        let place = baton.lead_or(|| None).place.get_or_insert_with(|| Place::new(site));
+        let (reply, arrivals) = place.begin_try(site, &on_terms(&claim));
+        Box::new(move |until| {
+            let Lead { listening, place } = baton.lead_or(|| None);
+            let place = place.get_or_insert_with(|| Place::new(site));
+            let claimed = on_terms(&claim);
+            match place.answered(listening, site, &claimed, arrivals, reply(until))? {
+                Try::Busy(_) => Ok(None),
+                Try::Granted(tenancy) => {
+                    let grant = Grant { tenancy, is_seated: false };
+                    let installed = self.install(&mut baton, grant, &claim)?;
+                    Ok(installed.map(|grant| grant.tenancy))
+                }
+            }
+        })
     }
 
     fn reads(&self) -> bool {
         self.handle.site.mode == Mode::Read
     }
 
-    /// A thread that writes takes the lock to read as well.
+    /// A thread that writes takes the lock to read as well. `None`: it writes no more.
     fn read_under(
         &self,
         writing: &Tenancy,
@@ -221,17 +257,21 @@ impl<'a> Side<'a> {
         };
         let share = Share { places, chain: site.gate.chain(asked.at), tokens: None };
         let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
-        let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
-        let grant = Grant { tenancy, is_seated: false };
-        let seated = self.seat(grant, claim).inspect_err(|_| undo())?;
-        if seated.is_none() {
+        let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
+        let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();
+            return Ok(None);
+        };
+        if !self.pair.reads_alone(claim.thread) {
+            site.lose(&tenancy, LostReason::Revoked);
+            return Ok(None);
         }
-        Ok(seated)
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
-    /// Reads beside others of the process: in their turn at once; after it if the server says that
-    /// nobody waits.
+    /// The leader reads beside others of the process: in their turn at once; after it if the server
+    /// says that nobody waits.
     fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Grant>, Error> {
         if !self.reads() {
             return Ok(None);
@@ -246,11 +286,12 @@ impl<'a> Side<'a> {
             let leave = || {
                 let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
             };
-            let (sent_at, lease) = (clock::now(), hold.terms.lease(&site.core));
+            let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
             hold.ask(lease);
             match site.scripts().stay(&hold.owner, lease) {
                 Ok(Some(waiting)) => {
-                    site.renewed(hold, sent_at, lease, Ok(true));
+                    hold.confirm(sent_at, lease);
+                    site.orphan_if_lost(hold);
                     if waiting > 0 {
                         leave();
                         return Ok(None);
@@ -264,6 +305,7 @@ impl<'a> Side<'a> {
                 Err(trouble) => {
                     if let Trouble::Unknown(_) = trouble {
                         hold.unconfirm();
+                        site.orphan_if_lost(hold);
                     }
                     leave();
                     return Err(site.not_taken(trouble, 0));
@@ -276,31 +318,38 @@ impl<'a> Side<'a> {
         Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
-    /// What was granted gets its seat. `None`: it is not ours any more.
-    fn seat(&self, grant: Grant, claim: &Claim<'_, Need>) -> Result<Option<Grant>, Error> {
-        let site = &self.handle.site;
-        if grant.is_seated {
-            return self.seated(grant.tenancy);
-        }
-        if self.reads()
-            && let Some((tenancy, _)) = self.pair.join(claim.thread, claim.need.terms)
-        {
-            // Others of the process read still, under an older hold: one is enough.
-            let _ = site.release(&grant.tenancy.hold, Leaving::Posted);
-            if !self.handle.deepen(&tenancy)? {
-                return Ok(None);
+    /// What the server granted gets its seat; or one beside others of the process that read under an
+    /// older hold: one is enough. `None`: it is not ours any more. `used_up` is called when nobody may
+    /// ask under its owner any more.
+    fn seat(
+        &self,
+        granted: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+        used_up: impl FnOnce(),
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let (site, terms) = (&self.handle.site, claim.need.terms);
+        while let Some(older) = site.gate.tenant().filter(|_| self.reads()) {
+            // The server knows the new one. If it has lost the other, nobody may join that.
+            if !older.is_held() || !site.has_granted(&older.hold)? {
+                self.pair.lose_reading(&older);
+                continue;
             }
-            return self.seated(tenancy);
+            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
+            if !Arc::ptr_eq(&tenancy.hold, &older.hold) {
+                // Another one meanwhile, of which the same is to be asked.
+                let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
+                continue;
+            }
+            // Fresh owners: whatever comes next asks under another one.
+            used_up();
+            let _ = site.release(&granted.hold, Leaving::Posted);
+            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
         }
-        if !site.admit(&grant.tenancy, claim.need.terms)? {
+        if !site.admit(granted, terms)? {
             return Ok(None);
         }
-        self.seated(grant.tenancy)
-    }
-
-    fn seated(&self, tenancy: Arc<Tenancy>) -> Result<Option<Grant>, Error> {
-        let tenancy = self.handle.admitted(tenancy)?;
-        Ok(Some(Grant { tenancy, is_seated: true }))
+        used_up();
+        Ok(Some(Arc::clone(granted)))
     }
 }
 
@@ -361,14 +410,15 @@ impl Synchronizer for Side<'_> {
     /// The receiver looks once more: it may have slept through the rest of the lease.
     fn receive(&self, grant: Grant) -> Result<Option<Grant>, Error> {
         let Grant { tenancy, .. } = grant;
-        if tenancy.is_held() {
-            if !self.handle.deepen(&tenancy)? {
-                return Ok(None);
-            }
-            return self.seated(tenancy);
+        if !tenancy.is_held() {
+            self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
+            return Ok(None);
         }
-        self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
-        Ok(None)
+        if self.reads() && !self.handle.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
     fn place(&self, _: &Claim<'_, Need>) -> Spot {
@@ -407,21 +457,22 @@ impl Synchronizer for Side<'_> {
         grant: Grant,
         claim: &Claim<'_, Need>,
     ) -> Result<Option<Grant>, Error> {
-        let Some(grant) = self.seat(grant, claim)? else { return Ok(None) };
-        self.go_in(baton);
-        Ok(Some(grant))
-    }
-}
-
-impl Side<'_> {
-    /// The leader has its seat: who is next?
-    fn go_in(&self, baton: &mut Baton<'_, Pair>) {
-        baton.lay_down();
+        let Grant { mut tenancy, is_seated } = grant;
+        if !is_seated {
+            let Some(seated) = self.seat(&tenancy, claim, || baton.lead = None)? else {
+                return Ok(None);
+            };
+            tenancy = seated;
+        }
         if self.reads() {
             self.pair.let_readers_in();
         } else {
-            self.pair.written();
+            // The seat has it.
+            baton.lay_down();
+            self.pair.end_reading();
         }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
     }
 }
 

@@ -42,11 +42,20 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
 }
 
+/// Until so many stand in line and hear what they are told: who does not yet counts as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
     wait_until(&format!("{places} stand in line"), SOON, || {
-        queue(&mut redis, name).len() == places
+        let queue = queue(&mut redis, name);
+        queue.len() == places && queue.iter().all(|place| listens(&mut redis, place))
     });
+}
+
+fn listens(redis: &mut Connection, owner: &str) -> bool {
+    let channel = format!("redisson_lock__channel:{{redlatch:{}}}", &owner[..36]);
+    let (_, listeners): (String, u64) =
+        redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(redis).unwrap();
+    listeners > 0
 }
 
 /// Nothing is left of it.

@@ -346,10 +346,20 @@ impl Gate {
 
     /// A hold is passed to a thread, by a lock that keeps its queue elsewhere. `false`: the hold is
     /// over, or another one was granted since the one who passes it left the seat.
-    pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+    /// `renewing`: its renewal is on its way.
+    pub(crate) fn admit_passed(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        renewing: bool,
+    ) -> bool {
         self.at(|state, now| {
-            state.seat.is_none()
-                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_))
+            let seated = state.seat.is_none()
+                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_));
+            if let Some(seat) = state.seat.as_mut().filter(|_| seated && renewing) {
+                seat.attempt = Attempt::Sent { failed: 0 };
+            }
+            seated
         })
     }
 
@@ -573,7 +583,11 @@ impl State {
     fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> Left {
         match self.seat.as_mut().and_then(|seat| seat.step(tenancy, terms)) {
             Some(true) => return Left::StillHeld,
-            Some(false) => return Left::Stepped,
+            Some(false) => {
+                // Before the others can leave, too: its guard must not say "held" when they have.
+                tenancy.step_down();
+                return Left::Stepped;
+            }
             None => {}
         }
         let Some(mut seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {

@@ -8,7 +8,7 @@ use super::{Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
-use crate::protocol::{LockKeys, Owner};
+use crate::protocol::{LockKeys, Mode, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts, Released};
 use crate::script::{self, Trouble};
@@ -114,8 +114,10 @@ impl Site {
     /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
     pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
+        // A hold of a read-write lock does not end by itself while another keeps the lock: one that
+        // writes would keep out those who may read beside the other.
         let outlives = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
+            && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
         self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }

@@ -174,26 +174,37 @@ impl Site {
                 // and only the server knows which: grants are not always read in the order in which
                 // they were made.
                 Admitted::Taken(other) => {
-                    let owner = &tenancy.hold.owner;
-                    match script::lock::is_held_by(&self.lane, &self.name, owner) {
-                        Ok(true) => gone = Some(other),
-                        Ok(false) => return Ok(false),
-                        Err(trouble) => {
-                            let state = "nothing is held; what the server granted is released in \
-                                         the background";
-                            return Err(trouble.into_error().of(&self.name).now(state));
-                        }
+                    if !self.has_granted(&tenancy.hold)? {
+                        return Ok(false);
                     }
+                    gone = Some(other);
                 }
                 Admitted::NotOurs => return Ok(false),
             }
         }
     }
 
+    /// Whether the server has this hold, when another one was granted as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`admit`](Self::admit).
+    pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
+        script::lock::is_held_by(&self.lane, &self.name, &hold.owner).map_err(|trouble| {
+            let state = "nothing is held; what the server granted is released in the background";
+            trouble.into_error().of(&self.name).now(state)
+        })
+    }
+
     /// A hold is passed to a thread: its tenancy begins. `false`: the hold is not ours any more, or
-    /// another one has taken the seat.
-    pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
-        let seated = self.gate.admit_passed(tenancy, terms);
+    /// another one has taken the seat. `renewing`: its renewal is on its way.
+    pub(crate) fn admit_passed(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        renewing: bool,
+    ) -> bool {
+        let seated = self.gate.admit_passed(tenancy, terms, renewing);
         if seated {
             self.watch(tenancy);
         }
@@ -230,9 +241,15 @@ impl Site {
         let was_held = tenancy.is_held();
         match self.gate.leave(tenancy, terms) {
             Left::NotThere => Err(self.not_held(tenancy)),
-            Left::Stepped => {
+            Left::Stepped if was_held => {
                 let _unheard = tenancy.release();
-                if was_held { Ok(None) } else { Err(self.lost(tenancy, LostReason::LeaseExpired)) }
+                Ok(None)
+            }
+            Left::Stepped => {
+                // All who share it have lost it.
+                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                self.lose(tenancy, reason);
+                Err(self.lost(tenancy, reason))
             }
             Left::StillHeld if was_held => Ok(None),
             Left::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
@@ -256,15 +273,14 @@ impl Site {
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.release();
-                let seat = &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms);
+                let renewing = seat.attempt.is_sent();
+                let seat =
+                    &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms, renewing);
                 let line = tenancy.hold.line.as_ref();
-                if let Some(wake) = line.and_then(|line| line.pass(&tenancy.hold, seat)) {
-                    baton.lay_down();
-                    wake.now();
-                    return Ok(None);
-                }
-                let succession = self.succession().filter(|_| in_turn);
-                if let Some(wake) = succession.and_then(|next| next.pass(&tenancy.hold)) {
+                let passed = line
+                    .and_then(|line| line.pass(&tenancy.hold, seat))
+                    .or_else(|| self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat));
+                if let Some(wake) = passed {
                     baton.lay_down();
                     wake.now();
                     return Ok(None);
@@ -291,6 +307,31 @@ impl Site {
         }
     }
 
+    /// Sends a forced unlock, which ends the hold in the seat if it is answered with `true`.
+    pub(crate) fn force(
+        self: &Arc<Self>,
+        send: impl FnOnce() -> Result<bool, Trouble>,
+    ) -> Result<bool, Trouble> {
+        let before = self.gate.tenant();
+        let outcome = send();
+        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
+        // finds this and asks.
+        self.gate.force();
+        let known = outcome.is_ok();
+        if let Some(now) = self.gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
+            // The hold may have been passed on meanwhile, or a new one granted before the deletion
+            // or after it; only the server knows which.
+            let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
+            match script::lock::is_held_by(&self.lane, &self.name, &now.hold.owner) {
+                _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(false) => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(true) => {}
+                Err(_) => now.hold.unconfirm(),
+            }
+        }
+        outcome
+    }
+
     fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
         for tenancy in seat.tenancies() {
             self.declare_lost(tenancy, reason);
@@ -299,7 +340,7 @@ impl Site {
 
     fn vacant(&self) {
         if let Some(succession) = self.succession() {
-            succession.vacant();
+            succession.vacant(self.mode);
         }
     }
 
@@ -332,11 +373,16 @@ impl Site {
 
 /// Who is next in a lock whose threads do not queue at the site's own gate.
 pub(crate) trait Succession: Any + Send + Sync {
-    /// A hold is about to be given back in its turn: passes it to a thread of this process.
-    fn pass(&self, hold: &Arc<Hold>) -> Option<Wake>;
+    /// A hold is about to be given back in its turn: passes it to a thread of this process. As
+    /// [`Line::pass`](super::Line::pass).
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake>;
 
-    /// Nobody has the seat any more.
-    fn vacant(&self);
+    /// Nobody has the seat of the site of this mode any more.
+    fn vacant(&self, mode: Mode);
 
     /// The server is in trouble: fails those who queued before the leader's request.
     fn fail(&self, error: &Error);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Wait;
-use crate::error::LostReason;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Leaving, Site, Succession, Tenancy, Terms, check_lease};
 use crate::node::Session;
+use crate::protocol::Mode;
 use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
@@ -103,13 +103,18 @@ impl Handle {
                         }
                         // The inner level is not taken; the outer ones are as they were.
                         let _ = site.leave(tenancy, Some(terms), Leaving::Posted);
-                        let state = "the thread still holds it as before, with its earlier lease";
+                        let state = match site.gate.tenant_of(&tenancy.thread) {
+                            Some(_) => {
+                                "the thread still holds it as before, with its earlier lease"
+                            }
+                            None => "the lock was not taken",
+                        };
                         return Err(trouble.into_error().of(&site.name).now(state));
                     }
                 }
             }
-            // From now on it is renewed.
-            Terms::Watched if hold.terms != Terms::Watched => site.arm(),
+            // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
+            Terms::Watched if hold.terms != Terms::Watched || site.mode == Mode::Read => site.arm(),
             Terms::Fixed(_) | Terms::Watched => {}
         }
         Ok(true)
@@ -153,24 +158,8 @@ impl Handle {
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { lane, name, gate, .. } = &*self.site;
-        let before = gate.tenant();
-        let outcome = send();
-        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
-        // finds this and asks.
-        gate.force();
-        let known = outcome.is_ok();
-        if let Some(now) = gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
-            // The hold may have been passed on meanwhile, or a new one granted before the deletion
-            // or after it; only the server knows which.
-            let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
-            match script::lock::is_held_by(lane, name, &now.hold.owner) {
-                _ if same && known => self.site.lose(&now, LostReason::ForceUnlocked),
-                Ok(false) => self.site.lose(&now, LostReason::ForceUnlocked),
-                Ok(true) => {}
-                Err(_) => now.hold.unconfirm(),
-            }
-        }
+        let Site { name, .. } = &*self.site;
+        let outcome = self.site.force(send);
         outcome.map_err(|trouble| {
             let state = match trouble {
                 Trouble::Unknown(_) | Trouble::Forgotten(_) => {

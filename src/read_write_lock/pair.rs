@@ -1,33 +1,40 @@
 //! One read-write lock in one client: the site where its readers share a hold, the site where its
-//! writers have theirs, and the one queue in which threads of both kinds stand.
+//! writer has one, and the one queue in which threads of both kinds stand, with one baton.
 //!
 //! ```text
-//!            seat of writers   seat of readers   led
-//! free       empty             empty             no, and nobody queues
-//! asked for  empty             empty             yes
-//! read       empty             taken by some     no, and nobody queues; or yes: a writer waits for
-//!                                                the readers of this process and of others, or a
-//!                                                reader asks whether it may join them
-//! written    taken             empty             no: the others queue
-//!            taken             taken by the one  no: it goes down from writing to reading
+//!            writer's seat     readers' seat      the baton
+//! free       empty             empty              nobody's, and nobody queues
+//! asked for  empty             empty              a leader's
+//! read       empty             taken by some      nobody's, and nobody queues; or a leader's: a writer
+//!                                                 that waits for the readers of this process and of
+//!                                                 others, or a reader that asks whether it may join
+//! written    taken             empty              with the seat: the others queue
+//!            taken             taken by the one   with the seat: it may go down to reading
 //! ```
 //!
-//! Who comes to read while others of the process do enters beside them without a command, as long as
-//! their turn lasts and nobody queues, here or by the server's last word elsewhere. At its end one asks the server: while nobody waits there, another
-//! turn begins. So neither a writer of this process nor one of another is passed by later readers.
+//! Baton: a leader has it, or the writer's seat: so while somebody writes nobody leads, and while
+//! somebody leads nobody writes. A leader that is seated to write leaves it with the seat; who leaves
+//! that seat, or finds its hold lost, hands it on. While the queue is not empty, one of the two has it.
 //!
-//! Baton: while the queue is not empty, somebody leads or the seat of writers is taken.
+//! Alone: who writes reads, too, and nobody else of the process does. A reader enters without a command
+//! only while nobody has the baton, or as the leader; and what readers are found when a writer is seated
+//! have lost their hold, since the server grants nothing to a writer beside them.
+//!
+//! Who comes to read while others of the process do enters beside them without a command, as long as
+//! their turn lasts and nobody queues, here or by the server's last word elsewhere. At its end one asks
+//! the server: while nobody waits there, another turn begins. So neither a writer of this process nor one
+//! of another is passed by later readers.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::acquire::{Lead, Queue, Queued, Waiter, Wake};
-use crate::error::Error;
+use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
 use crate::node::{Core, Member};
 use crate::protocol::Mode;
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::Renewal;
 
 /// What a thread wants.
@@ -131,10 +138,12 @@ impl Pair {
         if let Some(found) = writes.and_then(|entered| found(entered, &self.write)) {
             return Some(found);
         }
-        if self.read.gate.tenant_of(thread).is_some() {
-            return Some(Found::Reads);
+        if let Some((reading, _)) = self.read.gate.tenant_of(thread) {
+            let lasts = reading.is_held();
+            let over = || Found::Expired(Arc::clone(&self.read), reading);
+            return Some(if lasts { Found::Reads } else { over() });
         }
-        let may_lead = !self.write.gate.is_seated() && (waits || !self.read.gate.is_taken());
+        let may_lead = waits || !self.read.gate.is_taken();
         (may_lead && queue.lead()).then_some(Found::Leads)
     }
 
@@ -146,9 +155,8 @@ impl Pair {
         terms: Terms,
     ) -> Option<Found> {
         let own = self.write.gate.tenant_of(thread);
-        let is_written = self.write.gate.is_seated();
-        // Readers beside a writer are the writer. Who reads already, reads again, whoever waits.
-        let joining = if is_written || queue.is_busy() { Joining::No } else { Joining::InTurn };
+        // Who reads already reads again, whoever waits. (Alone: while somebody writes this is busy.)
+        let joining = if queue.is_busy() { Joining::No } else { Joining::InTurn };
         let reads = self.read.gate.join(thread, terms, joining);
         if let Some(found) = reads.and_then(|(entered, _)| found(entered, &self.read)) {
             return Some(found);
@@ -156,7 +164,6 @@ impl Pair {
         match own {
             Some((tenancy, _)) if tenancy.is_held() => Some(Found::Under(tenancy)),
             Some((tenancy, _)) => Some(Found::Expired(Arc::clone(&self.write), tenancy)),
-            None if is_written => None,
             None => queue.lead().then_some(Found::Leads),
         }
     }
@@ -174,7 +181,7 @@ impl Pair {
         self.asked_for.store(self.arrivals(), Ordering::Relaxed);
     }
 
-    /// The leader reads: so do those readers that are first in the queue, and the next one leads.
+    /// The leader reads: so do those readers that are first in the queue.
     pub(super) fn let_readers_in(&self) {
         let mut woken = Vec::new();
         self.with_queue(|queue| {
@@ -185,12 +192,27 @@ impl Pair {
             }
         });
         woken.into_iter().for_each(Wake::now);
-        self.hand_on_to_next(None);
     }
 
-    /// The leader writes: nobody leads.
-    pub(super) fn written(&self) {
-        self.with_queue(|queue| queue.set_led(false));
+    /// A writer has its seat. Alone: whoever of the process reads has no hold any more, though nobody
+    /// has said so yet.
+    pub(super) fn end_reading(&self) {
+        if let Some(tenancy) = self.read.gate.tenant() {
+            self.lose_reading(&tenancy);
+        }
+    }
+
+    /// The readers' hold is over: by its deadline, or as the server says.
+    pub(super) fn lose_reading(&self, tenancy: &Arc<Tenancy>) {
+        let ended = clock::now() >= tenancy.hold.deadline();
+        let reason = if ended { LostReason::LeaseExpired } else { LostReason::Revoked };
+        self.read.lose(tenancy, reason);
+    }
+
+    /// The writer has its seat to read as well. Alone: `false` if another one writes by now, which was
+    /// granted that when this one's holds were gone.
+    pub(super) fn reads_alone(&self, thread: &Thread) -> bool {
+        self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
     }
 
     /// The baton goes to the next one in the queue, with the place if that is of its kind.
@@ -240,10 +262,14 @@ impl Queued for Pair {
 }
 
 impl Succession for Pair {
-    /// From writer to writer. Not if the one who leaves reads on.
-    fn pass(&self, hold: &Arc<Hold>) -> Option<Wake> {
+    /// From writer to writer, the baton with it. Not if the one who leaves reads on.
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake> {
         self.with_queue(|queue| {
-            let now = crate::sync::clock::now();
+            let now = clock::now();
             let first = queue.first()?;
             let Need { mode, terms } = *first.need();
             let may_pass = mode == Mode::Write
@@ -256,21 +282,17 @@ impl Succession for Pair {
             let thread = Arc::clone(first.thread());
             let tenancy = Arc::new(Tenancy::since(Arc::clone(hold), thread, now));
             // Before the thread can know of it: else it might leave again first.
-            if !self.write.admit_passed(&tenancy, terms) {
+            if !seat(&tenancy, terms) {
                 return None;
             }
             queue.grant_first(|_| Grant { tenancy, is_seated: true })
         })
     }
 
-    fn vacant(&self) {
-        let wake = self.with_queue(|queue| {
-            if queue.is_led() || self.write.gate.is_seated() {
-                return Wake::NOBODY;
-            }
-            queue.promote(None).0
-        });
-        wake.now();
+    fn vacant(&self, mode: Mode) {
+        if mode == Mode::Write {
+            self.hand_on_to_next(None);
+        }
     }
 
     fn fail(&self, error: &Error) {
