@@ -14,6 +14,9 @@ use crate::script::lock::Acquired;
 use crate::script::{Replied, Trouble};
 use crate::sync::{Thread, clock};
 
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
 mod pair;
 
 use pair::{Found, Grant, Need, Pair, Spot};

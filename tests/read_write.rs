@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::{Commands as _, Connection};
-use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason};
+use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LockGuard, LostReason, MultiLock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The lock's hash.
@@ -555,6 +555,163 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
             assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
         }
     }
+}
+
+// What a process must not believe.
+
+/// A hold that was deleted is held by a guard still. Whoever is granted another one beside it must not
+/// be let into that.
+#[test]
+fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("stale");
+    let other = client(&server).read_write_lock("stale");
+    let mut redis = server.connection();
+    let stale = lock.read().lock().unwrap();
+    let writer = Guest::of(other.write());
+    wait_queue(&server, "stale", 1);
+    let reader = Guest::of(lock.read());
+    wait_queue(&server, "stale", 2);
+    // Nobody is told; the writer finds out when it asks next.
+    let () = redis.del("stale").unwrap();
+    writer.wait_in();
+    assert!(stale.is_held(), "it has not asked since");
+    writer.leaves();
+    reader.wait_in();
+    assert_eq!(mode(&mut redis, "stale").as_deref(), Some("read"));
+    assert!(other.write().try_lock().unwrap().is_none(), "past a reader");
+    assert!(!stale.is_held());
+    assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    reader.leaves();
+    wait_left(&server, "stale");
+}
+
+#[test]
+fn who_is_let_in_to_write_is_alone_in_its_process_too() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("alone");
+    let mut redis = server.connection();
+    let stale = lock.read().lock().unwrap();
+    let () = redis.del("alone").unwrap();
+    let writer = Guest::of(lock.write());
+    writer.wait_in();
+    assert!(!stale.is_held());
+    writer.leaves();
+    wait_left(&server, "alone");
+}
+
+#[test]
+fn a_forced_unlock_of_who_writes_ends_what_it_reads_too() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("both");
+    let writing = lock.write().lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    reading.on_lost(move |why| tell.send(why).unwrap());
+    assert!(lock.write().force_unlock().unwrap());
+    assert!(!writing.is_held() && !reading.is_held());
+    assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+    assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    let writing = lock.write().lock().unwrap();
+    assert!(elsewhere({
+        let lock = lock.clone();
+        move || !lock.read().force_unlock().unwrap()
+    }));
+    assert!(writing.is_held());
+    writing.unlock().unwrap();
+    wait_left(&server, "both");
+}
+
+/// The hash stays for who reads: so the hold that writes does not end with its lease alone.
+#[test]
+fn who_wrote_for_too_long_and_reads_on_keeps_no_reader_out() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("lapsed");
+    let other = client(&server).read_write_lock("lapsed");
+    let writing = lock.write().with_lease(4 * UNIT).lock().unwrap();
+    let reading = lock.read().lock().unwrap();
+    let reader = Guest::of(other.read());
+    wait_queue(&server, "lapsed", 1);
+    wait_until("it is lost", SOON, || !writing.is_held());
+    assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    reader.wait_in();
+    assert!(reading.is_held());
+    let mut redis = server.connection();
+    assert_eq!(mode(&mut redis, "lapsed").as_deref(), Some("read"));
+    reading.unlock().unwrap();
+    reader.leaves();
+    wait_left(&server, "lapsed");
+}
+
+/// Those who wanted the renewal may have left the hold before somebody comes who wants it, too.
+#[test]
+fn who_enters_late_and_wants_its_hold_renewed_has_that() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = 6 * UNIT;
+    let lock = watched(&server, lease).read_write_lock("late");
+    let first = Guest::of(lock.read());
+    first.wait_in();
+    let fixed = Guest::of(&lock.read().with_lease(UNIT));
+    fixed.wait_in();
+    first.leaves();
+    // The alarm of the first one has gone off, and there was nobody to renew it for.
+    thread::sleep(3 * UNIT);
+    let watched = lock.read().lock().unwrap();
+    thread::sleep(2 * lease);
+    assert!(watched.is_held());
+    watched.unlock().unwrap();
+    fixed.leaves();
+    wait_left(&server, "late");
+}
+
+#[test]
+fn several_that_are_taken_together_are_asked_for_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
+    let all = MultiLock::new(&[locks[0].read(), locks[1].write(), locks[2].read()]).unwrap();
+    // Connections are open, and the server knows the scripts.
+    for _ in 0..2 {
+        all.lock().unwrap().unlock().unwrap();
+    }
+    proxy.on_reply("", Action::HoldReply);
+    let taker = spawn({
+        let all = all.clone();
+        move || all.lock().unwrap().unlock().unwrap()
+    });
+    let mut redis = server.connection();
+    wait_until("all were asked for", SOON, || {
+        locks.iter().all(|lock| redis.exists(lock.name()).unwrap())
+    });
+    proxy.clear_rules();
+    proxy.release();
+    taker.join();
+    // One that is not to be had leaves nothing of the others.
+    let other = common::client(&server);
+    let writer = Guest::of(other.read_write_lock("three").write());
+    writer.wait_in();
+    assert!(all.try_lock().unwrap().is_none());
+    wait_left(&server, "one");
+    wait_left(&server, "two");
+    writer.leaves();
+    // Beside others of the process that read already.
+    let reading = [Guest::of(locks[0].read()), Guest::of(locks[2].read())];
+    reading.iter().for_each(|guest| drop(guest.wait_in()));
+    thread::sleep(Duration::from_millis(20));
+    let guard = all.try_lock().unwrap().expect("readers share it");
+    assert_eq!(owners(&mut redis, "one").len(), 1, "and their hold");
+    reading.into_iter().for_each(Guest::leaves);
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    ["one", "two", "three"].iter().for_each(|name| wait_left(&server, name));
 }
 
 // Beside Redisson.

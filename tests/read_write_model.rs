@@ -27,6 +27,8 @@ mod redisson;
 mod rules;
 #[path = "read_write_model/scripts.rs"]
 mod scripts;
+#[path = "read_write_model/shortcuts.rs"]
+mod shortcuts;
 #[path = "lock_model/simulation.rs"]
 mod simulation;
 #[path = "read_write_model/site.rs"]

@@ -231,6 +231,8 @@ local function release(owner, since, count)
         return hand_on(since, count, message, grant)
     elseif is_left and not writes(owner) then
         -- Redisson's came in beside ours, and will leave in public. The first in line must listen.
+        -- (Before it the dead are passed, and readers behind them let in.)
+        look()
         announce(0)
     elseif writes(owner) then
         -- It reads on. (Redisson tells nobody of that, and readers sleep on.)

@@ -6,9 +6,10 @@ use super::lock::Scripts;
 use crate::connection::Script;
 
 macro_rules! script {
-    ($file:literal) => {
+    ($file:literal $(, behind $shortcut:literal)?) => {
         LazyLock::new(|| {
             Script::new(concat!(
+                $(include_str!(concat!("../../lua/read_write/", $shortcut)),)?
                 include_str!("../../lua/hand_off.lua"),
                 include_str!("../../lua/read_write/holders.lua"),
                 include_str!(concat!("../../lua/read_write/", $file)),
@@ -17,9 +18,9 @@ macro_rules! script {
     };
 }
 
-static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
-static TRY: LazyLock<Script> = script!("try.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
+static ACQUIRE: LazyLock<Script> = script!("acquire.lua", behind "free.lua");
+static TRY: LazyLock<Script> = script!("try.lua", behind "free.lua");
+static RELEASE: LazyLock<Script> = script!("release.lua", behind "unwanted.lua");
 static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
 pub(super) static STAY: LazyLock<Script> = script!("stay.lua");

@@ -8,6 +8,9 @@ use crate::wire::{Request, Site, owner};
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Script {
+    /// These stand before some of ours, and shorten them.
+    Free,
+    Unwanted,
     /// These stand before the others of ours.
     HandOff,
     Holders,
@@ -50,6 +53,15 @@ impl Script {
         )
     }
 
+    /// What stands before the prelude.
+    fn shortcut(self) -> Option<Self> {
+        match self {
+            Self::Acquire | Self::Try => Some(Self::Free),
+            Self::Release => Some(Self::Unwanted),
+            _ => None,
+        }
+    }
+
     fn has_prelude(self) -> bool {
         matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
     }
@@ -62,6 +74,8 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
+            (Script::Free, include_str!("../../lua/read_write/free.lua")),
+            (Script::Unwanted, include_str!("../../lua/read_write/unwanted.lua")),
             (Script::HandOff, include_str!("../../lua/hand_off.lua")),
             (Script::Holders, include_str!("../../lua/read_write/holders.lua")),
             (Script::Acquire, include_str!("../../lua/read_write/acquire.lua")),
@@ -96,6 +110,12 @@ impl Scripts {
 
     /// As the server gets it.
     pub(crate) fn text(&self, script: Script) -> String {
+        let shortcut = script.shortcut().map_or("", |shortcut| &self.0[&shortcut]);
+        shortcut.to_owned() + &self.rest(script)
+    }
+
+    /// The same without its shortcut.
+    pub(crate) fn rest(&self, script: Script) -> String {
         if !script.has_prelude() {
             return self.0[&script].clone();
         }
