@@ -67,13 +67,22 @@ use pair::{Found, Grant, Need, Pair, Spot};
 /// shares their hold. It holds the lock for that lease at least, and for as long as theirs. If the hold
 /// is lost, all who share it are told.
 ///
+/// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30 s,
+/// unless they set it), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
+/// than that: each of their renewals cuts the lock's time to live to it, for all who read. While they
+/// live, and when they unlock, that takes nothing from a longer lease. But if the last of them is killed,
+/// the lock ends so long after its last renewal. A guard here learns of that at its next renewal, one
+/// with a fixed lease not before [`unlock`](crate::LockGuard::unlock).
+///
 /// # Differences from Redisson
 ///
 /// Redisson's clients know no queue: one that comes to read enters while others read, also past writers
-/// of this library that wait, as it does past its own kind. Its writers wait in public, and each of them
-/// gets the lock now and then, as with [`ReentrantLock`](crate::ReentrantLock). When a writer of this
-/// library goes down to reading, Redisson's readers are told; Redisson's own do not tell anybody, and
-/// who waits for them to finds out when it asks next, within a second or so.
+/// of this library that wait, as it does past its own kind. Its writers wait in public. Where the lock is
+/// free for a moment each of them gets it now and then, as with
+/// [`ReentrantLock`](crate::ReentrantLock); but while readers overlap without a pause, whosever, they
+/// wait, as they do among their own kind. (Writers of this library do not: readers queue behind them.)
+/// When a writer of this library goes down to reading, Redisson's readers are told; Redisson's own do not
+/// tell anybody, and who waits for them to finds out when it asks next, within a second or so.
 ///
 /// # In Redis
 ///
@@ -103,7 +112,7 @@ pub struct ReadLock {
 /// Its methods are those of [`Lock`](crate::Lock), and all that take it fail with an error of kind
 /// [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds the read lock.
 /// [`is_locked`](Self::is_locked) says whether somebody writes, and
-/// [`force_unlock`](Self::force_unlock) ends the hold of who does.
+/// [`force_unlock`](Self::force_unlock) ends the hold of who does, and what it reads under that.
 #[derive(Clone, Debug)]
 pub struct WriteLock {
     handle: Handle,

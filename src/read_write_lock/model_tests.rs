@@ -21,6 +21,7 @@ const NAME: &str = "name";
 const ROUNDS: usize = 3;
 /// Longer than readers are joined without a question, and shorter than a turn.
 const PAST_JOINING: u64 = 4_000_000;
+const PAST_A_LEASE: u64 = 40_000_000_000;
 
 /// A client with its subscriber.
 struct Process {
@@ -259,6 +260,21 @@ fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
             let side: &dyn Lock = if chance(0.5) { lock.read() } else { lock.write() };
             side.force_unlock().unwrap();
         });
+    });
+}
+
+/// As long as nobody has noticed, too.
+#[test]
+fn who_reads_no_longer_is_not_told_that_it_reads() {
+    explore(10, || {
+        let _server = Server::start(0);
+        let process = Process::start();
+        let reading = process.lock.read().lock().unwrap();
+        clock::model::advance(PAST_A_LEASE);
+        // (The server has the hold still: nobody gives it back in a model.)
+        assert!(process.lock.write().try_lock().unwrap().is_none());
+        assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        process.end();
     });
 }
 

@@ -24,6 +24,16 @@ fn without(server: &Server, denied: &str) -> Connection {
     connection
 }
 
+/// Every key with what is in it.
+const ALL: &str = "
+    local keys, all = redis.call('keys', '*'), {}
+    table.sort(keys)
+    for _, key in ipairs(keys) do
+        all[#all + 1] = key
+        all[#all + 1] = redis.call('dump', key)
+    end
+    return all";
+
 /// A reply without the server's clock, and what is left until then.
 fn without_times(reply: Value) -> Value {
     match reply {
@@ -85,9 +95,14 @@ fn a_shortcut_does_what_the_rest_would() {
     });
     let scripts = Scripts::ours();
     let mut master = server.connection();
-    let run = |master: &mut Connection, command: &str| {
-        let mut words = command.split(' ');
-        redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).exec(master).unwrap();
+    let prepare = |master: &mut Connection, state: &[String]| {
+        let mut pipe = redis::pipe();
+        pipe.cmd("FLUSHALL");
+        for command in state {
+            let mut words = command.split(' ');
+            pipe.cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>());
+        }
+        pipe.exec(master).unwrap();
     };
     let denied = "none set exists hset pexpire time del publish hexists lpop lpos rpush pttl llen \
                   pubsub";
@@ -97,20 +112,13 @@ fn a_shortcut_does_what_the_rest_would() {
             for request in requests.iter().flatten() {
                 let script = Script::of(request);
                 let both = [scripts.text(script), scripts.rest(script)].map(|text| {
-                    run(&mut master, "FLUSHALL");
-                    state.iter().for_each(|command| run(&mut master, command));
+                    prepare(&mut master, state);
                     let (keys, args) = call(&site, &uuid(true, 1), request, false);
                     let mut command = redis::cmd("EVAL");
                     command.arg(text).arg(keys.len()).arg(&keys).arg(args);
                     let reply: Result<Value, _> = command.query(&mut user);
-                    let mut all: Vec<String> =
-                        redis::cmd("KEYS").arg("*").query(&mut master).unwrap();
-                    all.sort();
-                    let mut left: Vec<(String, Value)> = Vec::new();
-                    for key in all {
-                        let dump = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
-                        left.push((key, dump));
-                    }
+                    let left: Value =
+                        redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                     (reply.map(without_times).map_err(|_| "refused"), left)
                 });
                 let [short, rest] = both;
