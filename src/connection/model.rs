@@ -60,7 +60,7 @@ impl Server {
     /// there is no renewer that would read the reply to a release which is to be sent again.
     pub(crate) fn start(breaks: usize) -> Arc<Self> {
         let mut scripts =
-            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK].map(Clone::clone).to_vec();
+            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW].map(Clone::clone).to_vec();
         scripts.extend(read_write::scripts());
         let state = Mutex::new(State { breaks, scripts, ..State::default() });
         let server = Arc::new(Self { state, news: Condvar::new() });
@@ -109,7 +109,7 @@ impl Server {
     /// A read-write lock is deleted, and those who are first in line have it.
     pub(crate) fn delete(&self, key: &str) {
         let mut state = self.state();
-        state.shared.remove(key.as_bytes());
+        state.holders(key.as_bytes()).delete();
         state.let_in(key.as_bytes(), None);
         self.news.notify_all();
     }
@@ -299,6 +299,14 @@ impl State {
                 self.publish(&arguments[3], b"0");
             }
             Value::Int(i64::from(existed))
+        } else if sha == *RENEW {
+            let (keys, owners) = arguments.split_at(arguments.len() / 2);
+            let each = keys.iter().zip(&owners[1..]).map(|(key, owner)| {
+                let owner = owner.strip_prefix(b"read ").unwrap_or(owner);
+                let is_owner = self.locks.get(key).is_some_and(|holder| holder == owner);
+                i64::from(is_owner || self.holders(key).know(owner))
+            });
+            numbers(&each.collect::<Vec<_>>())
         } else {
             let replied = self.read_or_write(sha, arguments);
             replied.expect("a script that the model's server knows")
@@ -386,6 +394,7 @@ static TRY: LazyLock<String> = script!("free.lua", "queue.lua", "try.lua");
 static RELEASE: LazyLock<String> = script!("unwanted.lua", "queue.lua", "release.lua");
 static GIVE_UP: LazyLock<String> = script!("queue.lua", "give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!("queue.lua", "force_unlock.lua");
+static RENEW: LazyLock<String> = script!("renew.lua");
 /// Its clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 

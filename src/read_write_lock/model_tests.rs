@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
@@ -21,6 +21,7 @@ const NAME: &str = "name";
 const ROUNDS: usize = 3;
 /// Longer than readers are joined without a question, and shorter than a turn.
 const PAST_JOINING: u64 = 4_000_000;
+const LEASE: Duration = Duration::from_secs(30);
 const PAST_A_LEASE: u64 = 40_000_000_000;
 
 /// A client with its subscriber.
@@ -212,7 +213,10 @@ type Take = fn(&dyn Lock) -> Result<Option<LockGuard>, Error>;
 fn robbed(lock: &ReadWriteLock, take: Take) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
-            let guard = take(lock.read()).unwrap();
+            // Beside others it asks for more than they have.
+            let longer = lock.read().with_lease(2 * LEASE);
+            let side: &dyn Lock = if chance(0.5) { &longer } else { lock.read() };
+            let guard = take(side).unwrap();
             thread::yield_now();
             drop(guard);
             continue;

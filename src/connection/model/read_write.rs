@@ -12,6 +12,8 @@ use super::{NOW, State, numbers, sha};
 pub(super) struct Holders {
     writer: Option<Vec<u8>>,
     readers: Vec<Vec<u8>>,
+    /// Those who have left. None comes again.
+    gone: Vec<Vec<u8>>,
 }
 
 impl Holders {
@@ -23,12 +25,18 @@ impl Holders {
         self.writer.is_none() && self.readers.is_empty()
     }
 
+    pub(super) fn delete(&mut self) {
+        self.writer = None;
+        self.readers.clear();
+    }
+
     /// Whether it could be one of them, if nobody waited.
     fn may_enter(&self, owner: &[u8]) -> bool {
         self.is_free() || self.writer.is_none() && !writes(owner)
     }
 
     fn add(&mut self, owner: &[u8]) {
+        assert!(!self.gone.iter().any(|gone| gone == owner), "an owner is used again");
         if writes(owner) {
             self.writer = Some(owner.to_vec());
         } else {
@@ -37,6 +45,9 @@ impl Holders {
     }
 
     fn remove(&mut self, owner: &[u8]) {
+        if self.know(owner) {
+            self.gone.push(owner.to_vec());
+        }
         self.writer.take_if(|writer| writer == owner);
         self.readers.retain(|reader| reader != owner);
     }
@@ -74,7 +85,7 @@ impl State {
                 _ => holders.writer.is_none() && !holders.readers.is_empty(),
             };
             if is_held_so {
-                *holders = Holders::default();
+                holders.delete();
             }
             self.let_in(key, None);
             Value::Int(i64::from(is_held_so))
