@@ -164,12 +164,12 @@ local function grant(start, count, asker, lease)
         if type(head) ~= 'string' or type(mode) == 'table' or mode == 'write'
             or not mode and redis.call('exists', lock) == 1 then
             break
-        elseif head ~= asker and not listens(head) then
-            redis.pcall('lpop', queue)
-        elseif mode and writes(head) then
+        end
+        local dead = head ~= asker and not listens(head)
+        if not dead and mode and writes(head) or type(redis.pcall('lpop', queue)) ~= 'string' then
             break
-        elseif type(redis.pcall('lpop', queue)) ~= 'string' then
-            break
+        elseif dead then
+            -- It is passed.
         elseif head == asker then
             asked, trouble = true, hold(head, lease)
             if trouble then

@@ -62,15 +62,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a writer is let in beside readers",
         Script::Holders,
-        "elseif mode and writes(head) then",
-        "elseif false then",
+        "if not dead and mode and writes(head) or type(",
+        "if type(",
         0,
     ),
     script(
         "a dead writer in front keeps readers out",
         Script::Holders,
-        "        elseif head ~= asker and not listens(head) then\n            redis.pcall('lpop', queue)",
-        "        elseif mode and writes(head) then\n            break",
+        "if not dead and mode and writes(head) or type(",
+        "if mode and writes(head) or type(",
         0,
     ),
     script(
