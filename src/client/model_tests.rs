@@ -46,7 +46,7 @@ impl Process {
     }
 
     fn tenancy(&self) -> Option<Arc<Tenancy>> {
-        Site::of(&self.core, NAME).gate.tenant().map(|(tenancy, _)| tenancy)
+        Site::of(&self.core, NAME).gate.tenant()
     }
 
     /// A hold that is not lost is one that the server knows.

@@ -13,6 +13,10 @@ use redis::{RedisResult, Value};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
+mod read_write;
+
+use read_write::Holders;
+
 // All threads of a model run on one, and each model on a thread of its own.
 thread_local! {
     static SERVER: RefCell<Option<Arc<Server>>> = const { RefCell::new(None) };
@@ -29,6 +33,8 @@ pub(crate) struct Server {
 struct State {
     /// Key to owner.
     locks: HashMap<Vec<u8>, Vec<u8>>,
+    /// Key to holders, of read-write locks.
+    shared: HashMap<Vec<u8>, Holders>,
     /// Who waits for them.
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     scripts: Vec<String>,
@@ -53,8 +59,9 @@ impl Server {
     /// Starts one whose connections break at most so many times. It knows the locks' scripts:
     /// there is no renewer that would read the reply to a release which is to be sent again.
     pub(crate) fn start(breaks: usize) -> Arc<Self> {
-        let scripts =
-            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK].map(Clone::clone).to_vec();
+        let mut scripts =
+            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW].map(Clone::clone).to_vec();
+        scripts.extend(read_write::scripts());
         let state = Mutex::new(State { breaks, scripts, ..State::default() });
         let server = Arc::new(Self { state, news: Condvar::new() });
         SERVER.set(Some(Arc::clone(&server)));
@@ -89,6 +96,21 @@ impl Server {
         let mut state = self.state();
         state.locks.remove(key.as_bytes());
         state.publish(channel.as_bytes(), b"0");
+        self.news.notify_all();
+    }
+
+    /// Whether somebody has a read-write lock, or waits for it.
+    pub(crate) fn is_wanted(&self, key: &str) -> bool {
+        let mut state = self.state();
+        let waits = state.queues.get(key.as_bytes()).is_some_and(|queue| !queue.is_empty());
+        waits || !state.holders(key.as_bytes()).is_free()
+    }
+
+    /// A read-write lock is deleted, and those who are first in line have it.
+    pub(crate) fn delete(&self, key: &str) {
+        let mut state = self.state();
+        state.holders(key.as_bytes()).delete();
+        state.let_in(key.as_bytes(), None);
         self.news.notify_all();
     }
 
@@ -226,7 +248,9 @@ impl State {
                 Value::BulkString(command[1].clone())
             }
             b"HEXISTS" => {
-                Value::Int(i64::from(self.locks.get(argument(1)).is_some_and(|o| o == argument(2))))
+                let is_owner = self.locks.get(argument(1)).is_some_and(|o| o == argument(2));
+                let holds = self.holders(argument(1)).know(argument(2));
+                Value::Int(i64::from(is_owner || holds))
             }
             b"EXISTS" => Value::Int(i64::from(self.locks.contains_key(argument(1)))),
             b"PUBLISH" => Value::Int(self.publish(argument(1), argument(2))),
@@ -275,8 +299,17 @@ impl State {
                 self.publish(&arguments[3], b"0");
             }
             Value::Int(i64::from(existed))
+        } else if sha == *RENEW {
+            let (keys, owners) = arguments.split_at(arguments.len() / 2);
+            let each = keys.iter().zip(&owners[1..]).map(|(key, owner)| {
+                let owner = owner.strip_prefix(b"read ").unwrap_or(owner);
+                let is_owner = self.locks.get(key).is_some_and(|holder| holder == owner);
+                i64::from(is_owner || self.holders(key).know(owner))
+            });
+            numbers(&each.collect::<Vec<_>>())
         } else {
-            panic!("a script that the model's server does not know")
+            let replied = self.read_or_write(sha, arguments);
+            replied.expect("a script that the model's server knows")
         }
     }
 
@@ -361,6 +394,7 @@ static TRY: LazyLock<String> = script!("free.lua", "queue.lua", "try.lua");
 static RELEASE: LazyLock<String> = script!("unwanted.lua", "queue.lua", "release.lua");
 static GIVE_UP: LazyLock<String> = script!("queue.lua", "give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!("queue.lua", "force_unlock.lua");
+static RENEW: LazyLock<String> = script!("renew.lua");
 /// Its clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 

@@ -130,6 +130,7 @@ pub(crate) enum Rights {
     FencedLocks,
     FairLocks,
     Conditions,
+    ReadWriteLocks,
     Semaphores,
     ExpirableSemaphores,
     Latches,
@@ -158,6 +159,11 @@ impl Rights {
                 "a condition needs what its lock does, and TIME, HEXISTS, HGET, HSET, HDEL, HGETALL, \
                  HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
                  redlatch_condition:* and redlatch_notified:* too"
+            }
+            Self::ReadWriteLocks => {
+                "a read-write lock needs what a lock does, and HDEL, HGET, HGETALL and LRANGE, on its key and \
+                 those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
+                 redlatch_rwlock_window:* and on redisson_rwlock:*"
             }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \

@@ -28,10 +28,10 @@ use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
 
 pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Folded, Gate, Left, Seat};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, Left, Seat};
 pub(crate) use place::{Expected, Place};
 pub(crate) use release::{Leaving, give_back};
-pub(crate) use site::{Site, check_lease};
+pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;
 
 /// What a guard knows of its hold.
@@ -350,7 +350,7 @@ impl Tenancy {
         Self::since(hold, thread, clock::now())
     }
 
-    fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
+    pub(crate) fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
         Self {
             token: hold.next_token(),
             hold,

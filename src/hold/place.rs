@@ -24,7 +24,7 @@ use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
 use crate::acquire::{Claim, Listening, Queued, Try};
 use crate::error::Error;
 use crate::node::Core;
-use crate::protocol::Owner;
+use crate::protocol::{Mode, Owner};
 use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::lock::{Acquired, Chain, LockScripts, Refused, Start, Tokens};
 use crate::script::{Replied, Trouble};
@@ -165,9 +165,22 @@ impl Addressee for Mail {
     }
 }
 
+/// What a lock was granted for, and what is said besides.
+pub(super) fn kind(details: &str) -> Option<(Mode, &str)> {
+    let (kind, rest) = details.split_once(',')?;
+    let mode = match kind {
+        "lock" => Mode::Lock,
+        "read" => Mode::Read,
+        "write" => Mode::Write,
+        _ => return None,
+    };
+    Some((mode, rest))
+}
+
 /// What a grant of this kind of lock says besides.
 pub(super) fn share(details: &str) -> Option<Share> {
-    let mut numbers = details.strip_prefix("lock,")?.split(',').map(str::parse);
+    let (_, numbers) = kind(details)?;
+    let mut numbers = numbers.split(',').map(str::parse);
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
@@ -181,7 +194,7 @@ pub(super) fn share(details: &str) -> Option<Share> {
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
         Self {
-            owner: site.core.id.next_owner(),
+            owner: site.core.id.next_owner_to(site.mode),
             mail: None,
             began: None,
             asked: None,
@@ -193,6 +206,11 @@ impl Place {
             late: 0,
             _companion: None,
         }
+    }
+
+    /// What it is for.
+    pub(crate) fn mode(&self) -> Mode {
+        self.owner.mode()
     }
 
     /// The chain of a grant that nobody has read.

@@ -8,7 +8,7 @@ use super::{Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
-use crate::protocol::{LockKeys, Owner};
+use crate::protocol::{LockKeys, Mode, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts, Released};
 use crate::script::{self, Trouble};
@@ -114,8 +114,10 @@ impl Site {
     /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
     pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
+        // A hold of a read-write lock does not end by itself while another keeps the lock: one that
+        // writes would keep out those who may read beside the other.
         let outlives = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
+            && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
         self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
@@ -143,7 +145,7 @@ impl Site {
     }
 
     /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+    pub(crate) fn give_up(self: &Arc<Self>, place: &Place) {
         // While the server is away, each call's would be sent for minutes.
         if !place.is_known {
             return;
@@ -183,14 +185,19 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
+    let Some((mode, _)) = super::place::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let keys = if share.tokens.is_some() { LockKeys::fenced(&name) } else { LockKeys::new(&name) };
+    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
+    let keys = match share.tokens {
+        Some(_) => LockKeys::fenced(&name),
+        None => LockKeys::new(&name, mode),
+    };
     let alone = AtomicBool::new(false);
     let lane = core.lane(&name);
     let scripts = LockScripts {
         lane: &lane,
         name: &name,
+        mode,
         keys: &keys,
         database: grant.database,
         alone: &alone,

@@ -196,7 +196,9 @@ impl Commands {
 
 /// The one owner in the lock's hash, with its count.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
-    let fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
+    let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
+    // Of a read-write lock.
+    fields.retain(|(field, _)| field != "mode");
     assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
     fields.into_iter().next()
 }

@@ -105,3 +105,22 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
 }
+
+/// Before the others can leave, too: then nobody has the lock, and its guard must not say so.
+#[test]
+fn who_leaves_a_hold_that_others_share_has_it_no_more() {
+    let gate = Gate::new();
+    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(None, owner, Terms::Watched, LEASE, asked, false);
+    let first = Arc::new(Tenancy::new(Arc::new(hold), one));
+    assert!(matches!(gate.admit(&first, Terms::Watched, None), Admitted::Seated(None)));
+    let Some((Entered::Again(second), true)) = gate.join(&two, Terms::Watched, Joining::InTurn)
+    else {
+        panic!("not let in")
+    };
+    assert!(matches!(gate.leave(&first, None), Left::Stepped));
+    assert!(!first.is_held() && second.is_held());
+    assert!(matches!(gate.leave(&second, None), Left::Release { .. }));
+}

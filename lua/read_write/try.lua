@@ -1,0 +1,39 @@
+-- Takes a read-write lock if that is possible now, without a place in its queue. A free lock is taken
+-- past the queue; beside readers nobody enters while somebody waits.
+--
+-- KEYS, ARGV 1 and 2 see ../hand_off.lua
+-- ARGV 3 lease in ms, 4 owner, 5 the writer under whose hold it reads, or ''
+-- reply: as of ../lock/try.lua
+local lease, owner, writer = ARGV[3], ARGV[4], ARGV[5]
+if now() == 0 then
+    return redis.error_reply('NOPERM the right to TIME is missing')
+end
+local mode, _, foreign = mode_of()
+if foreign then
+    return foreign
+elseif mode and redis.call('hexists', lock, owner) == 1 then
+    if not writes(owner) then
+        raise(timeout(owner, 1), lease)
+    end
+    raise(lock, lease)
+    return -1 - length()
+end
+if mode == 'read' then
+    -- Redisson's may have come in past readers in front; and those in front may be dead.
+    look()
+    if writes(owner) or length() > 0 then
+        return nil
+    end
+elseif mode and (writer == '' or redis.call('hexists', lock, writer) == 0) then
+    return nil
+end
+local trouble = hold(owner, lease)
+if trouble then
+    -- There is no memory. Who waits needs none: see `hold`.
+    look()
+    return trouble
+elseif not writes(owner) then
+    -- Readers in front enter with it.
+    look()
+end
+return length()
