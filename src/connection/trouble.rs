@@ -221,7 +221,7 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
 
 /// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,
 /// or another one takes over.
-fn passes(error: &RedisError) -> bool {
+pub(crate) fn passes(error: &RedisError) -> bool {
     matches!(
         reply_code(error),
         "BUSY"
