@@ -11,6 +11,7 @@ mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -274,7 +275,9 @@ impl PubSub {
     pub(crate) fn run(&self) {
         let mut retry = FIRST_RETRY;
         while self.wait_for_work() {
-            if self.serve(&mut retry).is_ok() {
+            // A panic is an outage: those who wait must not be left with a channel that says nothing.
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut retry)));
+            if matches!(served, Ok(Ok(()))) {
                 return;
             }
             let mut state = self.state.lock();

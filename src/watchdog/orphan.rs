@@ -128,32 +128,32 @@ impl Orphan {
         }
     }
 
-    /// What is left of it after this outcome, to be sent again. `ended`: the client has, and only what
-    /// was answered goes on.
-    pub(crate) fn after(
-        mut self,
+    /// Whether it is to be sent again after this outcome. `ended`: the client has, and only what was
+    /// answered goes on.
+    pub(crate) fn goes_on(
+        &mut self,
         outcome: &Outcome,
         resent: bool,
         now: u64,
         watchdog: &Watchdog,
         ended: bool,
-    ) -> Option<Self> {
+    ) -> bool {
         if self.is_done(outcome, resent, now, watchdog) {
-            return None;
+            return false;
         }
-        let goes_on = is_answered(outcome) && matches!(self.what, What::Debt(_));
-        if goes_on {
+        let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
+        if owes_more {
             // More may be owed by now, which waits for no back-off and for no other orphan.
             self.retry = FIRST_RETRY;
         }
-        if goes_on || !ended {
+        if owes_more || !ended {
             self.back_off(now);
-            return Some(self);
+            return true;
         }
         if !is_answered(outcome) {
             self.give_up(watchdog);
         }
-        None
+        false
     }
 
     /// Whether it is done with this outcome.
