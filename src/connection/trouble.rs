@@ -190,6 +190,14 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         );
         return Error::new(ErrorKind::Redis, hint).caused_by(error);
     }
+    if code == "ERR" && is_missing(detail) {
+        let advice = rights.advice();
+        let hint = format!(
+            "the server lacks a command: rename-command has taken it away, or the server is too old: \
+             {advice} (all: lua/README.md, Rights)"
+        );
+        return Error::new(ErrorKind::Redis, hint).caused_by(error);
+    }
     let hint = match code {
         "NOAUTH" => "the server wants a password: put it into the URL",
         "WRONGTYPE" => "the key holds something else: use another name",
@@ -217,6 +225,14 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
     };
     let transient = passes(&error);
     Error::new(ErrorKind::Redis, hint.to_owned()).caused_by(error).transient(transient)
+}
+
+/// Whether a server says that it knows no such command, to a client or to a script, which it does
+/// not tell which.
+fn is_missing(detail: &str) -> bool {
+    let detail = detail.to_ascii_lowercase();
+    let said = ["unknown command", "unknown redis command", "invalid command passed to"];
+    said.iter().any(|said| detail.contains(said))
 }
 
 /// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,
