@@ -1,5 +1,7 @@
 //! Why a script has no answer, and what that means to a user.
 
+use std::sync::Arc;
+
 use redis::{RedisError, Value};
 
 use super::{Cause, Failure, reply_code};
@@ -24,6 +26,15 @@ impl Trouble {
             Self::Refused(error) | Self::Unsent(error) => error.unknown(false),
             Self::Unknown(error) | Self::Forgotten(error) => error.unknown(true),
         }
+    }
+
+    /// The error of a request that asked or set something of this name, and left nothing to be undone.
+    pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
+        let state = match self {
+            Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
+            Self::Refused(_) | Self::Unsent(_) => "nothing was changed",
+        };
+        self.into_error().of(name).now(state)
     }
 }
 
@@ -261,7 +272,6 @@ pub(crate) fn error_reply(text: &str) -> RedisError {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::Arc;
 
     use super::*;
 
