@@ -25,7 +25,7 @@ pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
 pub(crate) use reply::reply_code;
-pub(crate) use trouble::{Rights, Trouble, error_reply, refused, unexpected};
+pub(crate) use trouble::{Rights, Trouble, error_reply, passes, refused, unexpected};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

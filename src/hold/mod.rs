@@ -345,6 +345,19 @@ enum Ending {
     Lost(LostReason),
 }
 
+impl End {
+    fn on_lost(&mut self, callback: Callback) -> Option<(LostReason, Callback)> {
+        match self.how {
+            None => {
+                self.callbacks.push(callback);
+                None
+            }
+            Some(Ending::Lost(reason)) => Some((reason, callback)),
+            Some(Ending::Released) => None,
+        }
+    }
+}
+
 impl Tenancy {
     pub(crate) fn new(hold: Arc<Hold>, thread: Arc<Thread>) -> Self {
         Self::since(hold, thread, clock::now())
@@ -424,15 +437,7 @@ impl Tenancy {
     /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the
     /// reason, for the caller to see to.
     pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
-        let mut end = self.end.lock();
-        match end.how {
-            None => {
-                end.callbacks.push(callback);
-                None
-            }
-            Some(Ending::Lost(reason)) => Some((reason, callback)),
-            Some(Ending::Released) => None,
-        }
+        self.end.lock().on_lost(callback)
     }
 
     /// Its thread has left it, and the next one is about to have the hold: from here on it does not

@@ -26,7 +26,7 @@ use crate::connection::{
     self, Command, Endpoint, Lane, Outcome, Posted, Receiver as Replied, Rights,
 };
 use crate::error::{Error, ErrorKind};
-use crate::protocol::ClientId;
+use crate::protocol::{self, ClientId};
 use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Process, Registry, clock};
@@ -111,6 +111,13 @@ impl Core {
     pub(crate) fn lane(&self, name: &str) -> Arc<Lane> {
         let at = self.hasher.hash_one(name) % self.lanes.len() as u64;
         Arc::clone(&self.lanes[at as usize])
+    }
+
+    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they share
+    /// the numbers as well.
+    pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
+        let key = protocol::requests(name, self.id.as_str());
+        self.requests.find(&key, |key| Requests::new(&key, &self.server_clock))
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {
