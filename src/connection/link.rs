@@ -160,10 +160,11 @@ impl Link {
             let until = deadline_in(self.response_timeout);
             self.settle_all(until)?;
             let reply = self.read(until)?;
-            match command.to_eval() {
-                Some(eval) if !retried && is_noscript(&reply) => self.write(&eval)?,
-                _ => return Ok(reply),
+            if retried || !is_noscript(&reply) {
+                return Ok(reply);
             }
+            let Some(eval) = command.to_eval() else { return Ok(reply) };
+            self.write(&eval)?;
             retried = true;
         }
     }
