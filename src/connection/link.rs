@@ -201,7 +201,7 @@ impl Link {
         };
         let bytes = text.as_deref().unwrap_or_else(|| command.bytes());
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(bytes);
+        let written = self.connection.send_packed_command(bytes, self.wrote_at);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
@@ -274,7 +274,7 @@ impl Link {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(bytes);
+        let written = self.connection.send_packed_command(bytes, self.wrote_at);
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
 

@@ -59,13 +59,20 @@ pub(crate) enum Start {
 
 impl Start {
     /// As the scripts want it: by the server's clock, or minus the age, in ms.
-    fn since(self) -> String {
+    fn since(self, digits: &mut [u8; 20]) -> &[u8] {
         match self {
-            Self::Unknown => "0".to_owned(),
-            Self::Server(at) => at.to_string(),
-            Self::Here(at) => format!("-{}", clock::now().saturating_sub(at) / 1_000_000),
+            Self::Unknown => b"0",
+            Self::Server(at) => decimal(at, digits),
+            Self::Here(at) => minus(clock::now().saturating_sub(at) / 1_000_000, digits),
         }
     }
+}
+
+/// `-number` as text, of one that has less than 20 digits.
+fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
+    digits[sign] = b'-';
+    &digits[sign..]
 }
 
 /// What became of an attempt.
@@ -194,7 +201,7 @@ impl<'a> LockScripts<'a> {
 
     fn request(self, script: &'static LazyLock<Script>, owner: &Owner, lease: Duration) -> Command {
         let mut digits = [0; 20];
-        self.command(script, &[millis(lease, &mut digits), owner.as_bytes()])
+        self.command(script, [millis(lease, &mut digits), owner.as_bytes()])
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -220,7 +227,9 @@ impl<'a> LockScripts<'a> {
 
     /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
-        let send = || send_force_unlock(self.lane, self.name, &self.command(&FORCE_UNLOCK, &[]));
+        let channel = self.keys.channel.as_bytes();
+        let command = || self.command(&FORCE_UNLOCK, [channel]);
+        let send = || send_force_unlock(self.lane, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
         if self.is_refused_the_queue(was_alone, &outcome) {
@@ -235,11 +244,16 @@ impl<'a> LockScripts<'a> {
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
-        let (since, mut digits) = (chain.start.since(), [0; 20]);
-        self.command(script, &[owner, since.as_bytes(), decimal(chain.count, &mut digits)])
+        let (mut start, mut count) = ([0; 20], [0; 20]);
+        let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
+        self.command(script, [owner, chain.0, chain.1, self.keys.channel.as_bytes()])
     }
 
-    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+    fn command<const N: usize>(
+        self,
+        script: &'static LazyLock<Script>,
+        arguments: [&[u8]; N],
+    ) -> Command {
         let LockKeys { queue, window, tokens, .. } = self.keys;
         let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
         let keys = keys.map(str::as_bytes);
@@ -248,9 +262,15 @@ impl<'a> LockScripts<'a> {
             None if self.alone.load(Ordering::Relaxed) => &keys[..1],
             None => &keys[..3],
         };
-        let database = self.database.to_string();
-        let common = [self.keys.channel.as_bytes(), database.as_bytes()];
-        Command::script(script, keys, &[&common, arguments].concat())
+        // It is 0 nearly always, and what is not sent costs nobody anything.
+        match self.database.unsigned_abs() {
+            0 => Command::script(script, keys, &arguments),
+            database => {
+                let mut digits = [0; 20];
+                let database = [decimal(database, &mut digits)];
+                Command::script(script, keys, &[&arguments[..], &database].concat())
+            }
+        }
     }
 }
 

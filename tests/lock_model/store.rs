@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
 
-use crate::wire::{Request, Site, own_channel};
+use crate::wire::{Chain, Request, Site, own_channel};
 
 const SIMULATED: &str = include_str!("simulated.lua");
 const OBSERVE: &str = include_str!("observe.lua");
@@ -106,18 +106,19 @@ pub(crate) fn call(
     is_poor: bool,
 ) -> (Vec<String>, Vec<String>) {
     let owner = |number: &u64| format!("{uuid}:{number}");
-    let mut args = vec![site.public.clone(), site.database.to_string()];
-    match request {
+    let mut args = match request {
         Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            args.extend([lease.to_string(), owner(number)]);
+            vec![lease.to_string(), owner(number)]
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            args.extend([owner(number), chain.since.to_string(), chain.count.to_string()]);
+            let Chain { since, count } = chain;
+            vec![owner(number), since.to_string(), count.to_string(), site.public.clone()]
         }
         Request::Renew { number, lease } => {
             return (vec![site.lock.clone()], vec![lease.to_string(), owner(number)]);
         }
-    }
+    };
+    args.extend((site.database != 0).then(|| site.database.to_string()));
     let mut keys = keys(site);
     if is_poor {
         keys.truncate(1);
