@@ -40,7 +40,7 @@ impl RawPair {
                 include_str!("../../lua/lock/queue.lua"),
                 include_str!("../../lua/lock/release.lua")
             ),
-            &[OWNER, "0", "0", &channel],
+            &[OWNER, "-0", "1", &channel],
         );
         Self { connection, acquire, release }
     }
