@@ -4,8 +4,8 @@
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
 --      4 the last fencing token, of a lock that has some
--- ARGV are each script's own. It sets `database`, the number of one that is not 0, and `public`, the
--- lock's public channel, if it may release.
+-- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
+-- it may release, `public`, the lock's public channel: what is not sent costs nothing.
 --
 -- The queue is a list of owners, one for each process that waits, the first in line first. What one
 -- invariant says: when a script of ours ends, a free lock means an empty queue or an open window.
