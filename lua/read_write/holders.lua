@@ -1,7 +1,7 @@
 -- Stands behind hand_off.lua and before every script of a read-write lock: who holds it, and how
 -- those who wait are granted it. README.md has the reasons.
 --
--- KEYS, ARGV 1 and 2 see hand_off.lua
+-- KEYS, and what each script sets, see hand_off.lua
 --
 -- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. In the queue it
 -- stands as it will in the hash, so a place says what it waits for.

@@ -1,9 +1,10 @@
 -- Asks for those who read already whether others may join them: whether nobody waits.
 --
--- KEYS, ARGV 1 and 2 see ../hand_off.lua
--- ARGV 3 lease in ms, 4 owner
+-- KEYS see ../hand_off.lua
+-- ARGV as of acquire.lua
 -- reply: so many wait; nil = it is not this owner's any more
-local lease, owner = ARGV[3], ARGV[4]
+local lease, owner = ARGV[1], ARGV[2]
+database = ARGV[4] or 0
 if redis.call('hexists', lock, owner) == 0 then
     return nil
 end

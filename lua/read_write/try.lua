@@ -1,10 +1,12 @@
 -- Takes a read-write lock if that is possible now, without a place in its queue. A free lock is taken
 -- past the queue; beside readers nobody enters while somebody waits.
 --
--- KEYS, ARGV 1 and 2 see ../hand_off.lua
--- ARGV 3 lease in ms, 4 owner, 5 the writer under whose hold it reads, or ''
+-- KEYS see ../hand_off.lua
+-- ARGV 1 lease in ms, 2 owner, 3 the writer under whose hold it reads, or '', 4 number of the
+--      database, if it is not 0
 -- reply: as of ../lock/try.lua
-local lease, owner, writer = ARGV[3], ARGV[4], ARGV[5]
+local lease, owner, writer = ARGV[1], ARGV[2], ARGV[3]
+database = ARGV[4] or 0
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end

@@ -160,7 +160,7 @@ impl Connection {
         Ok(Self { server, id })
     }
 
-    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8], _: Instant) -> RedisResult<()> {
         let commands = parse(bytes);
         let mut state = self.server.state();
         if state.connections[self.id].broken {
@@ -285,14 +285,14 @@ impl State {
         if sha == *RETURN {
             Value::BulkString(key.clone())
         } else if sha == *ACQUIRE {
-            self.acquire(key, &arguments[6], true)
+            self.acquire(key, &arguments[4], true)
         } else if sha == *TRY {
-            self.acquire(key, &arguments[6], false)
+            self.acquire(key, &arguments[4], false)
         } else if sha == *RELEASE {
-            self.release(key, &arguments[5], &arguments[3])
+            self.release(key, &arguments[3], &arguments[6])
         } else if sha == *GIVE_UP {
-            self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[5]);
-            self.release(key, &arguments[5], &arguments[3])
+            self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[3]);
+            self.release(key, &arguments[3], &arguments[6])
         } else if sha == *FORCE_UNLOCK {
             let existed = self.locks.remove(key).is_some();
             if !self.grant_head(key) {

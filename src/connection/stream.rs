@@ -61,7 +61,8 @@ impl Connection {
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
         bytes.extend_from_slice(Command::plain(&[b"INFO", b"server"]).bytes());
-        let sent = self.send_until(&bytes, deadline);
+        self.stream.socket().set_deadline(deadline);
+        let sent = self.write(&bytes);
         for (step, _) in steps {
             // A server that is full or protected says so and hangs up: the write may fail, and the
             // word is there to be read nevertheless.
@@ -79,13 +80,13 @@ impl Connection {
         Server::of(info?)
     }
 
-    /// Writes commands, within the write timeout.
-    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
-        self.send_until(bytes, deadline_in(self.write_timeout))
+    /// Writes commands, within the write timeout from `now` on.
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
+        self.stream.socket().set_time(now, self.write_timeout);
+        self.write(bytes)
     }
 
-    fn send_until(&mut self, bytes: &[u8], deadline: Instant) -> RedisResult<()> {
-        self.stream.socket().set_deadline(deadline);
+    fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
         match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(bytes)?,
             #[cfg(feature = "tls")]

@@ -255,7 +255,8 @@ impl Place {
         let granted = grant?;
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
-        self.granted_by_message(site, claim.need, granted).map(|hold| tenancy(hold, claim))
+        let hold = self.granted_by_message(site, claim.need, granted)?;
+        Some(tenancy(hold, claim, clock::now()))
     }
 
     /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
@@ -317,8 +318,9 @@ impl Place {
                     site.core.pubsub.suspect();
                 }
                 let hold = self.granted_by_reply(site, claim.need, places, tokens);
-                if clock::now() < hold.deadline() {
-                    return Ok(Try::Granted(tenancy(hold, claim)));
+                let now = clock::now();
+                if now < hold.deadline() {
+                    return Ok(Try::Granted(tenancy(hold, claim, now)));
                 }
                 // Read after its own deadline. Whether it is still ours the server knows.
                 self.late += 1;
@@ -456,6 +458,6 @@ impl Place {
     }
 }
 
-fn tenancy(hold: Hold, claim: &Claim<'_, Terms>) -> Arc<Tenancy> {
-    Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)))
+fn tenancy(hold: Hold, claim: &Claim<'_, Terms>, now: u64) -> Arc<Tenancy> {
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(claim.thread), now))
 }

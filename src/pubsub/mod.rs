@@ -433,7 +433,7 @@ fn send_each(
         let command = Command::plain(&[command, entry.channel().as_bytes()]);
         bytes.extend_from_slice(command.bytes());
     }
-    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes) }
+    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes, Instant::now()) }
 }
 
 /// What the server says on a subscriber's connection, in RESP2 or RESP3.

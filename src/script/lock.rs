@@ -77,13 +77,20 @@ pub(crate) enum Start {
 
 impl Start {
     /// As the scripts want it: by the server's clock, or minus the age, in ms.
-    fn since(self) -> String {
+    fn since(self, digits: &mut [u8; 20]) -> &[u8] {
         match self {
-            Self::Unknown => "0".to_owned(),
-            Self::Server(at) => at.to_string(),
-            Self::Here(at) => format!("-{}", clock::now().saturating_sub(at) / 1_000_000),
+            Self::Unknown => b"0",
+            Self::Server(at) => decimal(at, digits),
+            Self::Here(at) => minus(clock::now().saturating_sub(at) / 1_000_000, digits),
         }
     }
+}
+
+/// `-number` as text, of one that has less than 20 digits.
+fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
+    digits[sign] = b'-';
+    &digits[sign..]
 }
 
 /// What became of an attempt.
@@ -279,12 +286,13 @@ impl<'a> LockScripts<'a> {
 
     /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
-        let which: &[&[u8]] = match self.mode {
-            Mode::Lock => &[],
-            Mode::Read => &[b"read"],
-            Mode::Write => &[b"write"],
-        };
-        let command = || self.command(self.scripts().force_unlock, which);
+        let mut arguments = vec![self.keys.channel.as_bytes()];
+        arguments.extend(match self.mode {
+            Mode::Lock => None,
+            Mode::Read => Some(&b"read"[..]),
+            Mode::Write => Some(&b"write"[..]),
+        });
+        let command = || self.command(self.scripts().force_unlock, &arguments);
         let send = || send_force_unlock(self.lane, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
@@ -304,8 +312,9 @@ impl<'a> LockScripts<'a> {
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
-        let (since, mut digits) = (chain.start.since(), [0; 20]);
-        self.command(script, &[owner, since.as_bytes(), decimal(chain.count, &mut digits)])
+        let (mut start, mut count) = ([0; 20], [0; 20]);
+        let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
+        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()])
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
@@ -317,9 +326,15 @@ impl<'a> LockScripts<'a> {
             None if self.alone.load(Ordering::Relaxed) => &keys[..1],
             None => &keys[..3],
         };
-        let database = self.database.to_string();
-        let common = [self.keys.channel.as_bytes(), database.as_bytes()];
-        Command::script(script, keys, &[&common, arguments].concat())
+        // It is 0 nearly always, and what is not sent costs nobody anything.
+        match self.database.unsigned_abs() {
+            0 => Command::script(script, keys, arguments),
+            database => {
+                let mut digits = [0; 20];
+                let database = [decimal(database, &mut digits)];
+                Command::script(script, keys, &[arguments, &database].concat())
+            }
+        }
     }
 }
 

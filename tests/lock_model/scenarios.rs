@@ -425,7 +425,8 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(poor.release(2), Some(0));
 }
 
-/// What is there, what is asked for and what is denied, all with all.
+/// What is there, what is asked for and what is denied, all with all; with the queue's keys and
+/// without.
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
@@ -469,23 +470,24 @@ fn a_shortcut_does_what_the_rest_would() {
         let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
         let mut user = Direct::without(&server, rules);
         for (at, state) in states.iter().enumerate() {
-            for request in &requests {
+            for (request, is_poor) in requests.iter().flat_map(|it| [(it, false), (it, true)]) {
                 let script = Script::of(request);
                 let both = [user.scripts.text(script), user.scripts.rest(script)].map(|text| {
                     let () = master.command(&["FLUSHALL"]);
                     for words in state.iter().copied().flatten() {
                         let _: Value = master.command(words);
                     }
-                    let (keys, args) = call(&user.site, &uuid(true, 1), request, false);
+                    let (keys, args) = call(&user.site, &uuid(true, 1), request, is_poor);
                     let mut command = redis::cmd("EVAL");
                     command.arg(text).arg(keys.len()).arg(&keys).arg(args);
                     let reply = command.query(&mut user.connection);
-                    let left: Vec<Value> =
-                        keys.iter().map(|key| master.command(&["DUMP", key])).collect();
+                    let all = [&lock, &queue, &window];
+                    let left = all.map(|key| master.command::<Value>(&["DUMP", key]));
                     (reply.map(without_times).map_err(|_| "refused"), left)
                 });
                 let [short, rest] = both;
-                assert_eq!(short, rest, "{denied} denied, state {at}, {request:?}");
+                let what = format!("{denied} denied, state {at}, {request:?}, poor: {is_poor}");
+                assert_eq!(short, rest, "{what}");
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::state::State;
-use crate::wire::{Request, Site, owner};
+use crate::wire::{Chain, Request, Site, owner};
 
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,18 +103,19 @@ pub(crate) fn call(
     is_poor: bool,
 ) -> (Vec<String>, Vec<String>) {
     let owner = |number: &u64| owner(uuid, *number);
-    let mut args = vec![site.public.clone(), site.database.to_string()];
-    match request {
+    let mut args = match request {
         Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            args.extend([lease.to_string(), owner(number)]);
+            vec![lease.to_string(), owner(number)]
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            args.extend([owner(number), chain.since.to_string(), chain.count.to_string()]);
+            let Chain { since, count } = chain;
+            vec![owner(number), since.to_string(), count.to_string(), site.public.clone()]
         }
         Request::Renew { number, lease } => {
             return (vec![site.lock.clone()], vec![lease.to_string(), owner(number)]);
         }
-    }
+    };
+    args.extend(database(site));
     let mut keys = keys(site);
     if is_poor {
         keys.truncate(1);
@@ -125,10 +126,15 @@ pub(crate) fn call(
 /// A forced unlock of ours, or of Redisson's.
 pub(crate) fn force(site: &Site, _: &State, is_ours: bool) -> (Vec<String>, Vec<String>) {
     if is_ours {
-        (keys(site), vec![site.public.clone(), site.database.to_string()])
+        (keys(site), [site.public.clone()].into_iter().chain(database(site)).collect())
     } else {
         (vec![site.lock.clone(), site.public.clone()], vec!["0".to_owned()])
     }
+}
+
+/// Its number is sent if it is not 0.
+fn database(site: &Site) -> Option<String> {
+    (site.database != 0).then(|| site.database.to_string())
 }
 
 pub(crate) fn keys(site: &Site) -> Vec<String> {

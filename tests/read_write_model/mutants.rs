@@ -174,7 +174,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who gives up keeps its place",
         Script::GiveUp,
-        "redis.pcall('lrem', queue, 1, ARGV[3])",
+        "redis.pcall('lrem', queue, 1, ARGV[1])",
         "",
         0,
     ),
@@ -286,14 +286,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut takes the lock without an end",
         Script::Free,
-        "        redis.call('pexpire', KEYS[1], ARGV[3])\n",
+        "        redis.call('pexpire', KEYS[1], ARGV[1])\n",
         "",
         0,
     ),
     script(
         "the shortcut makes no timeout",
         Script::Free,
-        "not redis.pcall('set', timeout, 1, 'px', ARGV[3]).err",
+        "not redis.pcall('set', timeout, 1, 'px', ARGV[1]).err",
         "timeout ~= nil",
         0,
     ),
@@ -307,7 +307,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut ends the hold of another",
         Script::Unwanted,
-        "    and redis.pcall('hexists', KEYS[1], ARGV[3]) == 1 and",
+        "    and redis.pcall('hexists', KEYS[1], ARGV[1]) == 1 and",
         "    and",
         0,
     ),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::state::State;
-use crate::wire::{Request, Site, owner};
+use crate::wire::{Chain, Request, Site, owner};
 
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,21 +131,21 @@ pub(crate) fn call(
     is_poor: bool,
 ) -> (Vec<String>, Vec<String>) {
     let owner = |number: &u64| owner(uuid, *number);
-    let mut args = vec![site.public.clone(), site.database.to_string()];
-    match request {
-        Request::Acquire { number, lease } => args.extend([lease.to_string(), owner(number)]),
-        Request::Try { number, lease } => {
-            args.extend([lease.to_string(), owner(number), String::new()]);
+    let mut args = match request {
+        Request::Acquire { number, lease } | Request::Try { number, lease } => {
+            vec![lease.to_string(), owner(number), String::new()]
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            args.extend([owner(number), chain.since.to_string(), chain.count.to_string()]);
+            let Chain { since, count } = chain;
+            vec![owner(number), since.to_string(), count.to_string(), site.public.clone()]
         }
         Request::Renew { number, lease } => {
             let reads = if number.is_multiple_of(2) { "" } else { "read " };
             let owner = format!("{reads}{}", owner(number));
             return (vec![site.lock.clone()], vec![lease.to_string(), owner]);
         }
-    }
+    };
+    args.extend(database(site));
     let mut keys = keys(site);
     if is_poor {
         keys.truncate(1);
@@ -157,11 +157,17 @@ pub(crate) fn call(
 pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> (Vec<String>, Vec<String>) {
     if is_ours {
         let mode = if state.mode.is_empty() { "read" } else { &state.mode };
-        let args = vec![site.public.clone(), site.database.to_string(), mode.to_owned()];
+        let mut args = vec![site.public.clone(), mode.to_owned()];
+        args.extend(database(site));
         return (keys(site), args);
     }
     let message = if state.mode == "write" { "1" } else { "0" };
     (vec![site.lock.clone(), site.public.clone()], vec![message.to_owned()])
+}
+
+/// Its number is sent if it is not 0.
+fn database(site: &Site) -> Option<String> {
+    (site.database != 0).then(|| site.database.to_string())
 }
 
 pub(crate) fn keys(site: &Site) -> Vec<String> {

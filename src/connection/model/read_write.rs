@@ -63,24 +63,24 @@ impl State {
         let key = arguments[0].as_slice();
         let argument = |at: usize| arguments[at].as_slice();
         Some(if sha == *ACQUIRE {
-            self.ask_to_share(key, argument(6))
+            self.ask_to_share(key, argument(4))
         } else if sha == *TRY {
-            self.try_to_share(key, argument(6), argument(7))
+            self.try_to_share(key, argument(4), argument(5))
         } else if sha == *STAY {
-            if !self.holders(key).know(argument(6)) {
+            if !self.holders(key).know(argument(4)) {
                 return Some(Value::Nil);
             }
             self.let_in(key, None);
             Value::Int(self.waiting(key).len() as i64)
         } else if sha == *RELEASE {
-            self.leave(key, argument(5), argument(3))
+            self.leave(key, argument(3), argument(6))
         } else if sha == *GIVE_UP {
-            let owner = argument(5).to_vec();
+            let owner = argument(3).to_vec();
             self.waiting(key).retain(|other| *other != owner);
-            self.leave(key, &owner, argument(3))
+            self.leave(key, &owner, argument(6))
         } else if sha == *FORCE_UNLOCK {
             let holders = self.holders(key);
-            let is_held_so = match argument(5) {
+            let is_held_so = match argument(4) {
                 b"write" => holders.writer.is_some(),
                 _ => holders.writer.is_none() && !holders.readers.is_empty(),
             };
