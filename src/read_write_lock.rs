@@ -69,10 +69,11 @@ use pair::{Found, Grant, Need, Pair, Spot};
 ///
 /// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30 s,
 /// unless they set it), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
-/// than that: each of their renewals cuts the lock's time to live to it, for all who read. While they
-/// live, and when they unlock, that takes nothing from a longer lease. But if the last of them is killed,
-/// the lock ends so long after its last renewal. A guard here learns of that at its next renewal, one
-/// with a fixed lease not before [`unlock`](crate::LockGuard::unlock).
+/// than that: each of their renewals cuts the lock's time to live to it, for all who read. When the last
+/// of them is gone, the lock may end so long after its last renewal: if it was killed, and before
+/// Redisson 4.4 also if it has unlocked, since there a renewal cuts each reader's own key, too. A guard
+/// here learns of that at its next renewal, one with a fixed lease not before
+/// [`unlock`](crate::LockGuard::unlock).
 ///
 /// # Differences from Redisson
 ///
