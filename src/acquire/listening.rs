@@ -47,7 +47,7 @@ impl Listening {
         self.public.catch_up();
     }
 
-    pub(super) fn ask_after(&mut self, sleep: Duration) {
+    pub(crate) fn ask_after(&mut self, sleep: Duration) {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 

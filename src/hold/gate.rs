@@ -20,9 +20,8 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  the same, of a name that is   the same; the leader's admit finds it taken
-//!             a fair lock's, too, which was
-//!             granted beside the leader
+//! taken  yes  a fair lock's hold, which was the same, but a release leaves the baton where it
+//!             granted beside the leader     is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
@@ -214,8 +213,8 @@ pub(crate) enum Left {
     StillHeld,
     /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
     Passed { seat: Seat, next: Wake, second: Wake },
-    /// The thread has the baton and must release the hold.
-    Release { seat: Seat },
+    /// The thread must release the hold, and has the baton, unless another one leads already.
+    Release { seat: Seat, leads: bool },
 }
 
 /// As deep as one thread may nest a lock.
@@ -413,7 +412,9 @@ impl State {
         if self.forced != tenancy.hold.asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        self.queue.set_led(false);
+        if tenancy.hold.line.is_none() {
+            self.queue.set_led(false);
+        }
         self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
@@ -427,7 +428,8 @@ impl State {
             return Left::StillHeld;
         }
         let hold = &tenancy.hold;
-        if self.cohort.may_pass(now)
+        if hold.line.is_none()
+            && self.cohort.may_pass(now)
             && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
             // Before the next one can know of it: other threads may ask this one's guard.
@@ -446,7 +448,8 @@ impl State {
             }
         }
         self.cohort.released(now, hold.share.chain);
+        let leads = !self.queue.is_led();
         self.queue.set_led(true);
-        Left::Release { seat }
+        Left::Release { seat, leads }
     }
 }

@@ -212,9 +212,9 @@ impl Site {
                 self.arm();
                 Ok(None)
             }
-            Left::Release { seat } => {
+            Left::Release { seat, leads } => {
                 // Whatever happens from here on, the baton is handed on.
-                let mut baton = Baton::new(self, None);
+                let baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -226,14 +226,16 @@ impl Site {
                 let _unheard = seat.tenancy.release();
                 let seat = &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms);
                 let line = tenancy.hold.line.as_ref();
-                if let Some(wake) = line.and_then(|line| line.pass(&tenancy.hold, seat)) {
-                    baton.lay_down();
-                    wake.now();
-                    return Ok(None);
-                }
-                let done = release(&tenancy.hold);
+                let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+                let done = match passed {
+                    Some(wake) => {
+                        wake.now();
+                        None
+                    }
+                    None => Some(release(&tenancy.hold)),
+                };
                 drop(baton);
-                Ok(Some(done))
+                Ok(done)
             }
         }
     }
@@ -331,7 +333,7 @@ impl Queued for Arc<Site> {
     /// Place: it goes to the next leader of the process, or is given up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
-            self.give_up(&left.place);
+            self.leave_queue(&left.place);
         }
     }
 }

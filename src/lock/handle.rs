@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::acquire::Wait;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
+use crate::hold::{Entered, Leaving, Site, Tenancy, Terms, check_lease};
 use crate::node::Session;
 use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
@@ -54,9 +54,27 @@ impl Handle {
         }
     }
 
+    /// What a thread has that found its own tenancy in the seat, or one that is over. `None`: it
+    /// enters again.
+    pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
+        match entered {
+            Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            Entered::Expired(tenancy) => {
+                self.site.lose(&tenancy, LostReason::LeaseExpired);
+                Ok(None)
+            }
+            Entered::TooDeep => {
+                let message =
+                    "the thread has taken it a million times over; does it forget to unlock?";
+                Err(Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name))
+            }
+            Entered::Leads | Entered::Queued(_) | Entered::Occupied => Ok(None),
+        }
+    }
+
     /// The thread has taken one level more: is the lease as long as it asked for? `false`: the
     /// hold was lost.
-    pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
+    fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let Self { site, .. } = self;
         let (hold, terms) = (&tenancy.hold, self.terms());
         match terms {
@@ -97,11 +115,6 @@ impl Handle {
             Terms::Fixed(_) | Terms::Watched => {}
         }
         Ok(true)
-    }
-
-    pub(crate) fn too_deep(&self) -> Error {
-        let message = "the thread has taken it a million times over; does it forget to unlock?";
-        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
     /// A hold was granted: it stays, unless the client was shut down meanwhile.
