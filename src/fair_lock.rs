@@ -80,6 +80,13 @@ mod tests;
 /// it was handed the lock, they come at the end of the time left that they have read: a lease, or
 /// the fair wait.
 ///
+/// # Beside a re-entrant lock of the name
+///
+/// A fair and a re-entrant handle of one name are one lock: never do two have it, and a thread that
+/// has it by one of the two may take it again by the other. But neither knows of the queue of the
+/// other. Who waits by the one may wait for as long as others keep taking the lock by the other, and
+/// about a second longer. Use one kind for a name.
+///
 /// # What fairness costs
 ///
 /// Every thread stands in Redis's queue for itself, and each grant to another process is a message:

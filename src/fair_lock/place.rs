@@ -140,36 +140,35 @@ impl Place {
     /// One request. The first one of who has the newcomers' baton is for those, too.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
-        let site = &queue.site;
-        // A message between the request and the confirmation is lost: then it is asked again.
-        let heard = site.core.pubsub.own_version();
-        listening.own.known(heard);
+        let (site, lease) = (&queue.site, self.terms.lease(&queue.site.core));
         let mut company = if self.leads { queue.company() } else { Vec::new() };
-        let companions = company.iter_mut().map(|(_, Lead { listening, place })| {
-            listening.own.known(heard);
-            place
-        });
-        let mut all: Vec<&mut Self> = std::iter::once(&mut *self).chain(companions).collect();
-        queue.stand(all.iter_mut().filter_map(|place| place.stand()));
-        let (asked, lease) = (Asked::now(site), all[0].terms.lease(&site.core));
-        all.iter_mut().for_each(|place| place.candidate.asks(asked, lease));
-        let owners: Vec<Owner> = all[1..].iter().map(|place| place.candidate.owner).collect();
-        let older = self.older();
+        // Before it is sent: messages may name them all, and overtake the reply.
+        let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version());
+        self.stands(listening, heard);
+        self.candidate.asks(asked, lease);
+        for Lead { listening, place } in company.iter_mut().map(|(_, lead)| lead) {
+            place.stands(listening, heard);
+            place.candidate.asks(asked, lease);
+        }
+        let owners = company.iter().map(|(_, lead)| lead.place.candidate.owner);
+        let (owners, older): (Vec<_>, _) = (owners.collect(), self.older());
         let others = if self.was_queued { Others::Older(&older) } else { Others::Company(&owners) };
         let replied = queue.scripts().acquire(&site.lane, &self.candidate.owner, lease, others);
         if std::mem::take(&mut self.leads) {
-            let answered = company.into_iter().enumerate().map(|(at, (waiter, mut lead))| {
+            let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let Lead { listening, place } = &mut lead;
-                let answer = place.answered(listening, behind(&replied, at, lease), true);
-                let answer = answer.map(|answer| match answer {
-                    Try::Busy(sleep) => listening.ask_after(sleep),
-                    Try::Granted(_) => {}
+                let answer = place.answered(listening, behind(&replied, at, lease));
+                let answer = answer.map(|answer| {
+                    if let Try::Busy(sleep) = answer {
+                        listening.ask_after(sleep);
+                    }
+                    lead
                 });
-                ((waiter, lead), answer)
+                (newcomer, answer)
             });
             queue.answer(answered.collect());
         }
-        self.answered(listening, replied, true)
+        self.answered(listening, replied)
     }
 
     /// Takes the lock if that is possible now: past nobody, and without a place in the queue.
@@ -211,10 +210,12 @@ impl Place {
 
 /// The steps of a request.
 impl Place {
-    /// It is about to ask for a place. `None`: it has.
-    fn stand(&mut self) -> Option<Arc<Expected<Standing>>> {
+    /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What is
+    /// said on the client's own channel after version `heard` may be missed, and is asked for again.
+    fn stands(&mut self, listening: &mut Listening, heard: u64) {
+        listening.own.known(heard);
         if self.standing.is_some() {
-            return None;
+            return;
         }
         let site = &self.queue.site;
         let standing = Standing {
@@ -227,8 +228,8 @@ impl Place {
             mail: Mutex::default(),
         };
         let standing = Expected::new(&site.core, standing.owner.number(), standing);
-        self.standing = Some(Arc::clone(&standing));
-        Some(standing)
+        self.queue.stand(Arc::clone(&standing));
+        self.standing = Some(standing);
     }
 
     /// Who of this process came before it and waits: they come back with it if they were dropped.
@@ -249,7 +250,6 @@ impl Place {
         &mut self,
         listening: &mut Listening,
         replied: Result<Replied<FairAcquired>, Trouble>,
-        waits: bool,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let heard = self.candidate.heard(replied, |_| true);
         match heard.map_err(|trouble| self.queue.trouble(trouble))? {
@@ -258,7 +258,7 @@ impl Place {
                     // The message of that is on its way, or was lost.
                     self.queue.site.core.pubsub.suspect();
                 }
-                self.granted(followers, waits)
+                self.granted(followers, true)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.candidate.refused(now);

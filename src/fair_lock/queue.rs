@@ -46,8 +46,7 @@ pub(crate) struct FairQueue {
 }
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, Place>;
-/// One that is asked for by another.
-pub(super) type Companion = (Arc<Waiter<Terms, Arc<Tenancy>, Place>>, Lead<Place>);
+pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, Place>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
@@ -119,22 +118,22 @@ impl FairQueue {
 
     /// Those who are asked for by the one with the baton. They stay among the newcomers until they
     /// are [answered](Self::answer): if they never are, one of them has the baton next.
-    pub(super) fn company(self: &Arc<Self>) -> Vec<Companion> {
+    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<Place>)> {
         let mut waiters = self.waiters.lock();
         waiters.lingering = None;
         let newcomers = waiters.newcomers.first_ones(MOST);
         drop(waiters);
-        let lead = |waiter: Arc<Waiter<_, _, _>>| {
-            let place = Place::new(self, waiter.thread(), *waiter.need(), false);
-            (waiter, Lead::new(place))
+        let lead = |newcomer: Arc<Newcomer>| {
+            let place = Place::new(self, newcomer.thread(), *newcomer.need(), false);
+            (newcomer, Lead::new(place))
         };
         newcomers.into_iter().map(lead).collect()
     }
 
-    /// From here on a hold may be passed to them, and their sign of life is due.
-    pub(super) fn stand(self: &Arc<Self>, all: impl Iterator<Item = Arc<Expected<Standing>>>) {
+    /// From here on a hold may be passed to it, and its sign of life is due.
+    pub(super) fn stand(self: &Arc<Self>, standing: Arc<Expected<Standing>>) {
         let mut waiters = self.waiters.lock();
-        waiters.standing.extend(all);
+        waiters.standing.push(standing);
         let first = !std::mem::replace(&mut waiters.kept_alive, true);
         drop(waiters);
         if first {
@@ -144,24 +143,24 @@ impl FairQueue {
     }
 
     /// The request of the one with the baton was answered: the next newcomer has it, and its
-    /// companions lead from here on. The place of one that has left meanwhile is given up.
-    pub(super) fn answer(&self, company: Vec<(Companion, Result<(), Error>)>) {
-        let mut gone = Vec::new();
-        let told: Vec<Wake> = {
-            let newcomers = &mut self.waiters.lock().newcomers;
-            let told = company.into_iter().filter_map(|((waiter, lead), answer)| {
-                let signal = match answer {
-                    Ok(()) => Signal::Baton(Some(Box::new(lead))),
-                    Err(error) => {
-                        gone.push(Signal::Baton(Some(Box::new(lead))));
-                        Signal::Failed(error)
-                    }
-                };
-                newcomers.tell(&waiter, signal).map_err(|signal| gone.push(signal)).ok()
-            });
-            let told: Vec<_> = told.collect();
-            std::iter::once(newcomers.promote(None).0).chain(told).collect()
-        };
+    /// companions lead from here on, or fail. The place of one that has left meanwhile is given up.
+    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Result<Lead<Place>, Error>)>) {
+        // Dropped when no mutex is held any more.
+        let (mut told, mut gone) = (Vec::new(), Vec::new());
+        let mut waiters = self.waiters.lock();
+        for (newcomer, answer) in company {
+            let signal = match answer {
+                Ok(lead) => Signal::Baton(Some(Box::new(lead))),
+                Err(error) => Signal::Failed(error),
+            };
+            match waiters.newcomers.tell(&newcomer, signal) {
+                Ok(wake) => told.push(wake),
+                Err(signal) => gone.push(signal),
+            }
+        }
+        let (next, _) = waiters.newcomers.promote(None);
+        drop(waiters);
+        next.now();
         told.into_iter().for_each(Wake::now);
     }
 

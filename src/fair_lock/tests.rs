@@ -7,16 +7,16 @@ use std::sync::mpsc;
 
 use redlatch_testkit::{Server, wait_until};
 
+use super::queue::Newcomer;
 use super::*;
 use crate::Client;
-use crate::acquire::{Signal, Waiter};
+use crate::acquire::Signal;
 use crate::hold::HoldState;
 use crate::lock::LockGuard;
 use crate::sync::clock;
 
 const SOON: Duration = Duration::from_secs(20);
 
-type Newcomer = Arc<Waiter<Terms, Arc<Tenancy>, Place>>;
 type Leader<'a> = Baton<'a, Arc<FairQueue>>;
 
 fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
@@ -31,7 +31,7 @@ fn first(lock: &FairLock) -> Leader<'_> {
 }
 
 /// So many who have come behind it.
-fn behind(lock: &FairLock, count: usize) -> Vec<Newcomer> {
+fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
     let thread = Thread::current();
     let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
         Enter::Queued(newcomer) => newcomer,
@@ -47,7 +47,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
 }
 
 /// What a newcomer was told: to lead, with a place if somebody asked for it.
-fn leads<'a>(lock: &'a FairLock, newcomer: &Newcomer) -> Leader<'a> {
+fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Baton(lead)) => Baton::new(&lock.queue, lead.map(|lead| *lead)),
         other => panic!("{}", other.is_some()),
