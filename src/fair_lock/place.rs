@@ -156,11 +156,10 @@ impl Place {
         let replied = queue.scripts().acquire(&site.lane, &self.candidate.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
-                let Lead { listening, place } = &mut lead;
-                let answer = place.answered(listening, behind(&replied, at, lease));
-                let answer = answer.map(|answer| {
+                let reply = behind(&replied, at, lease);
+                let answer = lead.place.answered(&mut lead.listening, reply).map(|answer| {
                     if let Try::Busy(sleep) = answer {
-                        listening.ask_after(sleep);
+                        lead.listening.ask_after(sleep);
                     }
                     lead
                 });

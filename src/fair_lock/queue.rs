@@ -66,9 +66,9 @@ impl Waiters {
     }
 
     /// Somebody is gone: perhaps nobody is left to wait for.
-    pub(super) fn call(&mut self) -> Wake {
-        let lingering = if self.are_busy() { None } else { self.lingering.take() };
-        lingering.map_or(Wake::NOBODY, |thread| Wake::thread(&thread))
+    pub(super) fn call(&self) -> Wake {
+        let lingering = self.lingering.as_ref().filter(|_| !self.are_busy());
+        lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 }
 
