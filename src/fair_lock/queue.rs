@@ -47,6 +47,8 @@ pub(crate) struct FairQueue {
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, Place>;
 pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, Place>;
+/// What a newcomer has when it was asked for: its lead from there on.
+pub(super) type Answer = Result<Lead<Place>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
@@ -144,7 +146,7 @@ impl FairQueue {
 
     /// The request of the one with the baton was answered: the next newcomer has it, and its
     /// companions lead from here on, or fail. The place of one that has left meanwhile is given up.
-    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Result<Lead<Place>, Error>)>) {
+    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Answer)>) {
         // Dropped when no mutex is held any more.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
