@@ -20,9 +20,8 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  the same, of a name that is   the same; the leader's admit finds it taken
-//!             a fair lock's, too, which was
-//!             granted beside the leader
+//! taken  yes  a fair lock's hold, which was the same, but a release leaves the baton where it
+//!             granted beside the leader     is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
@@ -300,9 +299,11 @@ pub(crate) enum Left {
     Stepped,
     /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
     Passed { seat: Seat, next: Wake, second: Wake },
-    /// The thread has the baton and must release the hold.
+    /// The thread must release the hold.
     Release {
         seat: Seat,
+        /// It has the baton; else another one leads already.
+        leads: bool,
         /// The turn lasts: a lock whose threads queue elsewhere may pass it.
         in_turn: bool,
     },
@@ -575,7 +576,9 @@ impl State {
         if self.forced != tenancy.hold.asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        self.queue.set_led(false);
+        if tenancy.hold.line.is_none() {
+            self.queue.set_led(false);
+        }
         self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
@@ -598,7 +601,10 @@ impl State {
             return Left::StillHeld;
         }
         let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
-        if in_turn && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now)) {
+        if hold.line.is_none()
+            && in_turn
+            && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
+        {
             // Before the next one can know of it: other threads may ask this one's guard.
             tenancy.step_down();
             let next = self.queue.grant_first(|first| {
@@ -615,7 +621,8 @@ impl State {
             }
         }
         self.cohort.released(now, hold.share.chain);
+        let leads = !self.queue.is_led();
         self.queue.set_led(true);
-        Left::Release { seat, in_turn }
+        Left::Release { seat, leads, in_turn }
     }
 }

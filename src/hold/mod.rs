@@ -5,6 +5,7 @@
 //! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
 //! nothing to the next.
 
+mod candidate;
 mod cohort;
 mod gate;
 mod place;
@@ -27,9 +28,10 @@ pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
 
+pub(crate) use candidate::{Candidate, Expected, Granted};
 pub(crate) use cohort::{Cohort, Share};
 pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, Left, Seat};
-pub(crate) use place::{Expected, Place};
+pub(crate) use place::Place;
 pub(crate) use release::{Leaving, give_back};
 pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;

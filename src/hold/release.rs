@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::{Hold, Place, Seat, Site, clock};
+use super::{Candidate, Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
@@ -144,20 +144,30 @@ impl Site {
         self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
-    /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(crate) fn give_up(self: &Arc<Self>, place: &Place) {
+    /// A place is given up, and a hold if it was granted one at this moment.
+    pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
+        let Place { candidate, .. } = place;
+        let chain = place.unread_chain();
+        let command = self.scripts().give_up_command(candidate.owner.as_bytes(), chain);
+        self.give_up(candidate, command, Orphan::requested);
+    }
+
+    /// An owner does not want the lock any more: this takes it out of queue and lock. If that is not
+    /// answered, or a request may come later, it is an orphan of this kind.
+    pub(crate) fn give_up(
+        self: &Arc<Self>,
+        candidate: &Candidate,
+        command: Command,
+        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+    ) {
         // While the server is away, each call's would be sent for minutes.
-        if !place.is_known {
+        if !candidate.is_known {
             return;
         }
-        let chain = place.unread_chain();
-        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
         let (site, copy) = (Arc::clone(self), command.clone());
-        let lease = self.core.config.watchdog_timeout.max(place.longest);
-        let later = move || {
-            site.core.watchdog.adopt(Orphan::requested(&site.name, copy.clone(), lease));
-        };
-        if place.in_doubt {
+        let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+        let later = move || site.core.watchdog.adopt(orphan(&site.name, copy.clone(), lease));
+        if candidate.in_doubt {
             later();
         }
         let receiver = move |outcome: Outcome| {

@@ -261,9 +261,9 @@ impl Site {
                 self.arm();
                 Ok(None)
             }
-            Left::Release { seat, in_turn } => {
+            Left::Release { seat, leads, in_turn } => {
                 // Whatever happens from here on, the baton is handed on.
-                let mut baton = Baton::new(self, None);
+                let mut baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -277,17 +277,21 @@ impl Site {
                 let seat =
                     &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms, renewing);
                 let line = tenancy.hold.line.as_ref();
-                let passed = line
-                    .and_then(|line| line.pass(&tenancy.hold, seat))
-                    .or_else(|| self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat));
-                if let Some(wake) = passed {
-                    baton.lay_down();
-                    wake.now();
-                    return Ok(None);
-                }
-                let done = release(&tenancy.hold);
+                let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+                let passed = passed.or_else(|| {
+                    let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
+                    baton.iter_mut().for_each(Baton::lay_down);
+                    Some(wake)
+                });
+                let done = match passed {
+                    Some(wake) => {
+                        wake.now();
+                        None
+                    }
+                    None => Some(release(&tenancy.hold)),
+                };
                 drop(baton);
-                Ok(Some(done))
+                Ok(done)
             }
         }
     }
@@ -440,7 +444,7 @@ impl Queued for Arc<Site> {
     /// Place: it goes to the next leader of the process, or is given up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
-            self.give_up(&left.place);
+            self.leave_queue(&left.place);
         }
         self.vacant();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::acquire::Wait;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Leaving, Site, Succession, Tenancy, Terms, check_lease};
+use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
 use crate::node::Session;
 use crate::protocol::Mode;
 use crate::script::lock::Renewals;
@@ -70,6 +70,25 @@ impl Handle {
         }
     }
 
+    /// What a thread has that found its own tenancy in the seat, or one that is over. `None`: it
+    /// enters again.
+    pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
+        match entered {
+            Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            Entered::Expired(tenancy) => {
+                self.site.lose(&tenancy, LostReason::LeaseExpired);
+                Ok(None)
+            }
+            Entered::TooDeep => Err(self.too_deep()),
+            Entered::Leads | Entered::Queued(_) | Entered::Occupied => Ok(None),
+        }
+    }
+
+    pub(crate) fn too_deep(&self) -> Error {
+        let message = "the thread has taken it a million times over; does it forget to unlock?";
+        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
+    }
+
     /// The thread has taken one level more: is the lease as long as it asked for? `false`: the
     /// hold was lost.
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
@@ -118,11 +137,6 @@ impl Handle {
             Terms::Fixed(_) | Terms::Watched => {}
         }
         Ok(true)
-    }
-
-    pub(crate) fn too_deep(&self) -> Error {
-        let message = "the thread has taken it a million times over; does it forget to unlock?";
-        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
     /// A hold was granted: it stays, unless the client was shut down meanwhile.

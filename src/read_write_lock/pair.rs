@@ -227,7 +227,7 @@ impl Pair {
         });
         wake.now();
         if let Some(place) = left.and_then(|lead| lead.place) {
-            self.site(place.mode()).give_up(&place);
+            self.site(place.mode()).leave_queue(&place);
         }
     }
 }

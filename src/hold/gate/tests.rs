@@ -3,7 +3,8 @@
 use super::*;
 use crate::acquire::Signal;
 use crate::config::ClientBuilder;
-use crate::hold::Asked;
+use crate::connection::Command;
+use crate::hold::{Asked, Line};
 use crate::protocol::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -54,6 +55,47 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), LED);
     state.queue.promote(None).0.now();
     assert_eq!(is(&state), FREE);
+}
+
+/// As a fair lock's.
+#[derive(Debug)]
+struct Elsewhere;
+
+impl Line for Elsewhere {
+    fn pass(&self, _: &Arc<Hold>, _: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool) -> Option<Wake> {
+        None
+    }
+
+    fn has_passed(&self) -> bool {
+        false
+    }
+
+    fn release_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn give_up_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn released(&self) {}
+}
+
+#[test]
+fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_here() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
+    assert!(matches!(state.enter(&leader, Terms::Watched, true, 0), Entered::Leads));
+    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(Some(Arc::new(Elsewhere)), owner, Terms::Watched, LEASE, asked, false);
+    let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
+    assert!(matches!(state.admit(&tenancy, Terms::Watched, None, 0), Admitted::Seated(None)));
+    let Entered::Queued(waiter) = state.enter(&other, Terms::Watched, true, 0) else { panic!() };
+    assert!(matches!(state.leave(&tenancy, None, 0), Left::Release { leads: false, .. }));
+    assert!(waiter.take_signal().is_none());
+    assert_eq!(is(&state), LED);
 }
 
 #[test]
