@@ -52,7 +52,7 @@ struct Anchor {
 pub(crate) struct Granted<D> {
     /// By the server's clock, in ms.
     pub(crate) now: u64,
-    /// On the hold's clock.
+    /// By [`clock`].
     pub(crate) received: u64,
     pub(crate) lease: Duration,
     pub(crate) details: D,

@@ -67,8 +67,8 @@ pub enum HoldState {
 /// What a kind of lock adds to a hold: whom it is passed to, and how it is given back.
 pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// Passes the hold to who is next in line, if that is a thread of this process that may have
-    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its tenancy the seat, before the thread can know of it: else it might
-    /// leave again first.
+    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its
+    /// tenancy the seat, before the thread can know of it: else it might leave again first.
     fn pass(
         &self,
         hold: &Arc<Hold>,

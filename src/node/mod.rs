@@ -151,7 +151,7 @@ impl Core {
     /// Whether this is a child that was forked from the process that connected. Then nothing of the
     /// client's may be locked, written or released.
     pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_parent()
+        self.process.is_forked()
     }
 
     /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of
