@@ -572,6 +572,8 @@ fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
     let stale = lock.read().lock().unwrap();
     let writer = Guest::of(other.write());
     wait_queue(&server, "stale", 1);
+    // Until the turn is over, in which it would be let in without a question.
+    thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.read());
     wait_queue(&server, "stale", 2);
     // Nobody is told; the writer finds out when it asks next.
