@@ -123,6 +123,9 @@ impl Endpoint {
                 self.health.failed(now, error);
             }
         })?;
+        if !server.says_its_run() {
+            self.health.lacks(NO_INFO);
+        }
         self.runs.met(server, self.asks);
         self.health.opened(now);
         Ok(connection)
@@ -229,6 +232,9 @@ impl Endpoint {
         self.health.address().to_string()
     }
 }
+
+const NO_INFO: &str = "it does not say which run of it this is (INFO server is not allowed), so each \
+                       new connection counts as another one, and what is held is asked for again";
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -21,6 +21,8 @@ pub(crate) struct Health {
     state: Mutex<State>,
     /// Since when it refuses connections, if it does.
     refuses: Mutex<Option<Instant>>,
+    /// What was said to be lacking: once is enough.
+    lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
 }
 
@@ -68,7 +70,8 @@ impl Health {
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
-        Self { address, out, state, refuses: Mutex::new(None), told: OnceLock::new() }
+        let (refuses, lacks) = (Mutex::new(None), Mutex::default());
+        Self { address, out, state, refuses, lacks, told: OnceLock::new() }
     }
 
     /// Where the server is, for people.
@@ -87,6 +90,16 @@ impl Health {
 
     /// It does without something, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
+        // Before a client is made nobody hears: then it is said of the next connection.
+        if self.told.get().is_none() {
+            return;
+        }
+        let mut lacks = self.lacks.lock();
+        if lacks.contains(&what) {
+            return;
+        }
+        lacks.push(what);
+        drop(lacks);
         self.tell(|address| News::Lacks { address, what });
     }
 

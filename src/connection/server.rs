@@ -73,6 +73,10 @@ impl Server {
         Self { is_master, ..self }
     }
 
+    pub(super) fn says_its_run(&self) -> bool {
+        self.run_id.is_some()
+    }
+
     /// Whether both say that they are the same run of the same server.
     pub(super) fn is_same_run(&self, other: &Self) -> bool {
         self.run_id.is_some() && self.run_id == other.run_id
