@@ -197,8 +197,8 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// It was cut off while the others chose another master: it names the old one, which says that it is
-/// one still.
+/// It was started anew, as its file has it, and has not heard of the others yet: it names the old
+/// master, which says that it is one still.
 #[test]
 fn a_sentinel_that_knows_less_leads_nobody_back() {
     let _bounded = bounded();
@@ -206,7 +206,7 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
     let [stale, others @ ..] = sentinels.sentinels() else { panic!("three") };
     let client = client_of(&sentinels);
     let old = sentinels.master();
-    stale.pause();
+    stale.kill();
     old.pause();
     sentinels.wait_switched(old);
     let new = sentinels.master();
@@ -215,7 +215,8 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
     // From here on nobody tells the old one, nor the Sentinel that knows only it.
     others.iter().for_each(Server::pause);
     old.resume();
-    stale.resume();
+    stale.restart_empty();
+    assert!(client_of_one(&sentinels, stale).is_ok(), "it names a master that is one");
     let before = Commands::so_far(old).of_locks();
     for _ in 0..3 {
         kill_clients(new);
@@ -223,6 +224,10 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
     }
     assert_eq!(Commands::so_far(old).of_locks(), before, "the old master was asked");
     others.iter().for_each(Server::resume);
+}
+
+fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Error> {
+    builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
 
 // What becomes of locks.
@@ -312,7 +317,7 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
     outlasts(End::Replaced);
 }
 
-/// The old master lives and takes writes for seconds.
+/// The old master lives and takes writes: nobody can make a replica of it, or cuts its clients off.
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
     let _bounded = bounded();
@@ -325,6 +330,8 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     let waiter = spawn(move || drop(waiting.reentrant_lock("waited").lock().unwrap()));
     waiter.join();
     wait_replicated(&sentinels, "held");
+    let rules = ["SETUSER", "default", "-replicaof", "-slaveof", "-client"];
+    redis::cmd("ACL").arg(&rules).exec(&mut old.connection()).unwrap();
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
@@ -337,6 +344,8 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
         client.reentrant_lock(&format!("lock {at}")).lock().unwrap().unlock().unwrap();
     }
     assert_eq!(Commands::so_far(old).of_locks(), before);
+    let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut old.connection()).unwrap();
+    assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()), "the test shows nothing");
     guard.unlock().unwrap();
 }
 
@@ -380,6 +389,33 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     }
     wait_until("permits can be given", SOON, || client.semaphore("permits").add_permits(1).is_ok());
     acquirer.join().unwrap();
+}
+
+#[test]
+fn a_wait_on_a_condition_outlasts_a_failover() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 20)) else { return };
+    let client = impatient(&sentinels.url()).connect().unwrap();
+    let lock = client.reentrant_lock("lock");
+    let changed = lock.new_condition("changed");
+    let (lock_again, changed_again) = (lock.clone(), changed.clone());
+    let waiter = spawn(move || {
+        let guard = lock_again.lock().unwrap();
+        changed_again.wait(&guard).map(|_| guard.is_held())
+    });
+    let mut redis = sentinels.master().connection();
+    wait_until("it waits", SOON, || {
+        redis.exists("redlatch_condition:{lock}:changed:7").unwrap() && !lock.is_locked().unwrap()
+    });
+    wait_replicated(&sentinels, "redlatch_condition:{lock}:changed:7");
+    let begun = Instant::now();
+    End::Killed.of(&sentinels);
+    assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
+    assert!(!waiter.is_finished());
+    let guard = lock.lock().unwrap();
+    changed.notify_all().unwrap();
+    guard.unlock().unwrap();
+    assert!(waiter.join().unwrap());
 }
 
 /// What was sent to a server that is a replica by now goes to the master in the same call.
