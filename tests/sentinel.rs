@@ -363,7 +363,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     assert!(permits.try_set_permits(0).unwrap());
     let wait = |client: &Client, name: &str| {
         let lock = client.reentrant_lock(name);
-        spawn(move || lock.lock().map(|guard| drop(guard)))
+        spawn(move || lock.lock().map(drop))
     };
     let other = patient().connect().unwrap();
     let waiters = [wait(&other, "held"), wait(&other, "held")];
@@ -513,11 +513,11 @@ fn process() {
     job.say("ready");
     let _go = job.wait_line();
     loop {
-        let outcome = lock.lock().and_then(|guard| {
+        let outcome = lock.lock().map(|guard| {
             let since = now();
             thread::sleep(Duration::from_millis(2));
             let until = now();
-            Ok((since, until, guard.unlock()))
+            (since, until, guard.unlock())
         });
         match outcome {
             Ok((since, until, Ok(()))) => job.say(&format!("had {since} {until} kept")),
@@ -568,21 +568,21 @@ impl Processes {
         let until = Instant::now() + SOON * 2;
         while first.contains(&None) {
             assert!(Instant::now() < until, "{first:?} went on, and said {:?}", self.failed);
-            for process in 0..Self::COUNT {
-                while let Some(line) = self.workers[process].try_line(UNIT / 100) {
+            for (worker, first) in self.workers.iter_mut().zip(&mut first) {
+                while let Some(line) = worker.try_line(UNIT / 100) {
                     let words: Vec<_> = line.splitn(5, ' ').collect();
                     match words[..] {
                         ["had", since, till, how, ..] => {
                             let (since, till) = (since.parse().unwrap(), till.parse().unwrap());
                             if since > time {
-                                first[process].get_or_insert(since);
+                                first.get_or_insert(since);
                             }
                             let kept = how == "kept";
                             self.had.push(Had { since, until: till, kept });
                         }
                         _ => self.failed.push(line),
                     }
-                    if first[process].is_some() {
+                    if first.is_some() {
                         break;
                     }
                 }

@@ -245,22 +245,19 @@ impl Sentinels {
     /// Asks who the master is. One thread asks for all that want to know.
     fn find(&self, deadline: Instant) -> RedisResult<Found> {
         let mut state = self.state.lock();
-        loop {
-            let asked = state.asked;
-            while state.asking && !state.ended {
-                if Instant::now() >= deadline {
-                    return Err(no_master("the Sentinels did not answer in time".to_owned()));
-                }
-                (state, _) = self.changed.wait_until(state, deadline);
+        let asked = state.asked;
+        while state.asking && !state.ended {
+            if Instant::now() >= deadline {
+                return Err(no_master("the Sentinels did not answer in time".to_owned()));
             }
-            if state.ended {
-                return Err(no_master("the client has ended".to_owned()));
-            }
-            // What the other one was not told in its time, this one may be.
-            match &state.found {
-                Some(found) if state.asked != asked => return Ok(found.clone()),
-                _ => break,
-            }
+            (state, _) = self.changed.wait_until(state, deadline);
+        }
+        if state.ended {
+            return Err(no_master("the client has ended".to_owned()));
+        }
+        // What the other one was not told in its time, this one may be.
+        if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
+            return Ok(found.clone());
         }
         state.asking = true;
         drop(state);

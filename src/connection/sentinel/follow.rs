@@ -1,8 +1,8 @@
 //! How a change is heard of, and found out where it is not: a thread of its own, `redlatch-sentinel`.
 //!
-//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and then
-//! it asks another one. No other thread can do this: each of them may be in a read from the old
-//! master, for as long as a reply may take, when the message comes that ends the read.
+//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and then it
+//! asks another one. No other thread can do this: each of them may be in a read from the old master,
+//! for as long as a reply may take, when the message comes that ends the read.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,9 @@ use super::ask::text;
 use super::{Place, Sentinels};
 use crate::connection::Command;
 
-const CHANNEL: &[u8] = b"+switch-master";
+/// The first is said when a failover is over. The one that leads it names the new master before that,
+/// when it is one, and says the second; up to a second passes between the two.
+const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// How often a Sentinel that says nothing is asked whether it lives; it has as long to answer.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often another one is asked for the master.
@@ -71,11 +73,14 @@ impl Sentinels {
         }
         state.listening = Some(connection.closer());
         drop(state);
-        connection.send_until(Command::plain(&[b"SUBSCRIBE", CHANNEL]).bytes(), until)?;
+        let [over, promoted] = CHANNELS;
+        connection.send_until(Command::plain(&[b"SUBSCRIBE", over, promoted]).bytes(), until)?;
         if let Value::ServerError(_) = connection.receive_until(until)? {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
+        // The second one's.
+        connection.receive_until(until)?;
         // What was missed until now.
         self.check(place, within);
         let (mut checked, mut asked) = (Instant::now(), false);
@@ -135,9 +140,12 @@ impl Sentinels {
             _ => None,
         };
         let said = last.and_then(text).unwrap_or_default();
-        said.split(' ').next() == Some(&self.service)
+        // "name old new" or "slave … @ name old", with hosts and ports. (A name has no space.)
+        let words: Vec<_> = said.split(' ').collect();
+        words.first() == Some(&&*self.service)
+            || words.windows(2).any(|it| it == ["@", &self.service])
     }
 }
 
 const NO_SWITCH: &str = "its Sentinels must not be listened to, so that a failover is noticed up to a \
-                         second later: allow SUBSCRIBE on +switch-master";
+                         second later: allow SUBSCRIBE on +switch-master and +promoted-slave";
