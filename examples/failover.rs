@@ -121,11 +121,11 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
         println!("           A WAIT FAILED: {error:#}");
     }
     let (told, had) = (said(&story, "bert"), said(&story, "carl"));
-    let both = told.zip(had).map(|(told, had)| told.saturating_duration_since(had));
+    let both =
+        told.zip(had).map_or(Duration::ZERO, |(told, had)| told.saturating_duration_since(had));
     println!(
-        "\nBert's grant died with the master. He and Carl both had the lock until he was told: for \
-         {:.1} ms,\nas far as they knew. A conditional write keeps that from doing harm.",
-        1e3 * both.unwrap_or_default().as_secs_f64()
+        "\nBert's grant died with the master. For {both:.1?} both he and Carl took the lock for theirs; \
+         it may\nbe longer. A conditional write keeps that from doing harm."
     );
     let last = story.iter().filter(|fact| fact.who == "worker").map(|fact| fact.at).max();
     let later = last.map_or(PATIENCE, |last| last.saturating_duration_since(switched));
