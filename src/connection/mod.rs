@@ -10,6 +10,8 @@ mod link;
 #[cfg(shuttle)]
 pub(crate) mod model;
 mod reply;
+#[cfg(not(all(test, shuttle)))]
+mod sentinel;
 mod server;
 #[cfg(not(all(test, shuttle)))]
 mod socket;

@@ -1,5 +1,11 @@
 //! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
 
+#[cfg(not(all(test, shuttle)))]
+mod sentinel;
+
+#[cfg(not(all(test, shuttle)))]
+pub(super) use sentinel::SentinelUrl;
+
 /// Why a URL cannot be used, if it is clear why. A URL that cannot be used for another reason is
 /// refused where it is read.
 pub(super) fn explain_url(url: &str) -> Option<String> {
@@ -8,7 +14,9 @@ pub(super) fn explain_url(url: &str) -> Option<String> {
 }
 
 pub(super) const FORMS: &str = "A URL is redis://[[user]:password@]host[:port][/database], with rediss:// for TLS \
-                     (feature `tls`), or redis+unix:///path/to.sock[?db=number][&user=…&pass=…]";
+                     (feature `tls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], or for Sentinels \
+                     redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]\
+                     [?sentinelUsername=…&sentinelPassword=…], with rediss-sentinel:// for TLS";
 const ESCAPE: &str =
     "in a user or a password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
 
@@ -20,8 +28,8 @@ fn explain(url: &str) -> Option<String> {
     let unix = match scheme.to_ascii_lowercase().as_str() {
         "redis" | "rediss" | "valkey" | "valkeys" => false,
         "unix" | "redis+unix" | "valkey+unix" => true,
-        scheme if ["sentinel", "cluster"].iter().any(|kind| scheme.contains(kind)) => {
-            return say("redlatch talks to one server, not yet to a Sentinel or a Cluster");
+        scheme if scheme.contains("cluster") => {
+            return say("redlatch talks to one server or to Sentinels, not yet to a Cluster");
         }
         _ => {
             return say(
@@ -66,7 +74,7 @@ fn explain(url: &str) -> Option<String> {
             "the URL has a user and no password; a password alone is written redis://:password@host",
         );
     }
-    if !is_text(user) {
+    if decoded(user).is_none() {
         return Some(format!("the URL's user or password is no UTF-8 text: {ESCAPE}"));
     }
     explain_host(host).or_else(|| {
@@ -85,8 +93,8 @@ fn explain_host(host: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
     if host.contains([',', ';']) {
         return say(
-            "the URL names several hosts: redlatch talks to one server, not yet to a Sentinel or a \
-             Cluster",
+            "the URL names several hosts, which is for Sentinels (redis-sentinel://); redlatch does \
+             not talk to a Cluster yet",
         );
     }
     if host.contains(|c: char| c.is_control() || " <>^|\\{}$\"`".contains(c)) {
@@ -142,8 +150,8 @@ fn explain_parameters(query: &str, unix: bool) -> Option<String> {
     None
 }
 
-/// Whether what is percent-encoded is text.
-fn is_text(encoded: &str) -> bool {
+/// What is percent-encoded; `None`: no text.
+fn decoded(encoded: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded.as_bytes();
     while let Some((&first, others)) = rest.split_first() {
@@ -160,7 +168,7 @@ fn is_text(encoded: &str) -> bool {
             }
         }
     }
-    String::from_utf8(bytes).is_ok()
+    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -224,7 +232,6 @@ mod tests {
             ("redis://one,two", "several hosts"),
             ("redis://u:secret@one:7000,two:7001,[::1]/0", "several hosts"),
             ("redis://:secret@127.0.0.1;127.0.0.2", "several hosts"),
-            ("redis-sentinel://:secret@one:26379/master", "Sentinel"),
             ("redis+cluster://one", "Cluster"),
             ("redis://${SECRET}:6379", "character"),
             ("redis://<host>", "character"),

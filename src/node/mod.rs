@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use redis::Value;
@@ -142,6 +142,16 @@ impl Core {
     /// Which run of the server was met last.
     pub(crate) fn incarnation(&self) -> u64 {
         self.endpoint.incarnation()
+    }
+
+    /// Whether this is trouble of an outage that Sentinels end by choosing another master, which was
+    /// there at some time after `since`.
+    pub(crate) fn is_taken_over(&self, error: &Error, since: Instant) -> bool {
+        error.is_transient() && self.endpoint.is_taken_over(since, self.config.failover_timeout)
+    }
+
+    fn end_following(&self) {
+        self.endpoint.end();
     }
 
     pub(crate) fn is_shut_down(&self) -> bool {

@@ -102,7 +102,7 @@ impl Renewer {
     /// What those are told whose job panicked: as if the connection had broken.
     fn panicked(&self) -> Failure {
         let error = io::Error::other("a background job panicked").into();
-        let address = Arc::clone(self.endpoint.health().address());
+        let address = self.endpoint.health().address();
         Failure::Reset(Cause { error: Arc::new(error), address })
     }
 

@@ -33,7 +33,7 @@ impl Session {
     ) -> Result<Self, Error> {
         script::prepare();
         spin::prepare();
-        let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
+        let endpoint = Endpoint::of(url, &config)?;
         let endpoint = Arc::new(endpoint);
         let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
         let round_trip = greet(&lane, &endpoint)?;
@@ -44,6 +44,7 @@ impl Session {
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone(), stray)?;
         endpoint.on_new_run(core.watchdog.renew_all());
+        endpoint.on_moved(core.watchdog.renew_all());
         endpoint.health().on_news(core.watchdog.log_news());
         endpoint.on_opened(core.watchdog.connected());
         // From here on a failure drops this, which ends the threads that did start.
@@ -111,6 +112,9 @@ impl Threads {
         own_thread("redlatch-watchdog", alive.clone(), move || core.watchdog.run())?;
         let renewer = Renewer::new(Arc::clone(&self.core), endpoint);
         own_thread("redlatch-renewer", alive.clone(), move || renewer.run(&jobs))?;
+        if let Some(follow) = endpoint.follower() {
+            own_thread("redlatch-sentinel", alive.clone(), follow)?;
+        }
         let pubsub = Arc::clone(&self.core.pubsub);
         own_thread("redlatch-subscriber", alive, move || pubsub.run())
     }
@@ -136,6 +140,7 @@ impl Threads {
             // What is queued or owed there becomes an orphan, or is logged.
             lane.close();
         }
+        core.end_following();
         core.watchdog.shut_down();
         self.await_threads(begun);
         core.members.close();

@@ -2,6 +2,7 @@
 //!
 //! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
 //!   machine has none.
+//! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
 //! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
@@ -11,6 +12,7 @@
 
 mod baseline;
 mod proxy;
+mod sentinels;
 mod server;
 mod signal;
 mod workers;
@@ -21,5 +23,6 @@ pub use baseline::{
     PlainReadWriteLock, PlainSemaphore, PlainSemaphoreHandle,
 };
 pub use proxy::{Action, Direction, Proxy};
+pub use sentinels::{Sentinels, SentinelsBuilder};
 pub use server::{Provided, Server, ServerBuilder, ServerError};
 pub use workers::{Job, Worker, wait_until};
