@@ -241,10 +241,10 @@ impl<'a> Side<'a> {
         self.handle.site.mode == Mode::Read
     }
 
-    /// A thread that writes takes the lock to read as well. `None`: it writes no more.
+    /// A thread that writes takes the lock to read as well. `None`: it has to look anew.
     fn read_under(
         &self,
-        writing: &Tenancy,
+        writing: &Arc<Tenancy>,
         claim: &Claim<'_, Need>,
     ) -> Result<Option<Grant>, Error> {
         let site = &self.handle.site;
@@ -258,6 +258,10 @@ impl<'a> Side<'a> {
             Ok(Replied { twice, .. }) => {
                 if twice {
                     undo();
+                }
+                // It writes no more, without knowing it.
+                if writing.is_held() {
+                    self.pair.write.lose(writing, LostReason::Revoked);
                 }
                 return Ok(None);
             }
@@ -273,7 +277,9 @@ impl<'a> Side<'a> {
         let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();
-            return Ok(None);
+            // That says nothing of the hold that writes.
+            let is_late = clock::now() >= granted.hold.deadline();
+            return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
         };
         if !self.pair.reads_alone(claim.thread) {
             site.lose(&tenancy, LostReason::Revoked);
@@ -386,11 +392,6 @@ impl Synchronizer for Side<'_> {
                 }
                 Found::Under(writing) => match self.read_under(&writing, claim)? {
                     Some(grant) => Ok(Enter::Granted(grant)),
-                    // It writes no more, without knowing it.
-                    None if writing.is_held() => {
-                        self.pair.write.lose(&writing, LostReason::Revoked);
-                        continue;
-                    }
                     None => continue,
                 },
                 Found::Reads => {

@@ -347,7 +347,7 @@ fn holds_of_both_kinds_are_renewed_while_they_last() {
     let mut redis = server.connection();
     let reading = lock.read().lock().unwrap();
     thread::sleep(3 * lease);
-    assert!(reading.is_held());
+    assert!(reading.is_held(), "{}", reading.unlock().unwrap_err());
     let timeout = timeouts(&mut redis, "renewed").remove(0);
     assert!(pttl(&mut redis, &timeout) > 0 && pttl(&mut redis, "renewed") > 0);
     reading.unlock().unwrap();
@@ -625,6 +625,35 @@ fn a_forced_unlock_of_who_writes_ends_what_it_reads_too() {
     assert!(writing.is_held());
     writing.unlock().unwrap();
     wait_free(&server, "both", SOON);
+}
+
+/// What is granted to read may be over when the reply comes. That says nothing of the other hold.
+#[test]
+fn who_writes_and_is_told_too_late_that_it_reads_writes_on() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.read_write_lock("too-late");
+    let (begin, begun) = mpsc::channel();
+    let (go_on, told) = mpsc::channel();
+    let writer = spawn(move || {
+        let writing = lock.write().lock().unwrap();
+        begin.send(()).unwrap();
+        told.recv().unwrap();
+        let late = lock.read().with_lease(UNIT).lock().map(drop).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Redis, "{late}");
+        assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
+        writing.unlock().unwrap();
+    });
+    begun.recv_timeout(SOON).unwrap();
+    proxy.on_reply("", Action::HoldReply);
+    go_on.send(()).unwrap();
+    wait_until("the reply is there", SOON, || proxy.fired() > 0);
+    thread::sleep(2 * UNIT);
+    proxy.release();
+    writer.join();
+    wait_left(&server, "too-late");
 }
 
 /// The hash stays for who reads: so the hold that writes does not end with its lease alone.

@@ -5,9 +5,11 @@ use redis::Value;
 
 use crate::client::{LEASE, MS, Time};
 use crate::rules::Broken;
+use crate::scripts::{leaving, taking};
 use crate::simulation::{Event, Simulation, Who};
 use crate::site::{prefix, timeouts};
 use crate::store::{Script, keys, uuid};
+use crate::wire::Chain;
 
 /// From the message to the request it makes.
 const WAKES: (Time, Time) = (MS, 2_200);
@@ -134,8 +136,7 @@ impl Simulation<'_> {
         let (lock, owner) = (site.lock.clone(), own.owner());
         let lease = LEASE.to_string();
         if own.version == Version::Ours {
-            let args =
-                [site.public.clone(), site.database.to_string(), lease, owner, String::new()];
+            let args = taking(site, LEASE, owner, String::new());
             return self.java_call(java, Script::Try, (&keys(site), &args));
         }
         if own.writes {
@@ -152,7 +153,7 @@ impl Simulation<'_> {
         let (lock, public, owner) = (site.lock.clone(), site.public.clone(), own.owner());
         let memory = format!("redisson_unlock_latch:{}:{owner}:{}", prefix(&lock), own.held);
         if own.version == Version::Ours {
-            let args = [public, site.database.to_string(), owner, "0".to_owned(), "0".to_owned()];
+            let args = leaving(site, owner, Chain::default());
             return self.java_call(java, Script::Release, (&keys(site), &args)).map(drop);
         }
         let (mut keys, mut args, script) = if own.writes {
@@ -186,13 +187,7 @@ impl Simulation<'_> {
         let lock = own.site;
         let site = &self.locks[lock].site;
         let (writer, reader, now) = (own.owner(), own.reader(), self.now);
-        let args = [
-            site.public.clone(),
-            site.database.to_string(),
-            LEASE.to_string(),
-            reader.clone(),
-            writer,
-        ];
+        let args = taking(site, LEASE, reader.clone(), writer);
         let keys = keys(site);
         let Value::Int(_) = self.java_call(java, Script::Try, (&keys, &args))? else {
             return Ok(false);
@@ -210,8 +205,7 @@ impl Simulation<'_> {
             claim.until = claim.until.min(self.now);
         }
         let site = &self.locks[lock].site;
-        let zero = || "0".to_owned();
-        let args = [site.public.clone(), site.database.to_string(), reader, zero(), zero()];
+        let args = leaving(site, reader, Chain::default());
         let keys = keys(site);
         self.java_call(java, Script::Release, (&keys, &args)).map(drop)
     }

@@ -131,13 +131,12 @@ pub(crate) fn call(
     is_poor: bool,
 ) -> (Vec<String>, Vec<String>) {
     let owner = |number: &u64| owner(uuid, *number);
-    let mut args = match request {
+    let args = match request {
         Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            vec![lease.to_string(), owner(number), String::new()]
+            taking(site, *lease, owner(number), String::new())
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            let Chain { since, count } = chain;
-            vec![owner(number), since.to_string(), count.to_string(), site.public.clone()]
+            leaving(site, owner(number), *chain)
         }
         Request::Renew { number, lease } => {
             let reads = if number.is_multiple_of(2) { "" } else { "read " };
@@ -145,12 +144,26 @@ pub(crate) fn call(
             return (vec![site.lock.clone()], vec![lease.to_string(), owner]);
         }
     };
-    args.extend(database(site));
     let mut keys = keys(site);
     if is_poor {
         keys.truncate(1);
     }
     (keys, args)
+}
+
+/// `ARGV` of `acquire` and `try`. `writer`: under whose hold it reads, or nobody's.
+pub(crate) fn taking(site: &Site, lease: i64, owner: String, writer: String) -> Vec<String> {
+    let mut args = vec![lease.to_string(), owner, writer];
+    args.extend(database(site));
+    args
+}
+
+/// `ARGV` of `release` and `give_up`.
+pub(crate) fn leaving(site: &Site, owner: String, chain: Chain) -> Vec<String> {
+    let Chain { since, count } = chain;
+    let mut args = vec![owner, since.to_string(), count.to_string(), site.public.clone()];
+    args.extend(database(site));
+    args
 }
 
 /// A forced unlock of ours, or of Redisson's: of those who have it.
