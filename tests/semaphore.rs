@@ -315,7 +315,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
                 served.lock().unwrap().push(at);
                 permit.forget();
             });
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -393,7 +393,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
         .map(|_| {
             let semaphore = semaphore.clone();
             let waiter = spawn(move || semaphore.acquire().unwrap().forget());
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -422,7 +422,7 @@ fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error
         let (semaphore, token) = (semaphore.clone(), CancelToken::new());
         let cancel = token.clone();
         let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(Permit::forget));
-        waiter.wait_asleep();
+        waiter.wait_queued();
         (waiter, cancel)
     });
     waiters.collect()
