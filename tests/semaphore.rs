@@ -315,7 +315,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
                 served.lock().unwrap().push(at);
                 permit.forget();
             });
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -393,7 +393,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
         .map(|_| {
             let semaphore = semaphore.clone();
             let waiter = spawn(move || semaphore.acquire().unwrap().forget());
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -422,7 +422,7 @@ fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error
         let (semaphore, token) = (semaphore.clone(), CancelToken::new());
         let cancel = token.clone();
         let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(Permit::forget));
-        waiter.wait_asleep();
+        waiter.wait_queued();
         (waiter, cancel)
     });
     waiters.collect()
@@ -1115,6 +1115,7 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
     let client = impatient(&server.url()).connect().unwrap();
     let semaphore = semaphore(&client, "frozen", 10);
     let (released, dropped) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let mut permits = 10;
     for round in 0..3 {
         server.pause();
         let begun = Instant::now();
@@ -1133,7 +1134,10 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
             stays(&server, "frozen", 8);
             server.pause();
         } else if round == 1 {
-            is_clear(&semaphore.release().unwrap_err(), "frozen", "permit");
+            let error = semaphore.release().unwrap_err();
+            is_clear(&error, "frozen", "permit");
+            // It says whether there will be one more.
+            permits += i64::from(error.to_string().contains("in the background"));
         }
         server.resume();
         if round == 1 {
@@ -1143,10 +1147,8 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
     }
     drop(dropped);
     released.release().unwrap();
-    // Whether the release of the second round was applied, it has said.
-    let free: i64 = server.connection().get("frozen").unwrap();
-    assert!(free == 10 || free == 11, "{free}");
-    stays(&server, "frozen", free);
+    // What the last round's requests took may still be on its way back.
+    stays(&server, "frozen", permits);
 }
 
 /// Ends all connections of this kind, as an administrator would.
