@@ -1067,13 +1067,17 @@ fn lost_replies_of_acquire_and_release_are_no_matter() {
     }
 }
 
-/// A client whose requests may take their time, which listens already.
-fn patient(proxy: &Proxy) -> Client {
+/// A client whose requests may take their time. It listens already: the server drops who does not
+/// from the head of a free lock's queue, and a waiter begins to when its first request is answered.
+fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();
     let guard = client.fair_lock("warm").lock().unwrap();
-    let waits = client.fair_lock("warm");
-    assert!(elsewhere(move || waits.try_lock_for(UNIT / 10).unwrap().is_none()));
+    let (waiting, cancel) = waits(&client.fair_lock("warm"));
+    let owner = wait_queue(server, "warm", 1).remove(0);
+    wait_subscribed(server, &own_channel(&owner));
+    cancel.cancel();
+    assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
     guard.unlock().unwrap();
     client
 }
@@ -1090,7 +1094,7 @@ fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let lock = patient(&proxy).fair_lock("slow");
+    let lock = patient(&server, &proxy).fair_lock("slow");
     let guard = client(&server).fair_lock("slow").lock().unwrap();
     on_script(&proxy, "slow", 2, Action::HoldReply);
     let (first, _) = waits(&lock);
@@ -1129,7 +1133,7 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let lock = patient(&proxy).fair_lock("copies");
+    let lock = patient(&server, &proxy).fair_lock("copies");
     let other = client(&server).fair_lock("copies");
     let guard = other.lock().unwrap();
     on_script(&proxy, "copies", 1, Action::HoldReply);
@@ -1142,9 +1146,10 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     behind.wait_asleep();
     cancel.cancel();
     // What the first one gives up may come before that, or is told to be nobody's.
-    proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
-        contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "30000")
-    });
+    let acquires = |bytes: &[u8]| {
+        contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
+    };
+    proxy.on(Direction::Request, 1, Action::Silence, acquires);
     proxy.release();
     assert_eq!(first.join().unwrap_err().kind(), ErrorKind::Cancelled);
     proxy.wait_fired(2, SOON);
@@ -1167,8 +1172,11 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     has(&line[1]);
     // By the server's clock in ms.
     thread::sleep(Duration::from_millis(5));
-    let begun = Instant::now();
+    proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
+    proxy.wait_fired(3, SOON);
+    let begun = Instant::now();
+    proxy.release();
     behind.join().unwrap();
     assert!(begun.elapsed() < UNIT * 3, "{:?}", begun.elapsed());
     leader.join().unwrap();
