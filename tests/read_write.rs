@@ -558,6 +558,31 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
     }
 }
 
+#[test]
+fn who_may_tell_nobody_leaves_the_next_one_its_place_and_no_hold() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "mute");
+    let client = user.client();
+    let holding = client.read_write_lock("mute").write().lock().unwrap();
+    let next = Guest::of(common::client(&server).read_write_lock("mute").write());
+    wait_queue(&server, "mute", 1);
+    let place = queue(&mut redis, "mute");
+    user.set(&["-publish"]);
+    let _told = holding.unlock();
+    let (owners, places) = (owners(&mut redis, "mute"), queue(&mut redis, "mute"));
+    // (It may have asked by itself meanwhile.)
+    let is_in = next.is_in();
+    assert!(is_in || owners.is_empty() && places == place, "{owners:?}, {places:?}");
+    user.set(&["+@all"]);
+    if !is_in {
+        next.wait_in();
+    }
+    next.leaves();
+    wait_left(&server, "mute");
+}
+
 // What a process must not believe.
 
 /// A hold that was deleted is held by a guard still. Whoever is granted another one beside it must not
@@ -692,10 +717,13 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
     first.leaves();
     // The alarm of the first one has gone off, and there was nobody to renew it for.
     thread::sleep(3 * UNIT);
+    // (Who is let in by the server's word makes the lease longer by that. A level deeper does not.)
+    let outer = lock.read().with_lease(UNIT).lock().unwrap();
     let watched = lock.read().lock().unwrap();
     thread::sleep(2 * lease);
     assert!(watched.is_held());
     watched.unlock().unwrap();
+    outer.unlock().unwrap();
     fixed.leaves();
     wait_left(&server, "late");
 }

@@ -150,7 +150,7 @@ fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
     drop(first);
     other.fair_lock("passed").force_unlock().unwrap();
     let guard = lock.lock().unwrap();
-    assert!(!gate.admit_passed(&passed, terms, false));
+    assert!(!gate.admit_passed(&passed, terms));
     assert!(guard.is_held());
     guard.unlock().unwrap();
 }

@@ -26,10 +26,10 @@
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
 //! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
-//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed;
-//! after one that failed it is not passed. `force` counts what this process has unlocked by force:
-//! a hold that was asked for before the last time is `NotOurs`, whatever its grant said, and its
-//! leader leads on, and asks.
+//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed here;
+//! a lock whose threads queue elsewhere does not pass it then, and none does after one that failed.
+//! `force` counts what this process has unlocked by force: a hold that was asked for before the last
+//! time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
 //!
 //! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
 //! gives up with the baton hands it on.
@@ -347,20 +347,10 @@ impl Gate {
 
     /// A hold is passed to a thread, by a lock that keeps its queue elsewhere. `false`: the hold is
     /// over, or another one was granted since the one who passes it left the seat.
-    /// `renewing`: its renewal is on its way.
-    pub(crate) fn admit_passed(
-        &self,
-        tenancy: &Arc<Tenancy>,
-        terms: Terms,
-        renewing: bool,
-    ) -> bool {
+    pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         self.at(|state, now| {
-            let seated = state.seat.is_none()
-                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_));
-            if let Some(seat) = state.seat.as_mut().filter(|_| seated && renewing) {
-                seat.attempt = Attempt::Sent { failed: 0 };
-            }
-            seated
+            state.seat.is_none()
+                && matches!(state.admit(tenancy, terms, None, now), Admitted::Seated(_))
         })
     }
 

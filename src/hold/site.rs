@@ -197,14 +197,9 @@ impl Site {
     }
 
     /// A hold is passed to a thread: its tenancy begins. `false`: the hold is not ours any more, or
-    /// another one has taken the seat. `renewing`: its renewal is on its way.
-    pub(crate) fn admit_passed(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        terms: Terms,
-        renewing: bool,
-    ) -> bool {
-        let seated = self.gate.admit_passed(tenancy, terms, renewing);
+    /// another one has taken the seat.
+    pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+        let seated = self.gate.admit_passed(tenancy, terms);
         if seated {
             self.watch(tenancy);
         }
@@ -273,9 +268,11 @@ impl Site {
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.release();
-                let renewing = seat.attempt.is_sent();
+                // Not while its renewal is on its way: nobody has the seat now, so the answer may
+                // pass unheard, and the next one would never be renewed.
+                let may_pass = !seat.attempt.is_sent();
                 let seat =
-                    &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms, renewing);
+                    &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
                 let line = tenancy.hold.line.as_ref();
                 let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
                 let passed = passed.or_else(|| {
