@@ -1,4 +1,4 @@
-//! Speed and cost of the fair lock, the read-write lock, the semaphores, the count-down latch, several
+//! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch, several
 //! locks and conditions, beside Redisson's algorithms done plainly: `cargo bench --bench family`, with
 //! `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
@@ -52,6 +52,7 @@ mod round_trips;
 #[path = "../table/witness.rs"]
 mod witness;
 
+mod fenced;
 mod held;
 mod latches;
 mod notified;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         help: HELP,
         sections: &[
             ("fair", rivals::fair),
+            ("fenced", fenced::section),
             ("queue", queue::section),
             ("semaphore", rivals::semaphore),
             ("expirable", rivals::expirable),
@@ -110,6 +112,6 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
-readers. None named: all.
+Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
+notified, readers. None named: all.
 ";

@@ -16,6 +16,8 @@ pub(crate) enum Peer {
     Unlock,
     /// `lock()` and `drop`.
     Drop,
+    /// The fenced lock, each with its token.
+    Fenced,
     /// Redisson's fair lock, done plainly.
     PlainFair,
     /// The fair lock.
@@ -37,11 +39,12 @@ pub(crate) type Turn = Box<dyn FnMut(&mut dyn FnMut()) + Send>;
 pub(crate) type Connected = Box<dyn Fn(&str) -> Turn>;
 
 impl Peer {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Raw,
         Self::Plain,
         Self::Unlock,
         Self::Drop,
+        Self::Fenced,
         Self::PlainFair,
         Self::Fair,
         Self::PlainSemaphore,
@@ -56,6 +59,7 @@ impl Peer {
             Self::Plain => "plain",
             Self::Unlock => "lock + unlock",
             Self::Drop => "lock + drop",
+            Self::Fenced => "fenced lock",
             Self::PlainFair => "plain fair lock",
             Self::Fair => "fair lock",
             Self::PlainSemaphore => "plain semaphore",
@@ -121,6 +125,21 @@ impl Peer {
                         let guard = lock.lock().unwrap();
                         inside();
                         drop(guard);
+                    })
+                })
+            }
+            Self::Fenced => {
+                let client = Client::connect(url).unwrap();
+                Box::new(move |name| {
+                    let lock = client.fenced_lock(name);
+                    let mut last = None;
+                    Box::new(move |inside| {
+                        let guard = lock.lock().unwrap();
+                        let token = Some(guard.token());
+                        assert!(last < token, "tokens grow");
+                        last = token;
+                        inside();
+                        guard.unlock().unwrap();
                     })
                 })
             }
