@@ -441,6 +441,7 @@ impl MultiLock {
         }
         let until = rest.iter().map(|part| part.handle().site.lane.deadline()).max();
         let until = until.unwrap_or_else(Instant::now);
+        let began = Instant::now();
         let mut others = Levels::all(rest.len());
         let (mut refused, mut failed) = (false, None);
         for (part, trying) in rest.iter().zip(begin(rest, thread)) {
@@ -448,6 +449,12 @@ impl MultiLock {
                 Ok(Some(tenancy)) if refused => others.push(Held::new(part.handle(), tenancy)),
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
                 Ok(None) => refused = true,
+                // It is waited for, and that outlasts this.
+                Err(error)
+                    if wait.blocks() && part.handle().site.core.is_taken_over(&error, began) =>
+                {
+                    refused = true;
+                }
                 Err(error) => {
                     failed.get_or_insert_with(|| self.failed(part, error));
                 }

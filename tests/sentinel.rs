@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, ClientBuilder, Error, ErrorKind, LockGuard, LostReason};
+use redlatch::{Client, ClientBuilder, Error, ErrorKind, LockGuard, LostReason, MultiLock};
 use redlatch_testkit::{Job, Sentinels, SentinelsBuilder, Server, Worker};
 
 /// What may pass between the Sentinels' decision and the time when all go on. The goal is a second, the
@@ -368,6 +368,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     let other = patient().connect().unwrap();
     let waiters = [wait(&other, "held"), wait(&other, "held")];
     let acquirer = spawn(move || permits.acquire().map(drop));
+    let together = ["first", "second", "third"].map(|name| client.reentrant_lock(name));
     let fails = wait(&hasty, "held");
     wait_in_line(master, "held", 2);
     wait_replicated(&sentinels, "held");
@@ -382,6 +383,10 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     // Who waits until a time has the trouble that ended it.
     let error = client.reentrant_lock("soon").try_lock_for(UNIT).map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
+    let taker = spawn(move || {
+        let [first, second, third] = &together;
+        MultiLock::new(&[first, second, third]).unwrap().lock().map(drop)
+    });
     sentinels.wait_switched(master);
     assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
     for waiter in waiters {
@@ -389,6 +394,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     }
     wait_until("permits can be given", SOON, || client.semaphore("permits").add_permits(1).is_ok());
     acquirer.join().unwrap();
+    taker.join().unwrap();
 }
 
 #[test]
