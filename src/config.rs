@@ -35,6 +35,14 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
+    pub(crate) replica_acks: Option<ReplicaAcks>,
+}
+
+/// How many replicas must have something before it counts, and how long that may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaAcks {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -54,6 +62,7 @@ impl ClientBuilder {
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(3),
             connections: None,
+            replica_acks: None,
         };
         Self { url: url.to_owned(), config }
     }
@@ -131,6 +140,44 @@ impl ClientBuilder {
         self
     }
 
+    /// A lock counts as taken only when `count` replicas have acknowledged it within `within`. Else
+    /// the call fails with a transient error of kind [`Redis`](ErrorKind::Redis), which says how many
+    /// had it; the lock is released again, and nothing is held. The same goes for every renewal: one
+    /// that too few replicas have acknowledged has failed. The guard says
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), the renewal is tried again, and if that is in
+    /// vain until the lease is over, the lock is lost. So whatever a guard says is held, `count`
+    /// replicas have, with its lease.
+    ///
+    /// It is for all locks, whatever way they are taken: by a reply or handed on by another process,
+    /// fair and fenced ones, as parts of a [`MultiLock`](crate::MultiLock), after a wait on a
+    /// [`Condition`](crate::Condition), and for a longer lease taken by re-entry. It is not for
+    /// permits of semaphores, counts of latches, notifications, and releases: a release that a
+    /// failover forgets leaves the lock held until its lease ends.
+    ///
+    /// **What it proves**: that so many replicas had the lock in their memory before the call
+    /// returned. If a replica that acknowledged becomes master, the lock is there. **What it cannot
+    /// prove**: Redis stays asynchronous. Another replica may be made master than one that has
+    /// acknowledged (unless all must: `count` is the number of replicas). One that has may restart
+    /// empty before, since a memory is no disk (`WAITAOF` of Redis 7.2 is not used). And a master
+    /// that is cut off goes on for a while beside its successor, with those that acknowledge to it;
+    /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is at
+    /// stake the write behind the lock must still be conditional.
+    ///
+    /// What it costs: `WAIT` goes behind the requests, in the same packet, one for all that threads
+    /// send together. A lock that nobody has takes one trip from master to replica longer; one that
+    /// another process hands on a round trip and that trip. Other calls over the same connection may
+    /// have to wait behind it, each for up to `within` longer; a lease must be longer than that. The
+    /// server looks at its clock every 100 ms, when nothing else happens, so the error may come so
+    /// much later than `within`. A renewal waits for a twenty-fourth of `watchdog_timeout` at the
+    /// most.
+    ///
+    /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: nobody waits for replicas.
+    /// The server's user needs the right to `WAIT`, without which [`connect`](Self::connect) fails.
+    pub fn replica_acks(mut self, count: u32, within: Duration) -> Self {
+        self.config.replica_acks = Some(ReplicaAcks { count, within });
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
@@ -140,6 +187,7 @@ impl ClientBuilder {
             connect_timeout,
             response_timeout,
             connections,
+            replica_acks,
         } = &self.config;
         if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
             return unusable(format!(
@@ -168,6 +216,18 @@ impl ClientBuilder {
             return unusable(format!(
                 "connections is {count}; it must be from 1 to {MOST_CONNECTIONS}"
             ));
+        }
+        if let Some(ReplicaAcks { count, within }) = replica_acks {
+            if *count == 0 {
+                let message = "replica_acks is 0; it must be 1 or more, and without it no replica is \
+                               waited for";
+                return unusable(message.to_owned());
+            }
+            if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(within) {
+                return unusable(format!(
+                    "replica_acks are to come within {within:?}; it must be from 1 ms to a year"
+                ));
+            }
         }
         Ok(())
     }

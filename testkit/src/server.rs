@@ -249,6 +249,22 @@ impl Server {
         .map_err(|error| self.failed(&error, &self.log()))
     }
 
+    /// Waits until a replica has its master's data.
+    fn await_master(&self, until: Instant) -> Result<(), ServerError> {
+        let mut connection = self.connection();
+        loop {
+            let info: String =
+                redis::cmd("INFO").arg("replication").query(&mut connection).unwrap_or_default();
+            if info.contains("master_link_status:up") {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(self.failed("it gets no data from its master", &self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn arguments(&self) -> Vec<String> {
         let mut args = Vec::new();
         let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
@@ -260,6 +276,8 @@ impl Server {
             set("--save", "");
             set("--appendonly", "no");
             set("--dir", &self.dir.path().display().to_string());
+            // A replica has the data at once, and not when others might have come, too.
+            set("--repl-diskless-sync-delay", "0");
         }
         if let Some(password) = &self.options.password {
             set("--requirepass", password);

@@ -16,6 +16,7 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
+    replica: bool,
     binary: Option<Binary>,
 }
 
@@ -55,6 +56,18 @@ impl ServerBuilder {
         self
     }
 
+    /// A replica of this server. It starts when it has the master's data.
+    #[must_use]
+    pub fn replica_of(mut self, master: &Server) -> Self {
+        let port = master.port().to_string();
+        self.args.extend(["--replicaof", "127.0.0.1", &port].map(str::to_owned));
+        if let Some(password) = &master.options.password {
+            self.args.extend(["--masterauth".to_owned(), password.clone()]);
+        }
+        self.replica = true;
+        self
+    }
+
     #[cfg(test)]
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
@@ -87,6 +100,9 @@ impl ServerBuilder {
             match server.launch(until)? {
                 Started::Ready(process) => {
                     *server.process() = Some(process);
+                    if server.options.replica {
+                        server.await_master(until)?;
+                    }
                     return Ok(server);
                 }
                 Started::PortTaken(log) if server.options.port.is_some() => {
