@@ -168,7 +168,7 @@ impl ClientBuilder {
     /// another process hands on a round trip and that trip. Other calls over the same connection may
     /// have to wait behind it, each for up to `within` longer; a lease must be longer than that. The
     /// server looks at its clock every 100 ms, when nothing else happens, so the error may come so
-    /// much later than `within`. A renewal waits for a twenty-fourth of `watchdog_timeout` at the
+    /// much later than `within`. A replica counts from up to a second after it has come. A renewal waits for a twenty-fourth of `watchdog_timeout` at the
     /// most.
     ///
     /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: nobody waits for replicas.

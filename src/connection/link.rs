@@ -199,8 +199,12 @@ impl Link {
         self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
         self.read_awaited()?;
         // It has one, once all that somebody waits for was read.
-        let outcome = outcome.lock().take();
-        outcome.unwrap_or(Ok(Value::Nil))
+        outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
+    }
+
+    fn closed(&self) -> Failure {
+        let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
+        Failure::Reset(Cause::new(closed, &self.health))
     }
 
     /// How long the server may take, from now on, to let those wait for replicas who asked for that.
@@ -423,8 +427,8 @@ impl Drop for Link {
     /// Whatever way a link goes, a panic included, nobody is left asleep.
     fn drop(&mut self) {
         if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
-            let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
-            self.fail(Failure::Reset(Cause::new(closed, &self.health)));
+            let closed = self.closed();
+            self.fail(closed);
         }
     }
 }

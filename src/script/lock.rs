@@ -8,7 +8,8 @@ use redis::Value;
 
 use super::expirable_semaphore;
 use super::{
-    Replied, Rights, Trouble, accepted, ask, error_reply, flag, granted, millis, refused, unexpected,
+    Replied, Rights, Trouble, accepted, ask, error_reply, flag, granted, millis, refused,
+    unexpected,
 };
 use crate::config::ReplicaAcks;
 use crate::connection::{Command, Lane, Outcome, Script, decimal};

@@ -249,13 +249,16 @@ impl Server {
         .map_err(|error| self.failed(&error, &self.log()))
     }
 
-    /// Waits until a replica has its master's data.
-    fn await_master(&self, until: Instant) -> Result<(), ServerError> {
-        let mut connection = self.connection();
+    /// Waits until a replica has its master's data, and the master counts on it.
+    fn await_master(&self, port: u16, until: Instant) -> Result<(), ServerError> {
+        let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
+        let own = format!("port={},state=online,offset=", self.port);
         loop {
+            // Something to hear: only when it has said that it did the master sends the rest.
+            let _: Result<(), _> = redis::cmd("PUBLISH").arg("hear").arg("").query(&mut master);
             let info: String =
-                redis::cmd("INFO").arg("replication").query(&mut connection).unwrap_or_default();
-            if info.contains("master_link_status:up") {
+                redis::cmd("INFO").arg("replication").query(&mut master).unwrap_or_default();
+            if info.split(&own).nth(1).is_some_and(|offset| !offset.starts_with("0,")) {
                 return Ok(());
             }
             if Instant::now() >= until {
@@ -282,6 +285,12 @@ impl Server {
         if let Some(password) = &self.options.password {
             set("--requirepass", password);
         }
+        if let Some(port) = self.options.master {
+            args.extend(["--replicaof", "127.0.0.1", &port.to_string()].map(str::to_owned));
+            let password = self.options.password.as_deref().unwrap_or_default();
+            args.extend(["--masterauth", password].map(str::to_owned));
+        }
+        let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
         if let Some(port) = self.tls_port {
             set("--tls-port", &port.to_string());
             set("--tls-cert-file", &in_dir(certificate::CERTIFICATE));

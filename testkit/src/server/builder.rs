@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::binary::Binary;
 use super::process::Started;
 use super::{START_BOUND, Server, ServerError, certificate, ports};
+use crate::Proxy;
 
 /// What a server is to be started with. See [`Server::builder`].
 #[derive(Clone, Debug, Default)]
@@ -16,7 +17,7 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
-    replica: bool,
+    pub(super) master: Option<u16>,
     binary: Option<Binary>,
 }
 
@@ -56,15 +57,21 @@ impl ServerBuilder {
         self
     }
 
-    /// A replica of this server. It starts when it has the master's data.
+    /// A replica of this server, with the same password. It has started when it has the master's
+    /// data.
     #[must_use]
-    pub fn replica_of(mut self, master: &Server) -> Self {
-        let port = master.port().to_string();
-        self.args.extend(["--replicaof", "127.0.0.1", &port].map(str::to_owned));
-        if let Some(password) = &master.options.password {
-            self.args.extend(["--masterauth".to_owned(), password.clone()]);
-        }
-        self.replica = true;
+    pub fn replica_of(self, master: &Server) -> Self {
+        self.replica_at(master.port())
+    }
+
+    /// The same behind this network.
+    #[must_use]
+    pub fn replica_behind(self, network: &Proxy) -> Self {
+        self.replica_at(network.address().port())
+    }
+
+    fn replica_at(mut self, port: u16) -> Self {
+        self.master = Some(port);
         self
     }
 
@@ -100,8 +107,8 @@ impl ServerBuilder {
             match server.launch(until)? {
                 Started::Ready(process) => {
                     *server.process() = Some(process);
-                    if server.options.replica {
-                        server.await_master(until)?;
+                    if let Some(port) = server.options.master {
+                        server.await_master(port, until)?;
                     }
                     return Ok(server);
                 }
