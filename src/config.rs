@@ -36,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub(crate) tls: TlsSettings,
 }
 
 /// How many replicas must have something before it counts, and how long that may take.
@@ -43,6 +45,34 @@ pub(crate) struct Config {
 pub(crate) struct ReplicaAcks {
     pub(crate) count: u32,
     pub(crate) within: Duration,
+}
+
+/// Whom to trust, and who the client is; all in PEM.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[derive(Clone, Default)]
+pub(crate) struct TlsSettings {
+    /// `None`: those whom the system trusts.
+    pub(crate) authorities: Option<Vec<u8>>,
+    /// The client's certificate, with those between it and its authority, and its key.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+impl TlsSettings {
+    pub(crate) fn is_set(&self) -> bool {
+        self.authorities.is_some() || self.identity.is_some()
+    }
+}
+
+/// Without the key.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+impl std::fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("authorities", &self.authorities.is_some())
+            .field("identity", &self.identity.is_some())
+            .finish()
+    }
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -63,6 +93,8 @@ impl ClientBuilder {
             response_timeout: Duration::from_secs(3),
             connections: None,
             replica_acks: None,
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            tls: TlsSettings::default(),
         };
         Self { url: url.to_owned(), config }
     }
@@ -178,6 +210,34 @@ impl ClientBuilder {
         self
     }
 
+    /// Of servers with TLS (`rediss://` URLs) trusts those whose certificates one of these authorities
+    /// has signed, and nobody whom the system trusts. `pem`: one certificate or more, in PEM, as read
+    /// from a file. A self-signed certificate is its own authority.
+    ///
+    /// What is no certificate is an error of [`connect`](Self::connect), of kind
+    /// [`Config`](ErrorKind::Config). Defaults to those whom the system trusts.
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.config.tls.authorities = Some(pem.into());
+        self
+    }
+
+    /// Shows a server that asks who the client is (mutual TLS) this certificate. `certificates`: the
+    /// client's, and behind it those between it and its authority, if there are any; `key`: its private
+    /// key, PKCS #8. Both in PEM, as read from files.
+    ///
+    /// What is no certificate or no key, or does not fit together, is an error of
+    /// [`connect`](Self::connect), of kind [`Config`](ErrorKind::Config). Defaults to none.
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub fn tls_client_certificate(
+        mut self,
+        certificates: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.config.tls.identity = Some((certificates.into(), key.into()));
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
@@ -188,6 +248,7 @@ impl ClientBuilder {
             response_timeout,
             connections,
             replica_acks,
+            ..
         } = &self.config;
         if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
             return unusable(format!(

@@ -8,7 +8,10 @@ use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
 use super::server::{Runs, Server};
 use super::url::{FORMS, explain_url};
+#[cfg(not(all(test, shuttle)))]
+use super::tls::Tls;
 use super::{Connection, Health};
+use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 
 /// A server's address with everything that opening a connection needs.
@@ -23,6 +26,8 @@ pub(crate) struct Endpoint {
     health: Arc<Health>,
     /// Who is told of each connection that works.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+    #[cfg(not(all(test, shuttle)))]
+    tls: Tls,
 }
 
 impl Endpoint {
@@ -41,7 +46,29 @@ impl Endpoint {
         let health = Arc::new(Health::new(&info.addr().to_string()));
         let runs = Arc::new(Runs::new());
         let (asks, opened) = (false, Arc::default());
-        Ok(Self { info, connect_timeout, response_timeout, runs, asks, health, opened })
+        Ok(Self {
+            info,
+            connect_timeout,
+            response_timeout,
+            runs,
+            asks,
+            health,
+            opened,
+            #[cfg(not(all(test, shuttle)))]
+            tls: Tls::default(),
+        })
+    }
+
+    /// With what TLS needs, if the URL has it.
+    #[cfg(not(all(test, shuttle)))]
+    pub(crate) fn with_tls(self, config: &Config) -> Result<Self, Error> {
+        let tls = Tls::new(self.info.addr(), config)?;
+        Ok(Self { tls, ..self })
+    }
+
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn with_tls(self, _: &Config) -> Result<Self, Error> {
+        Ok(self)
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -68,7 +95,7 @@ impl Endpoint {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
-        let opened = Connection::open(address, settings, self.response_timeout, deadline);
+        let opened = Connection::open(address, settings, self.response_timeout, deadline, &self.tls);
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
                 self.health.refused(error);

@@ -15,6 +15,8 @@ mod server;
 mod socket;
 #[cfg(not(all(test, shuttle)))]
 mod stream;
+#[cfg(not(all(test, shuttle)))]
+mod tls;
 mod trouble;
 mod url;
 

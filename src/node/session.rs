@@ -34,7 +34,7 @@ impl Session {
         script::prepare();
         spin::prepare();
         let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
-        let endpoint = Arc::new(endpoint);
+        let endpoint = Arc::new(endpoint.with_tls(&config)?);
         let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
         let round_trip = greet(&lane, &endpoint)?;
         if config.replica_acks.is_some() {
