@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
 use super::server::{Runs, Server};
-use super::url::{FORMS, explain_url};
 #[cfg(not(all(test, shuttle)))]
 use super::tls::Tls;
+use super::url::{FORMS, explain_url};
 use super::{Connection, Health};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -95,7 +95,8 @@ impl Endpoint {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (address, settings) = (self.info.addr(), self.info.redis_settings());
-        let opened = Connection::open(address, settings, self.response_timeout, deadline, &self.tls);
+        let opened =
+            Connection::open(address, settings, self.response_timeout, deadline, &self.tls);
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
                 self.health.refused(error);

@@ -200,7 +200,11 @@ mod tests {
         }
         for url in ["rediss://localhost/#insecure", "valkeys://user:pw@host:1/2"] {
             let why = explain_url(url).unwrap_or_default();
-            assert_eq!(why.contains("feature `tls`"), cfg!(not(any(feature = "tls", feature = "tls-rustls"))), "{url}: {why}");
+            assert_eq!(
+                why.contains("feature `tls`"),
+                cfg!(not(any(feature = "tls", feature = "tls-rustls"))),
+                "{url}: {why}"
+            );
         }
     }
 

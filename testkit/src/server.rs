@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// `rediss://127.0.0.1:<port>/#insecure`: the certificate is self-signed.
+    /// `rediss://127.0.0.1:<port>/#insecure`: nobody here knows the certificate's authority.
     ///
     /// # Panics
     ///
@@ -142,10 +142,16 @@ impl Server {
         format!("rediss://{}127.0.0.1:{port}/#insecure", self.credentials())
     }
 
-    /// The certificate (PEM) of a server with TLS, which is its own root.
+    /// The authority (a certificate in PEM) of a server with TLS.
     #[must_use]
-    pub fn tls_certificate(&self) -> PathBuf {
-        certificate::path(self.dir.path())
+    pub fn tls_authority(&self) -> PathBuf {
+        certificate::authority(self.dir.path())
+    }
+
+    /// A client's certificate and key (in PEM) that the authority has signed.
+    #[must_use]
+    pub fn tls_client(&self) -> [PathBuf; 2] {
+        certificate::client(self.dir.path())
     }
 
     /// The port on 127.0.0.1.
@@ -295,7 +301,7 @@ impl Server {
             set("--tls-port", &port.to_string());
             set("--tls-cert-file", &in_dir(certificate::CERTIFICATE));
             set("--tls-key-file", &in_dir(certificate::KEY));
-            set("--tls-ca-cert-file", &in_dir(certificate::CERTIFICATE));
+            set("--tls-ca-cert-file", &in_dir(certificate::AUTHORITY));
             set("--tls-auth-clients", "no");
         }
         args.extend(self.options.args.iter().cloned());

@@ -50,9 +50,10 @@ impl Connector {
     }
 
     pub(super) fn connect(&self, host: &str, mut socket: Socket) -> RedisResult<TlsStream> {
-        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {
-            (Cause::InvalidClientConfig, "the host's name is none that a certificate can have")
-        })?;
+        let name =
+            ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {
+                (Cause::InvalidClientConfig, "the host's name is none that a certificate can have")
+            })?;
         let connection = ClientConnection::new(Arc::clone(&self.0), name);
         let mut connection = connection.map_err(|error| failed(&error))?;
         while connection.is_handshaking() {

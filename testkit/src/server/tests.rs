@@ -121,11 +121,11 @@ fn tls_is_served_where_the_program_can() {
     }
     let server = Server::builder().tls().start().unwrap();
     assert!(server.tls_url().starts_with("rediss://127.0.0.1:"));
-    assert!(server.tls_certificate().is_file());
+    assert!(server.tls_authority().is_file());
     let port = server.tls_port.unwrap();
     let output = std::process::Command::new("openssl")
         .args(["s_client", "-connect", &format!("127.0.0.1:{port}"), "-CAfile"])
-        .arg(server.tls_certificate())
+        .arg(server.tls_authority())
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();
