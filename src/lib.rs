@@ -103,7 +103,7 @@
 //! | level | what |
 //! |---|---|
 //! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
-//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; a right is missing without which waiting takes longer; lines were left out |
+//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; a right is missing without which waiting takes longer, or a restart of the server is not recognised; lines were left out |
 //! | `info` | the outage is over, or connections are let in again, after how long |
 //! | `debug` | what failed and is tried again |
 //!
@@ -118,6 +118,8 @@
 //!
 //! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
 //!   build needs). Off by default.
+//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
+//!   both are on, this one is used. Off by default.
 
 mod acquire;
 mod auto_traits;

@@ -281,6 +281,40 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
+/// Redis up to 7.0 counts what a connection has seen for its own. What is promised is its writes alone.
+#[test]
+fn a_hold_that_is_found_is_written_anew() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let (ours, theirs) = (pair.client(), pair.client());
+    // Shorter than what it is handed on for: there is nothing to make longer.
+    let lease = UNIT * 15;
+    for kind in ["reentrant", "fair"] {
+        let name = format!("anew {kind}");
+        let (first, second): (Box<dyn Lock>, Box<dyn Lock>) = match kind {
+            "fair" => (
+                Box::new(ours.fair_lock(&name)),
+                Box::new(theirs.fair_lock(&name).with_lease(lease)),
+            ),
+            _ => (
+                Box::new(ours.reentrant_lock(&name)),
+                Box::new(theirs.reentrant_lock(&name).with_lease(lease)),
+            ),
+        };
+        let guard = first.lock().unwrap();
+        let waiter = spawn(move || second.lock().unwrap().unlock().unwrap());
+        if kind != "fair" {
+            wait_in_line(&pair.master, &name, 1);
+        }
+        waiter.wait_asleep();
+        let before = Commands::so_far(&pair.master).of("pexpire");
+        guard.unlock().unwrap();
+        waiter.join();
+        let written = Commands::so_far(&pair.master).of("pexpire") - before;
+        assert!(written >= 2, "{kind}: handed on, and found: {written}");
+    }
+}
+
 #[test]
 fn a_script_that_the_server_forgot_counts_when_it_has_run() {
     let _bounded = bounded();

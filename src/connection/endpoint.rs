@@ -144,6 +144,11 @@ impl Endpoint {
         self.runs.incarnation()
     }
 
+    /// Whether the server that was met last says which run of it this is.
+    pub(crate) fn says_its_run(&self) -> bool {
+        self.server().is_none_or(|server| server.says_its_run())
+    }
+
     /// What the server said of itself when it was met last.
     pub(super) fn server(&self) -> Option<Server> {
         self.runs.last()

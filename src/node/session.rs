@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use log::Level;
 
 use super::Core;
 use super::renewer::Renewer;
@@ -55,6 +56,16 @@ impl Session {
             let message = "the client's background threads cannot be started".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
+        if !endpoint.says_its_run() {
+            session.core().watchdog.log(Level::Warn, || {
+                format!(
+                    "the server at {} refuses INFO, so each connection may lead to another run of it: \
+                     with each one what is held is asked for once more, and a release whose reply was \
+                     lost is reported as a loss, unless it is known to have been carried out",
+                    endpoint.address()
+                )
+            });
+        }
         Ok(session)
     }
 

@@ -43,8 +43,7 @@ pub(crate) fn make(dir: &Path) -> Result<(), ServerError> {
     let run = |args: &[&str]| {
         let mut command = Command::new("openssl");
         let output = command.current_dir(dir).args(args).stdin(Stdio::null()).output();
-        let output =
-            output.map_err(|why| failed(&format!("openssl: {why}; install openssl")))?;
+        let output = output.map_err(|why| failed(&format!("openssl: {why}; install openssl")))?;
         if output.status.success() {
             return Ok(());
         }
