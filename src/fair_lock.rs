@@ -178,13 +178,16 @@ impl FairLock {
         let lease = terms.lease(&site.core);
         let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
         match replied {
-            Ok(Replied { reply: false, twice }) => {
+            Ok(Replied { reply: false, twice, .. }) => {
                 if twice {
                     undo();
                 }
                 Ok(None)
             }
-            Ok(Replied { reply: true, twice }) => {
+            Ok(Replied { reply: true, twice, void: Some(void) }) => {
+                Err(self.take_back(&owner, terms, twice, void).0)
+            }
+            Ok(Replied { reply: true, twice, .. }) => {
                 let line = queue.line(Followers::new());
                 let hold = Hold::new(Some(line), owner, terms, lease, asked, twice);
                 let admitted = queue.admit(site, hold, thread, terms).inspect_err(|_| undo())?;
@@ -224,12 +227,23 @@ impl FairLock {
                 // a request that was sent before the confirmation is sent again after it.
                 let listening = place.listening();
                 let (asked, replied) = place.ask(!queued);
-                let ask_after = match replied.map(|replied| replied.reply) {
+                let told = place.told.take();
+                let (reply, void) = match replied {
+                    Ok(Replied { reply, void, .. }) => (Ok(reply), void),
+                    Err(trouble) => (Err(trouble), None),
+                };
+                let ask_after = match reply {
                     Ok(FairAcquired::Granted { already, followers, .. }) => {
-                        if already {
+                        if already && told.is_none() {
                             // The message of that is on its way, or was lost.
                             core.pubsub.suspect();
                         }
+                        if let Some(void) = void {
+                            let (error, is_free) = self.take_back(&owner, terms, false, void);
+                            place.unknown_there = is_free;
+                            return Err(error);
+                        }
+                        let followers = told.filter(|_| already).unwrap_or(followers);
                         break Some(place.hold(asked, followers));
                     }
                     Ok(FairAcquired::Queued { now, ask_after, by_redisson, came_back }) => {
@@ -292,6 +306,19 @@ impl FairLock {
                 return Err(Error::late_grant(&site.name));
             }
         }
+    }
+
+    /// Too few replicas have the lock that this owner was granted, for this reason: gives it back. The
+    /// second: the server has said so.
+    fn take_back(&self, owner: &Owner, terms: Terms, twice: bool, void: Error) -> (Error, bool) {
+        let site = &self.handle.site;
+        let command = self.queue.scripts().give_up_command(owner.as_bytes());
+        let (outcome, _) = site.lane.call_twice(&command, || command.clone());
+        let is_free = script::fair::left(outcome).is_ok();
+        if twice || !is_free {
+            site.undo(command, terms.lease(&site.core));
+        }
+        (void.of(&site.name).void(is_free), is_free)
     }
 
     fn trouble(&self, trouble: Trouble, owner: &Owner, terms: Terms) -> Error {

@@ -137,6 +137,8 @@
 //!
 //! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
 //!   build needs). Off by default.
+//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
+//!   both are on, this one is used. Off by default.
 
 mod acquire;
 mod auto_traits;

@@ -1,5 +1,5 @@
-//! Speed and cost of the fair lock, the semaphores, the count-down latch, several locks and conditions,
-//! beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
+//! Speed and cost of the fair lock, the semaphores, the count-down latch, several locks, conditions,
+//! and locks that replicas acknowledge, beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
 //! can be chosen.
 //! A full run takes about three minutes.
 //!
@@ -52,6 +52,7 @@ mod round_trips;
 #[path = "../table/witness.rs"]
 mod witness;
 
+mod acknowledged;
 mod held;
 mod latches;
 mod notified;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("acknowledged", acknowledged::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -107,6 +109,6 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified.
-None named: all.
+Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
+acknowledged. None named: all.
 ";

@@ -119,7 +119,7 @@ impl ExpirableSite {
         let longest = ours.iter().map(|lease| lease.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
         match self.scripts().release(&command) {
-            Ok(Replied { reply, twice }) => {
+            Ok(Replied { reply, twice, .. }) => {
                 self.hear(&reply);
                 if reply.live == ids.len() {
                     return Ok(true);
@@ -220,7 +220,7 @@ impl Source for ExpirableSite {
         // Made here, before the server has them: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease(&self.core));
-        let Replied { reply, twice } =
+        let Replied { reply, twice, .. } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
                 let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), alone }
@@ -314,7 +314,7 @@ impl Release {
             }
         };
         match outcome {
-            Ok(Replied { reply, twice }) => {
+            Ok(Replied { reply, twice, .. }) => {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
                 release_later(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
@@ -336,7 +336,7 @@ impl Release {
 
 impl Receiver for Release {
     fn receive(&self, outcome: Outcome) {
-        let outcome = released(outcome).map(|reply| Replied { reply, twice: false });
+        let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
         if let Err(error) = self.settle(outcome) {
             self.site.core.watchdog.tell(error);
         }

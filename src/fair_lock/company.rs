@@ -153,7 +153,7 @@ fn behind(
     at: usize,
     lease: Duration,
 ) -> Result<Replied<FairAcquired>, Trouble> {
-    let Replied { reply, twice } = leaders.as_ref().map_err(Clone::clone)?;
+    let Replied { reply, twice, .. } = leaders.as_ref().map_err(Clone::clone)?;
     let (now, ask_after, by_redisson) = match reply {
         // Where they stand by now the answer does not say.
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
@@ -161,5 +161,5 @@ fn behind(
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
-    Ok(Replied { reply, twice: *twice })
+    Ok(Replied::counts(reply, *twice))
 }

@@ -29,6 +29,8 @@ pub(super) struct Place {
     pub(super) expected: Arc<Expected>,
     /// The last request, and what the reply of some request said of the server's clock.
     pub(super) asked: Option<Asked>,
+    /// Who stands behind, as a message said of a grant that it asks about.
+    pub(super) told: Option<Followers>,
     /// When the first one was sent.
     pub(super) began: Option<u64>,
     pub(super) anchor: Option<Anchor>,
@@ -106,9 +108,14 @@ impl Place {
 
     /// The lock, if a message said that it is ours and that is still so. If it may be, the next thing
     /// to do is to ask.
-    pub(super) fn take_grant(&self) -> Option<Hold> {
+    pub(super) fn take_grant(&mut self) -> Option<Hold> {
+        let Granted { now, received, lease, followers } = self.waiter.granted.lock().take()?;
+        if self.site.core.config.replica_acks.is_some() {
+            // Acknowledged: it asks, as a lock's place does (hold/place.rs).
+            self.told = Some(followers);
+            return None;
+        }
         let Self { queue, site, waiter, .. } = self;
-        let Granted { now, received, lease, followers } = waiter.granted.lock().take()?;
         let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.

@@ -13,6 +13,10 @@
 //! grant may overtake its reply. (Not for one that takes the lock now or not at all: it has no place
 //! in the queue, and no message names it.)
 //!
+//! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was written
+//! over another connection, and the server answers only for this one's writes; the question finds the
+//! hold, and writes it anew.
+//!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
 
@@ -66,6 +70,8 @@ pub(crate) struct Place {
     pub(super) longest: Duration,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
+    /// What a message said of a grant that it asks about.
+    told: Option<Share>,
     /// So many grants in a row were read after their own end.
     late: u32,
     /// What only counts it as one of ours, while it listens in public.
@@ -190,6 +196,7 @@ impl Place {
             is_known: false,
             longest: Duration::ZERO,
             at: None,
+            told: None,
             late: 0,
             _companion: None,
         }
@@ -198,7 +205,8 @@ impl Place {
     /// The chain of a grant that nobody has read.
     pub(super) fn unread_chain(&self) -> Chain {
         let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
-        grant.map_or_else(Chain::default, |granted| granted.share.chain)
+        let share = grant.map(|granted| granted.share).or(self.told);
+        share.map_or_else(Chain::default, |share| share.chain)
     }
 
     /// Whether something was told and not read.
@@ -212,7 +220,7 @@ impl Place {
     /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
     /// here on the thread is woken for it.
     pub(crate) fn read(
-        &self,
+        &mut self,
         listening: &mut Listening,
         site: &Site,
         claim: &Claim<'_, Terms>,
@@ -237,6 +245,11 @@ impl Place {
         let granted = grant?;
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
+        if site.core.config.replica_acks.is_some() {
+            // Acknowledged: see the module.
+            self.told = Some(granted.share);
+            return None;
+        }
         self.granted_by_message(site, claim.need, granted).map(|hold| tenancy(hold, claim))
     }
 
@@ -287,18 +300,30 @@ impl Place {
         replied: Result<Replied<Acquired>, Trouble>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let waits = claim.wait.blocks();
-        match self.heard(site, arrivals, replied)? {
+        let (acquired, void) = self.heard(site, arrivals, replied)?;
+        let told = self.told.take();
+        match acquired {
             Acquired::Refused(refused) => {
                 self.late = 0;
                 Ok(Try::Busy(self.refused(listening, site, &refused)))
             }
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
-                if already {
+                if already && told.is_none() {
                     // The message of that is on its way, or was lost.
                     site.core.pubsub.suspect();
                 }
-                let hold = self.granted_by_reply(site, claim.need, places, tokens);
+                if let Some(void) = void {
+                    // Fresh owners: who leads next is another one.
+                    let used = std::mem::replace(self, Self::new(site));
+                    let error = site.take_back(&used, told, void);
+                    site.fail_before(arrivals, &error);
+                    return Err(error);
+                }
+                let mut hold = self.granted_by_reply(site, claim.need, places, tokens);
+                if let Some(told) = told.filter(|_| already) {
+                    hold.share.chain = told.chain;
+                }
                 if clock::now() < hold.deadline() {
                     return Ok(Try::Granted(tenancy(hold, claim)));
                 }
@@ -336,9 +361,9 @@ impl Place {
         site: &Arc<Site>,
         arrivals: u64,
         acquired: Result<Replied<Acquired>, Trouble>,
-    ) -> Result<Acquired, Error> {
+    ) -> Result<(Acquired, Option<Error>), Error> {
         let (in_doubt, is_known) = match &acquired {
-            Ok(Replied { reply, twice }) => {
+            Ok(Replied { reply, twice, .. }) => {
                 let is_known = match reply {
                     Acquired::Granted { .. } => true,
                     Acquired::Refused(refused) => refused.place.is_some(),
@@ -351,7 +376,7 @@ impl Place {
         self.in_doubt |= in_doubt;
         self.is_known |= in_doubt || is_known;
         match acquired {
-            Ok(replied) => Ok(replied.reply),
+            Ok(replied) => Ok((replied.reply, replied.void)),
             Err(trouble) => Err(site.not_taken(trouble, arrivals)),
         }
     }

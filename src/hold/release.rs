@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::{Hold, Place, Seat, Site, clock};
+use super::{Hold, Place, Seat, Share, Site, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
@@ -142,6 +142,27 @@ impl Site {
         self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
+    /// Too few replicas have what a place was granted, for this reason: leaves the lock again.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip: the caller is told whether it is free.
+    pub(super) fn take_back(
+        self: &Arc<Self>,
+        place: &Place,
+        told: Option<Share>,
+        void: Error,
+    ) -> Error {
+        let chain = told.map_or_else(|| place.unread_chain(), |told| told.chain);
+        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
+        let released = script::lock::release(&self.lane, &command, || true);
+        let lease = self.core.config.watchdog_timeout.max(place.longest);
+        if place.in_doubt || released.is_err() {
+            self.core.watchdog.adopt(Orphan::requested(&self.name, command, lease));
+        }
+        void.of(&self.name).void(released.is_ok())
+    }
+
     /// Leaves the queue, or the lock if that was granted at this moment.
     pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
         // While the server is away, each call's would be sent for minutes.
@@ -193,6 +214,7 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         name: &name,
         keys: &keys,
         database: grant.database,
+        acks: None,
         alone: &alone,
     };
     let command = scripts.give_up_command(owner.as_bytes(), share.chain);

@@ -73,8 +73,14 @@ impl Site {
             name: &self.name,
             keys: self.keys(),
             database: self.core.database(),
+            acks: self.core.config.replica_acks,
             alone: &self.alone,
         }
+    }
+
+    /// When a request that begins now should be answered.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.core.deadline(&self.lane)
     }
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.

@@ -9,7 +9,6 @@ use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
 use crate::node::Session;
-use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
 use crate::sync::clock;
 
@@ -63,13 +62,7 @@ impl Handle {
             Terms::Fixed(lease) if tenancy.remaining() < lease => {
                 let sent_at = clock::now();
                 hold.ask(lease);
-                match script::lock::extend(
-                    Renewals::Locks,
-                    &site.lane,
-                    &site.name,
-                    &hold.owner,
-                    lease,
-                ) {
+                match site.extend(hold, lease) {
                     Ok(true) => {
                         hold.confirm(sent_at, lease);
                         if site.orphan_if_lost(hold) {

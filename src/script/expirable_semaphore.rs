@@ -116,7 +116,7 @@ impl ExpirableScripts<'_> {
         // Sent twice, it takes once: its ids are found.
         let (outcome, twice) = self.lane.call_twice(&command, || command.clone());
         let reply = acquired(answered(outcome, twice, RIGHTS)?)?;
-        Ok(Replied { reply, twice })
+        Ok(Replied::counts(reply, twice))
     }
 
     /// Gives permits back: `all` of them or none, or those that there are.
@@ -133,7 +133,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
         let (outcome, twice) = self.lane.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, twice, RIGHTS)?)?;
-        Ok(Replied { reply, twice })
+        Ok(Replied::counts(reply, twice))
     }
 
     /// `None`: no such permit; one without an end lasts `Duration::MAX`.

@@ -125,8 +125,8 @@ impl Sentinels {
     pub(super) fn connect(&self, place: &Place, deadline: Instant) -> RedisResult<Connection> {
         let address = self.of_sentinels.address(place);
         let settings = &self.of_sentinels.settings;
-        let timeout = self.response_timeout;
-        Connection::open(&address, settings, timeout, deadline, false, &|_| {})
+        let (tls, timeout) = (&self.tls, self.response_timeout);
+        Connection::open(&address, tls, settings, timeout, deadline, false, &|_| {})
             .map(|(connection, _)| connection)
     }
 }

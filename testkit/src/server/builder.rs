@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::binary::Binary;
 use super::process::Started;
 use super::{START_BOUND, Server, ServerError, certificate, ports};
+use crate::Proxy;
 
 /// What a server is to be started with. See [`Server::builder`].
 #[derive(Clone, Debug, Default)]
@@ -18,6 +19,7 @@ pub struct ServerBuilder {
     pub(super) tls: bool,
     /// It is a Sentinel with these lines in its file.
     pub(super) sentinel: Option<String>,
+    pub(super) master: Option<u16>,
     binary: Option<Binary>,
 }
 
@@ -63,6 +65,24 @@ impl ServerBuilder {
         self
     }
 
+    /// A replica of this server, with the same password. It has started when it has the master's
+    /// data.
+    #[must_use]
+    pub fn replica_of(self, master: &Server) -> Self {
+        self.replica_at(master.port())
+    }
+
+    /// The same behind this network.
+    #[must_use]
+    pub fn replica_behind(self, network: &Proxy) -> Self {
+        self.replica_at(network.address().port())
+    }
+
+    fn replica_at(mut self, port: u16) -> Self {
+        self.master = Some(port);
+        self
+    }
+
     #[cfg(test)]
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
@@ -95,6 +115,9 @@ impl ServerBuilder {
             match server.launch(until)? {
                 Started::Ready(process) => {
                     *server.process() = Some(process);
+                    if let Some(port) = server.options.master {
+                        server.await_master(port, until)?;
+                    }
                     return Ok(server);
                 }
                 Started::PortTaken(log) if server.options.port.is_some() => {
