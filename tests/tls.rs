@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use redlatch::{Client, ErrorKind};
-use redlatch_testkit::Server;
+use redlatch_testkit::{Sentinels, Server};
 
 /// Commands, waiting and renewal all go over TLS: the server listens to nothing else.
 #[test]
@@ -128,6 +128,34 @@ fn a_server_that_asks_who_the_client_is_lets_in_whom_it_knows() {
     let mixed = builder().tls_client_certificate(certificate, its_key).connect();
     let error = mixed.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
+}
+
+/// Sentinels and servers alike, and the master's successor: one authority has signed them all.
+#[test]
+fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
+    if !Server::supports_tls() {
+        println!("skipped: this server has no TLS");
+        return;
+    }
+    let sentinels = Sentinels::builder().tls().start().unwrap();
+    let builder = || Client::builder(&sentinels.url()).watchdog_timeout(Duration::from_secs(60));
+    let authority = fs::read(sentinels.tls_authority()).unwrap();
+    // On all replicas, or it does not count.
+    let builder = || builder().tls_ca_certificates(authority.clone());
+    let client = builder().replica_acks(2, Duration::from_secs(5)).connect().unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let old = sentinels.master();
+    old.kill();
+    sentinels.wait_switched(old);
+    builder().connect().unwrap().reentrant_lock("more").lock().unwrap().unlock().unwrap();
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+
+    let url = sentinels.url();
+    Client::connect(&format!("{url}#insecure")).unwrap();
+    let error = Client::connect(&url).map(drop).unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(!error.is_transient(), "{error}");
 }
 
 #[test]

@@ -160,6 +160,11 @@ impl Server {
         self.port
     }
 
+    /// The port that others are told: that with TLS, if there is one.
+    pub(crate) fn known_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
+    }
+
     /// The process id of the server itself.
     ///
     /// # Panics
@@ -281,7 +286,6 @@ impl Server {
     fn arguments(&self) -> Vec<String> {
         let mut args = Vec::new();
         let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
-        let in_dir = |name: &str| self.dir.path().join(name).display().to_string();
         set("--port", &self.port.to_string());
         set("--bind", "127.0.0.1");
         set("--unixsocket", &self.socket().display().to_string());
@@ -300,16 +304,23 @@ impl Server {
             let password = self.options.password.as_deref().unwrap_or_default();
             args.extend(["--masterauth", password].map(str::to_owned));
         }
-        let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
-        if let Some(port) = self.tls_port {
-            set("--tls-port", &port.to_string());
-            set("--tls-cert-file", &in_dir(certificate::CERTIFICATE));
-            set("--tls-key-file", &in_dir(certificate::KEY));
-            set("--tls-ca-cert-file", &in_dir(certificate::AUTHORITY));
-            set("--tls-auth-clients", "no");
+        for (name, value) in self.tls_settings() {
+            args.extend([format!("--{name}"), value]);
         }
         args.extend(self.options.args.iter().cloned());
         args
+    }
+
+    fn tls_settings(&self) -> Vec<(&'static str, String)> {
+        let Some(port) = self.tls_port else { return Vec::new() };
+        let in_dir = |name: &str| self.dir.path().join(name).display().to_string();
+        vec![
+            ("tls-port", port.to_string()),
+            ("tls-cert-file", in_dir(certificate::CERTIFICATE)),
+            ("tls-key-file", in_dir(certificate::KEY)),
+            ("tls-ca-cert-file", in_dir(certificate::AUTHORITY)),
+            ("tls-auth-clients", "no".to_owned()),
+        ]
     }
 
     /// A Sentinel writes what it learns into its file: that is made anew for each start.
@@ -324,10 +335,15 @@ impl Server {
         if let Some(password) = &self.options.password {
             text.push_str(&format!("requirepass {password}\n"));
         }
+        for (name, value) in self.tls_settings() {
+            text.push_str(&format!("{name} {value}\n"));
+        }
         fs::write(&file, text).map_err(|error| {
             ServerError::new(format!("{} cannot be written: {error}", file.display()))
         })?;
-        Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
+        let mut args = vec![file.display().to_string(), "--sentinel".to_owned()];
+        args.extend(self.options.args.iter().cloned());
+        Ok(args)
     }
 
     fn failed(&self, why: &str, log: &str) -> ServerError {

@@ -38,7 +38,8 @@ impl Refusal {
 
     /// Whether that may be otherwise before long.
     pub(super) fn passes(&self) -> bool {
-        matches!(self, Self::NotReached(_))
+        // A certificate stays what it is.
+        matches!(self, Self::NotReached(error) if error.kind() != Cause::Client)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a server is to be started with.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -17,6 +18,8 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
+    /// Another server's folder, with the certificates that are this one's, too.
+    certificates: Option<PathBuf>,
     /// It is a Sentinel with these lines in its file.
     pub(super) sentinel: Option<String>,
     pub(super) master: Option<u16>,
@@ -59,6 +62,12 @@ impl ServerBuilder {
         self
     }
 
+    /// The same with this server's certificates. It talks to other servers over TLS alone.
+    pub(crate) fn tls_among(mut self, first: Option<&Server>) -> Self {
+        self.certificates = first.map(|server| server.dir.path().to_owned());
+        self.tls().args(&["--tls-replication", "yes"])
+    }
+
     /// A Sentinel instead of a server, with these lines in its file.
     pub(crate) fn sentinel(mut self, lines: String) -> Self {
         self.sentinel = Some(lines);
@@ -97,8 +106,10 @@ impl ServerBuilder {
     pub fn start(self) -> Result<Server, ServerError> {
         let binary = self.binary.clone().map_or_else(Binary::find, Ok)?;
         let dir = private_folder()?;
-        if self.tls {
-            certificate::make(dir.path())?;
+        match &self.certificates {
+            _ if !self.tls => {}
+            None => certificate::make(dir.path())?,
+            Some(others) => certificate::copy(others, dir.path())?,
         }
         let mut server = Server {
             port: 0,

@@ -35,6 +35,15 @@ pub(crate) fn client(dir: &Path) -> [PathBuf; 2] {
     CLIENTS.map(|file| dir.join(file))
 }
 
+/// Copies what a server needs from another one's folder.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
+    for file in [AUTHORITY, CERTIFICATE, KEY] {
+        fs::copy(from.join(file), to.join(file))
+            .map_err(|error| ServerError::new(format!("no certificate for TLS: {error}")))?;
+    }
+    Ok(())
+}
+
 /// Writes an authority, and certificates of a server at 127.0.0.1 and localhost and of a client with
 /// their keys, into this folder.
 pub(crate) fn make(dir: &Path) -> Result<(), ServerError> {
