@@ -273,9 +273,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Of servers with TLS (`rediss://` URLs) trusts those whose certificates one of these authorities
-    /// has signed, and nobody whom the system trusts. `pem`: one certificate or more, in PEM, as read
-    /// from a file. A self-signed certificate is its own authority.
+    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too) trusts those
+    /// whose certificates one of these authorities has signed, and nobody whom the system trusts.
+    /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is its
+    /// own authority.
     ///
     /// What is no certificate is an error of [`connect`](Self::connect), of kind
     /// [`Config`](ErrorKind::Config). Defaults to those whom the system trusts.
