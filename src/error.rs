@@ -46,6 +46,8 @@ pub enum ErrorKind {
     Redis,
     /// The server answered something that no Redis server answers.
     Protocol,
+    /// The calling thread would wait for itself: it reads, and asks to write. Nothing was changed.
+    WouldDeadlock,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
 }
@@ -230,7 +232,7 @@ impl Error {
     /// A grant does not count, for this reason, and was given back.
     pub(crate) fn void(self, is_free: bool) -> Self {
         let state = if is_free {
-            "it was released again, and nothing is held"
+            "it was released again, and nothing is held by this call"
         } else {
             "nothing is held; what the server has of it is released in the background, or ends with \
              its lease"

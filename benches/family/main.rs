@@ -1,6 +1,6 @@
-//! Speed and cost of the fair lock, the semaphores, the count-down latch, several locks, conditions,
-//! and locks that replicas acknowledge, beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
-//! can be chosen.
+//! Speed and cost of the fair lock, the read-write lock, the semaphores, the count-down latch, several
+//! locks, conditions, and locks that replicas acknowledge, beside Redisson's algorithms done plainly:
+//! `cargo bench --bench family`, with `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -59,6 +59,7 @@ mod notified;
 mod opening;
 mod permits;
 mod queue;
+mod readers;
 mod rivals;
 mod several;
 mod waiters;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("readers", readers::section),
             ("acknowledged", acknowledged::section),
         ],
         roles: &[
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
             (several::ROLE, several::work),
             (notified::NOTIFIER_ROLE, notified::notify),
             (notified::WAITER_ROLE, notified::wait),
+            (readers::ROLE, readers::work),
         ],
     };
     program.run()
@@ -110,5 +113,5 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
-acknowledged. None named: all.
+readers, acknowledged. None named: all.
 ";

@@ -8,12 +8,16 @@ use crate::config::ReplicaAcks;
 #[derive(Debug)]
 pub(crate) struct Script {
     code: &'static str,
-    sha: String,
+    /// How each call by its hash begins, behind the number of its parts.
+    by_hash: Vec<u8>,
 }
 
 impl Script {
     pub(crate) fn new(code: &'static str) -> Self {
-        Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+        let mut by_hash = Vec::new();
+        push_part(&mut by_hash, b"EVALSHA");
+        push_part(&mut by_hash, redis::Script::new(code).get_hash().as_bytes());
+        Self { code, by_hash }
     }
 }
 
@@ -62,8 +66,7 @@ impl Command {
         let size: usize = keys.iter().chain(arguments).map(|part| part.len() + 16).sum();
         let mut bytes = Vec::with_capacity(96 + size);
         push_header(&mut bytes, b'*', parts);
-        push_part(&mut bytes, b"EVALSHA");
-        push_part(&mut bytes, script.sha.as_bytes());
+        bytes.extend_from_slice(&script.by_hash);
         let rest = bytes.len();
         let mut digits = [0; 20];
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
@@ -110,6 +113,12 @@ fn whole_millis(time: Duration) -> u64 {
 
 /// `number` as text, in `digits`.
 pub(crate) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let at = write_decimal(number, digits);
+    &digits[at..]
+}
+
+/// Writes `number` to the end of `digits`; where it begins there.
+fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
     let mut at = digits.len();
     let mut left = number;
     loop {
@@ -117,15 +126,17 @@ pub(crate) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
         digits[at] = b'0' + (left % 10) as u8;
         left /= 10;
         if left == 0 {
-            return &digits[at..];
+            return at;
         }
     }
 }
 
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    bytes.push(kind);
-    bytes.extend_from_slice(decimal(count as u64, &mut [0; 20]));
-    bytes.extend_from_slice(b"\r\n");
+    // In one piece: a command has many of them.
+    let mut line = *b"000000000000000000000\r\n";
+    let before = write_decimal(count as u64, &mut line[1..21]);
+    line[before] = kind;
+    bytes.extend_from_slice(&line[before..]);
 }
 
 fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {

@@ -29,7 +29,9 @@ pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
 pub(crate) use reply::reply_code;
-pub(crate) use trouble::{Rights, Trouble, error_reply, refused, unacknowledged, unexpected};
+pub(crate) use trouble::{
+    Rights, Trouble, error_reply, passes, refused, unacknowledged, unexpected,
+};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

@@ -26,7 +26,7 @@ use crate::connection::{
     self, Command, Endpoint, Lane, Outcome, Posted, Receiver as Replied, Rights,
 };
 use crate::error::{Error, ErrorKind};
-use crate::protocol::ClientId;
+use crate::protocol::{self, ClientId};
 use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Process, Registry, clock};
@@ -113,6 +113,13 @@ impl Core {
         Arc::clone(&self.lanes[at as usize])
     }
 
+    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they share
+    /// the numbers as well.
+    pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
+        let key = protocol::requests(name, self.id.as_str());
+        self.requests.find(&key, |key| Requests::new(&key, &self.server_clock))
+    }
+
     pub(crate) fn response_timeout(&self) -> Duration {
         self.config.response_timeout
     }
@@ -166,7 +173,7 @@ impl Core {
     /// Whether this is a child that was forked from the process that connected. Then nothing of the
     /// client's may be locked, written or released.
     pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_parent()
+        self.process.is_forked()
     }
 
     /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of

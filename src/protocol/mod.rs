@@ -7,5 +7,5 @@ mod permit_id;
 pub(crate) use keys::{
     ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests,
 };
-pub(crate) use owner::{ClientId, Owner};
+pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;

@@ -5,19 +5,18 @@
 //! alike. The same message, sent every few seconds, shows that the connection is alive. Scripts tell
 //! waiters of this client there, too (`own.rs`).
 
-mod attention;
 mod entry;
 mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
 
-use attention::Attention;
 use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
@@ -35,8 +34,6 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
 /// Without a message for this long the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
-/// A read that took longer had to wait for the message.
-const READ_AT_ONCE: Duration = Duration::from_micros(10);
 /// A message that was sent is heard after so long, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
@@ -51,7 +48,6 @@ pub(crate) struct PubSub {
     state: Mutex<State>,
     /// Tells the thread of work while it has no connection to read from.
     work: Condvar,
-    attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
     /// Whether the server refuses the control message, which has been said.
@@ -116,7 +112,6 @@ impl PubSub {
             addressees: Addressees::new(Box::new(stray)),
             state: Mutex::new(state),
             work: Condvar::new(),
-            attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
             muted: AtomicBool::new(false),
             closer: Mutex::new(None),
@@ -161,7 +156,7 @@ impl PubSub {
         }
         let tell = (new || again) && state.reading;
         drop(state);
-        (self.subscription(entry), tell)
+        (Subscription { entry }, tell)
     }
 
     /// Listens to the client's own channel, where scripts tell the waiters that are
@@ -175,9 +170,7 @@ impl PubSub {
         }
         self.work.notify_one();
         drop(state);
-        // Who listens sleeps elsewhere: it counts for as long as it does.
-        self.attention.begin();
-        self.subscription(Arc::clone(&self.own))
+        Subscription { entry: Arc::clone(&self.own) }
     }
 
     /// Moves when messages on the client's own channel may have been missed.
@@ -222,11 +215,7 @@ impl PubSub {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
         entry.listen();
-        Some(self.subscription(Arc::clone(entry)))
-    }
-
-    fn subscription(&self, entry: Arc<Entry>) -> Subscription {
-        Subscription { entry, attention: Arc::clone(&self.attention) }
+        Some(Subscription { entry: Arc::clone(entry) })
     }
 
     /// A mark for a script to send on the client's own channel, so that the messages the server sent
@@ -274,7 +263,9 @@ impl PubSub {
     pub(crate) fn run(&self) {
         let mut retry = FIRST_RETRY;
         while self.wait_for_work() {
-            if self.serve(&mut retry).is_ok() {
+            // A panic is an outage: those who wait must not be left with a channel that says nothing.
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut retry)));
+            if matches!(served, Ok(Ok(()))) {
                 return;
             }
             let mut state = self.state.lock();
@@ -325,11 +316,8 @@ impl PubSub {
         // What was asked for and not answered yet, in order. The server does not say what it refuses.
         let mut asked: VecDeque<_> = channels.into_iter().map(Asked::Subscribe).collect();
         loop {
-            let begun = Instant::now();
             let event = Event::of(connection.recv_response()?);
             self.heard.fetch_add(1, Ordering::Relaxed);
-            // Else there may be more to read at once.
-            let slept = begun.elapsed() > READ_AT_ONCE;
             if self.is_shut_down() {
                 return Ok(());
             }
@@ -362,9 +350,6 @@ impl PubSub {
                 Event::Message(channel, message) => {
                     if let Some(entry) = self.entry(&channel) {
                         entry.moved(&message);
-                        if slept {
-                            self.attention.nap();
-                        }
                     }
                 }
                 Event::Refused(error) => match asked.pop_front() {
@@ -448,7 +433,7 @@ fn send_each(
         let command = Command::plain(&[command, entry.channel().as_bytes()]);
         bytes.extend_from_slice(command.bytes());
     }
-    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes) }
+    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes, Instant::now()) }
 }
 
 /// What the server says on a subscriber's connection, in RESP2 or RESP3.
@@ -508,7 +493,6 @@ impl Event {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     entry: Arc<Entry>,
-    attention: Arc<Attention>,
 }
 
 impl Subscription {
@@ -532,7 +516,6 @@ impl Subscription {
     /// Until the result is dropped, whatever happens to the channel wakes `thread`.
     pub(crate) fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
         self.entry.wake(thread);
-        self.attention.begin();
         Waking { subscription: self, thread }
     }
 }
@@ -547,9 +530,6 @@ pub(crate) struct Fence<'a> {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.entry.kind() == Kind::Own {
-            self.attention.end();
-        }
         self.entry.leave();
     }
 }
@@ -562,7 +542,6 @@ pub(crate) struct Waking<'a> {
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        self.subscription.attention.end();
         self.subscription.entry.forget(self.thread);
     }
 }

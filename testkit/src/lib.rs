@@ -19,8 +19,8 @@ mod workers;
 
 pub use baseline::{
     PlainClient, PlainExpirableSemaphore, PlainExpirableSemaphoreHandle, PlainFairLock,
-    PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle, PlainSemaphore,
-    PlainSemaphoreHandle,
+    PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle,
+    PlainReadWriteLock, PlainSemaphore, PlainSemaphoreHandle,
 };
 pub use proxy::{Action, Direction, Proxy};
 pub use sentinels::{Sentinels, SentinelsBuilder};
