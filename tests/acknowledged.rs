@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Commands, LONG, SOON, UNIT, User, bounded, client, holder, pttl, real_server, spawn,
-    wait_in_line, wait_until,
+    Commands, LONG, Running, SOON, UNIT, User, bounded, client, holder, pttl, real_server, spawn,
+    wait_until,
 };
 use redis::Commands as _;
 use redlatch::{
@@ -40,12 +40,14 @@ impl Pair {
         Some(Self { replica, network, master })
     }
 
-    fn builder(&self) -> ClientBuilder {
-        settings(&self.master.url())
+    /// Of a client that waits for the replica for as long as that takes.
+    fn patient(&self) -> ClientBuilder {
+        Client::builder(&self.master.url()).watchdog_timeout(LONG).replica_acks(1, LONG)
     }
 
-    fn client(&self) -> Client {
-        self.builder().connect().unwrap()
+    /// Of one that does not wait for it for long.
+    fn impatient(&self) -> ClientBuilder {
+        settings(&self.master.url())
     }
 
     /// The replica hears nothing more, or again; the master still counts on it.
@@ -69,13 +71,70 @@ fn settings(url: &str) -> ClientBuilder {
     Client::builder(url).watchdog_timeout(LONG).replica_acks(1, WITHIN)
 }
 
+const KINDS: [&str; 5] = ["reentrant", "fenced", "fair", "read", "write"];
+
+/// A lock of a kind, with this lease if there is one.
+fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> Box<dyn Lock> {
+    let name = format!("{name} {kind}");
+    macro_rules! on_terms {
+        ($lock:expr) => {
+            match lease {
+                None => Box::new($lock.clone()),
+                Some(lease) => Box::new($lock.with_lease(lease)),
+            }
+        };
+    }
+    match kind {
+        "reentrant" => on_terms!(client.reentrant_lock(&name)),
+        "fenced" => on_terms!(client.fenced_lock(&name)),
+        "fair" => on_terms!(client.fair_lock(&name)),
+        "read" => on_terms!(client.read_write_lock(&name).read()),
+        _ => on_terms!(client.read_write_lock(&name).write()),
+    }
+}
+
+/// What keeps a lock of this kind and name from others.
+fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
+    match kind {
+        "read" => Box::new(client.read_write_lock(&format!("{name} read")).write().clone()),
+        _ => lock_of(client, kind, name, None),
+    }
+}
+
 /// One of each kind, under this name.
-fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 3] {
-    [
-        ("reentrant", Box::new(client.reentrant_lock(&format!("{name} reentrant")))),
-        ("fenced", Box::new(client.fenced_lock(&format!("{name} fenced")))),
-        ("fair", Box::new(client.fair_lock(&format!("{name} fair")))),
-    ]
+fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
+    KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
+}
+
+/// Takes a lock as soon as the replica keeps up: after it was away that may take a moment.
+#[track_caller]
+fn taken(lock: &dyn Lock) -> LockGuard {
+    let mut guard = None;
+    wait_until("the replica keeps up", SOON, || match lock.lock() {
+        Ok(taken) => {
+            guard = Some(taken);
+            true
+        }
+        Err(error) => {
+            too_few(&error);
+            false
+        }
+    });
+    guard.unwrap()
+}
+
+/// Waits until so many stand in the lock's queue, this thread as the last one.
+fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Running<T>) {
+    let queue = match kind {
+        "fair" => "redisson_lock_queue",
+        "read" | "write" => "redlatch_rwlock_queue",
+        _ => "redlatch_queue",
+    };
+    let mut connection = pair.master.connection();
+    wait_until(&format!("{places} stand in line for {name:?}"), SOON, || {
+        connection.llen::<_, u64>(format!("{queue}:{{{name}}}")).unwrap() >= places
+    });
+    waiter.wait_queued();
 }
 
 #[track_caller]
@@ -91,7 +150,7 @@ fn too_few(error: &Error) {
 fn whoever_has_a_lock_has_it_on_the_replica_too() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(UNIT / 10) else { return };
-    let client = pair.client();
+    let client = pair.patient().connect().unwrap();
     // Each twice: the first time the server does not know the script.
     for round in 0..2 {
         for (kind, lock) in locks(&client, &format!("round {round}")) {
@@ -121,8 +180,9 @@ fn whoever_has_a_lock_has_it_on_the_replica_too() {
 fn too_few_replicas_are_an_error_and_nothing_is_held() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let client = pair.client();
+    let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "stopped") {
+        taken(&*lock).unlock().unwrap();
         pair.replica.pause();
         let begun = Instant::now();
         let error = lock.lock().unwrap_err();
@@ -137,7 +197,7 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
         assert!(pair.is_free(lock.name()), "{kind}: it stays on the master");
 
         pair.replica.resume();
-        let guard = lock.lock().unwrap();
+        let guard = taken(&*lock);
         assert!(pair.agreed(lock.name()).is_some(), "{kind}");
         guard.unlock().unwrap();
     }
@@ -151,7 +211,7 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
         assert!(pair.is_free(name), "one of several: {name}");
     }
     pair.replica.resume();
-    several.lock().unwrap().unlock().unwrap();
+    wait_until("the replica keeps up", SOON, || several.lock().is_ok());
 }
 
 #[test]
@@ -162,7 +222,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     too_few(&lock.lock().unwrap_err());
     // More than there are.
     let replica = Server::builder().replica_of(&server).start().unwrap();
-    lock.lock().unwrap().unlock().unwrap();
+    taken(&lock).unlock().unwrap();
     let both = Client::builder(&server.url()).replica_acks(2, WITHIN).connect().unwrap();
     let said = both.reentrant_lock("alone").lock().unwrap_err().to_string();
     assert!(said.contains("only 1 of 2 replicas"), "{said}");
@@ -174,16 +234,16 @@ fn those_of_a_process_who_wait_together_hear_of_it_together() {
     const THREADS: u32 = 8;
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let client = pair.client();
+    let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("together");
-    let guard = lock.lock().unwrap();
+    let guard = taken(&lock);
     let waiters: Vec<_> = (0..THREADS)
         .map(|_| {
             let lock = lock.clone();
             spawn(move || lock.lock().map(drop).unwrap_err())
         })
         .collect();
-    waiters.iter().for_each(common::Running::wait_asleep);
+    waiters.iter().for_each(Running::wait_asleep);
     pair.replica.pause();
     // The turn is over: the lock goes back to the server.
     let begun = Instant::now();
@@ -193,7 +253,7 @@ fn those_of_a_process_who_wait_together_hear_of_it_together() {
     assert!(took < WITHIN * (THREADS - 1), "one after the other: {took:?}");
     assert!(pair.is_free("together"));
     pair.replica.resume();
-    lock.lock().unwrap().unlock().unwrap();
+    taken(&lock).unlock().unwrap();
 }
 
 /// Processes hand each other the lock: the grant was written over another's connection.
@@ -204,20 +264,23 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(UNIT / 20) else { return };
     let pair = Arc::new(pair);
-    for kind in 0..3 {
+    // (Readers have it together: see below.)
+    for kind in KINDS.into_iter().filter(|kind| *kind != "read") {
         let inside = Arc::new(AtomicBool::new(false));
-        let threads: Vec<_> = (0..CLIENTS * 2)
-            .map(|at| {
+        let client = || pair.patient().connect().unwrap();
+        let clients: Vec<_> = (0..CLIENTS).map(|_| client()).collect();
+        // Two threads of each process.
+        let threads: Vec<_> = clients
+            .iter()
+            .chain(&clients)
+            .map(|client| {
                 let (pair, inside) = (Arc::clone(&pair), Arc::clone(&inside));
-                let client =
-                    if at < CLIENTS { pair.client() } else { pair.builder().connect().unwrap() };
+                let lock = lock_of(client, kind, "handed", None);
                 spawn(move || {
-                    let [reentrant, fenced, fair] = locks(&client, "handed");
-                    let (_, lock) = [reentrant, fenced, fair].into_iter().nth(kind).unwrap();
                     for _ in 0..TIMES {
                         let guard = lock.lock().unwrap();
                         assert!(!inside.swap(true, Ordering::SeqCst));
-                        assert!(pair.agreed(lock.name()).is_some(), "{}", lock.name());
+                        assert!(pair.agreed(lock.name()).is_some(), "{kind}");
                         assert!(guard.is_held());
                         inside.store(false, Ordering::SeqCst);
                         guard.unlock().unwrap();
@@ -225,7 +288,44 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
                 })
             })
             .collect();
-        threads.into_iter().for_each(common::Running::join);
+        threads.into_iter().for_each(Running::join);
+    }
+}
+
+/// A grant to one reader is one to all behind it, of which each asks for itself.
+#[test]
+fn readers_that_are_let_in_together_are_all_on_the_replica() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(UNIT / 20) else { return };
+    let pair = Arc::new(pair);
+    let client = || pair.patient().connect().unwrap();
+    let writer = client();
+    for _ in 0..3 {
+        let guard = writer.read_write_lock("prices").write().lock().unwrap();
+        let readers: Vec<_> = (1..=3)
+            .map(|place| {
+                let (at, client) = (Arc::clone(&pair), client());
+                let reader = spawn(move || {
+                    let guard = client.read_write_lock("prices").read().lock().unwrap();
+                    let fields = |server: &Server| -> Vec<(String, String)> {
+                        server.connection().hgetall("prices").unwrap()
+                    };
+                    let known = fields(&at.replica);
+                    let own = |(field, _): &(String, String)| {
+                        let timeout = format!("{{prices}}:{field}:rwlock_timeout:1");
+                        field != "mode" && at.replica.connection().exists(timeout).unwrap()
+                    };
+                    assert!(known.contains(&("mode".to_owned(), "read".to_owned())), "{known:?}");
+                    assert!(known.iter().any(own), "{known:?}");
+                    assert!(guard.is_held());
+                    guard.unlock().unwrap();
+                });
+                wait_behind(&pair, "read", "prices", place, &reader);
+                reader
+            })
+            .collect();
+        guard.unlock().unwrap();
+        readers.into_iter().for_each(Running::join);
     }
 }
 
@@ -233,24 +333,83 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
 fn a_grant_by_message_that_no_replica_has_is_none() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let (ours, theirs) = (pair.client(), pair.client());
-    for ((kind, first), (_, second)) in
-        locks(&ours, "by message").into_iter().zip(locks(&theirs, "by message"))
-    {
+    let client = || pair.impatient().connect().unwrap();
+    let (ours, theirs) = (client(), client());
+    for kind in KINDS {
+        let (first, second) =
+            (barrier(&ours, kind, "by message"), lock_of(&theirs, kind, "by message", None));
         let name = first.name().to_owned();
-        let guard = first.lock().unwrap();
+        let guard = taken(&*first);
         let waiter = spawn(move || second.lock().map(drop).unwrap_err());
-        if kind != "fair" {
-            wait_in_line(&pair.master, &name, 1);
-        }
-        waiter.wait_asleep();
+        wait_behind(&pair, kind, &name, 1, &waiter);
         pair.replica.pause();
         guard.unlock().unwrap();
         too_few(&waiter.join());
         wait_until("nobody has it", SOON, || pair.is_free(&name));
         pair.replica.resume();
-        first.lock().unwrap().unlock().unwrap();
+        taken(&*first).unlock().unwrap();
     }
+}
+
+/// Whoever asks in vain gives it back to those behind, at once and not with its lease.
+#[test]
+fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let holder = client(&pair.master);
+    let impatient = pair.impatient().connect().unwrap();
+    let patient = pair.patient().connect().unwrap();
+    for kind in KINDS {
+        let guard = barrier(&holder, kind, "behind").lock().unwrap();
+        let name = guard.name().to_owned();
+        let first = lock_of(&impatient, kind, "behind", None);
+        let first = spawn(move || first.lock().map(drop).unwrap_err());
+        wait_behind(&pair, kind, &name, 1, &first);
+        // (A writer behind a reader: readers would be let in with it.)
+        let second = barrier(&patient, kind, "behind");
+        let second = spawn(move || second.lock().unwrap().unlock().unwrap());
+        wait_behind(&pair, kind, &name, 2, &second);
+        pair.cut_off(true);
+        guard.unlock().unwrap();
+        too_few(&first.join());
+        assert!(!second.is_finished(), "{kind}: no replica has it");
+        pair.cut_off(false);
+        second.join();
+        assert!(pair.is_free(&name), "{kind}");
+    }
+}
+
+/// A reader enters beside others of its process by a question, when their turn is over; and the one
+/// who writes reads as well by another.
+#[test]
+fn who_reads_beside_a_hold_waits_for_the_replica_too() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let client = pair.impatient().connect().unwrap();
+    let lock = client.read_write_lock("beside");
+    let first = taken(lock.read());
+    pair.cut_off(true);
+    thread::sleep(UNIT);
+    let beside = lock.clone();
+    let error = spawn(move || beside.read().lock().map(drop).unwrap_err()).join();
+    too_few(&error);
+    assert!(first.is_held(), "{:?}", first.state());
+    pair.cut_off(false);
+    let beside = lock.clone();
+    spawn(move || taken(beside.read()).unlock().unwrap()).join();
+    first.unlock().unwrap();
+    assert!(pair.is_free("beside"));
+
+    let writes = taken(lock.write());
+    pair.cut_off(true);
+    let error = lock.read().lock().map(drop).unwrap_err();
+    too_few(&error);
+    assert_eq!((lock.read().hold_count(), lock.write().hold_count()), (0, 1));
+    pair.cut_off(false);
+    let reads = taken(lock.read());
+    reads.unlock().unwrap();
+    writes.unlock().unwrap();
+    assert!(pair.is_free("beside"));
 }
 
 /// The second copy goes over a connection that has written nothing, and finds the lock its own.
@@ -261,8 +420,9 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     let way = Proxy::before(&pair.master);
     let client = settings(&way.url()).connections(1).connect().unwrap();
     for (kind, lock) in locks(&client, "twice") {
-        lock.lock().unwrap().unlock().unwrap();
-        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+        taken(&*lock).unlock().unwrap();
+        // Its script is known then, too.
+        lock.try_lock().ok().flatten().map(LockGuard::unlock);
         pair.cut_off(true);
         for tries in [false, true] {
             let name = lock.name().to_owned();
@@ -277,7 +437,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
             wait_until("nobody has it", SOON, || pair.is_free(lock.name()));
         }
         pair.cut_off(false);
-        lock.lock().unwrap().unlock().unwrap();
+        taken(&*lock).unlock().unwrap();
     }
 }
 
@@ -286,27 +446,17 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
 fn a_hold_that_is_found_is_written_anew() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let (ours, theirs) = (pair.client(), pair.client());
+    let client = || pair.patient().connect().unwrap();
+    let (ours, theirs) = (client(), client());
     // Shorter than what it is handed on for: there is nothing to make longer.
     let lease = UNIT * 15;
-    for kind in ["reentrant", "fair"] {
-        let name = format!("anew {kind}");
-        let (first, second): (Box<dyn Lock>, Box<dyn Lock>) = match kind {
-            "fair" => (
-                Box::new(ours.fair_lock(&name)),
-                Box::new(theirs.fair_lock(&name).with_lease(lease)),
-            ),
-            _ => (
-                Box::new(ours.reentrant_lock(&name)),
-                Box::new(theirs.reentrant_lock(&name).with_lease(lease)),
-            ),
-        };
+    for kind in KINDS {
+        let first = barrier(&ours, kind, "anew");
+        let second = lock_of(&theirs, kind, "anew", Some(lease));
+        let name = first.name().to_owned();
         let guard = first.lock().unwrap();
         let waiter = spawn(move || second.lock().unwrap().unlock().unwrap());
-        if kind != "fair" {
-            wait_in_line(&pair.master, &name, 1);
-        }
-        waiter.wait_asleep();
+        wait_behind(&pair, kind, &name, 1, &waiter);
         let before = Commands::so_far(&pair.master).of("pexpire");
         guard.unlock().unwrap();
         waiter.join();
@@ -319,15 +469,15 @@ fn a_hold_that_is_found_is_written_anew() {
 fn a_script_that_the_server_forgot_counts_when_it_has_run() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let client = pair.client();
+    let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "forgotten") {
-        lock.lock().unwrap().unlock().unwrap();
+        taken(&*lock).unlock().unwrap();
         pair.cut_off(true);
         let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut pair.master.connection()).unwrap();
         let error = lock.lock().map(drop).expect_err(kind);
         too_few(&error);
         pair.cut_off(false);
-        lock.lock().unwrap().unlock().unwrap();
+        taken(&*lock).unlock().unwrap();
     }
 }
 
@@ -335,11 +485,11 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 fn a_renewal_that_no_replica_has_makes_nothing_longer() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let lease = UNIT * 12;
-    let client = pair.builder().watchdog_timeout(lease).connect().unwrap();
+    let lease = UNIT * 30;
+    let client = pair.impatient().watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock("renewed");
 
-    let guard = lock.lock().unwrap();
+    let guard = taken(&lock);
     pair.replica.pause();
     wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
     pair.replica.resume();
@@ -364,7 +514,7 @@ fn a_renewal_that_no_replica_has_makes_nothing_longer() {
 fn a_loss_is_told_though_no_replica_acknowledges() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(Duration::ZERO) else { return };
-    let client = pair.builder().watchdog_timeout(UNIT * 30).connect().unwrap();
+    let client = pair.patient().watchdog_timeout(UNIT * 30).connect().unwrap();
     let guard = client.reentrant_lock("revoked").lock().unwrap();
     pair.replica.pause();
     let () = pair.master.connection().del("revoked").unwrap();
@@ -377,10 +527,10 @@ fn a_loss_is_told_though_no_replica_acknowledges() {
 fn a_longer_lease_by_re_entry_counts_when_the_replica_has_it() {
     let _bounded = bounded();
     let Some(pair) = Pair::start(UNIT / 10) else { return };
-    let client = pair.client();
+    let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("deeper");
-    let outer = lock.with_lease(LONG).lock().unwrap();
-    let inner = lock.with_lease(LONG * 2).lock().unwrap();
+    let outer = taken(&lock.with_lease(LONG));
+    let inner = taken(&lock.with_lease(LONG * 2));
     assert!(pttl(&mut pair.replica.connection(), "deeper") > LONG.as_millis() as i64);
     pair.cut_off(true);
     let error = lock.with_lease(LONG * 3).lock().map(drop).unwrap_err();
@@ -399,7 +549,7 @@ fn one_question_is_for_all_who_ask_together() {
     const TIMES: usize = 20;
     let _bounded = bounded();
     let Some(pair) = Pair::start(UNIT / 50) else { return };
-    let client = pair.builder().connections(1).connect().unwrap();
+    let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
     let before = Commands::so_far(&pair.master);
     let threads: Vec<_> = (0..THREADS)
@@ -408,7 +558,7 @@ fn one_question_is_for_all_who_ask_together() {
             spawn(move || (0..TIMES).for_each(|_| drop(lock.lock().unwrap())))
         })
         .collect();
-    threads.into_iter().for_each(common::Running::join);
+    threads.into_iter().for_each(Running::join);
     let waits = Commands::so_far(&pair.master).of("wait") - before.of("wait");
     assert!(waits > 0);
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
