@@ -172,9 +172,9 @@ impl Renewer {
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner));
-                // A question writes nothing, and permits need no replicas.
-                let counts = kind(call) == Renewals::Locks && !lease(call).is_zero();
-                script::lock::renew_command(kind(call), holds, lease(call), acks.filter(|_| counts))
+                // A question writes nothing.
+                let acks = acks.filter(|_| !lease(call).is_zero());
+                script::lock::renew_command(kind(call), holds, lease(call), acks)
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
