@@ -235,19 +235,27 @@ impl ClientBuilder {
         self
     }
 
-    /// A lock counts as taken only when `count` replicas have acknowledged it within `within`. Else
+    /// A lock or a permit counts as taken only when `count` replicas have acknowledged it within `within`. Else
     /// the call fails with a transient error of kind [`Redis`](ErrorKind::Redis), which says how many
-    /// had it; the lock is released again, and nothing is held. The same goes for every renewal: one
+    /// had it; it is released again, and nothing is held by the call. The same goes for every renewal: one
     /// that too few replicas have acknowledged has failed. The guard says
     /// [`Unconfirmed`](crate::HoldState::Unconfirmed), the renewal is tried again, and if that is in
     /// vain until the lease is over, the lock is lost. So whatever a guard says is held, `count`
     /// replicas have, with its lease.
     ///
     /// It is for all locks, whatever way they are taken: by a reply or handed on by another process,
-    /// fair and fenced ones, as parts of a [`MultiLock`](crate::MultiLock), after a wait on a
-    /// [`Condition`](crate::Condition), and for a longer lease taken by re-entry. It is not for
-    /// permits of semaphores, counts of latches, notifications, and releases: a release that a
-    /// failover forgets leaves the lock held until its lease ends.
+    /// re-entrant, fenced and fair ones, read-write locks on both sides, as parts of a
+    /// [`MultiLock`](crate::MultiLock), after a wait on a [`Condition`](crate::Condition), and for a
+    /// longer lease taken by re-entry. It is for permits that are taken, too, of a
+    /// [`Semaphore`](crate::Semaphore) and of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), for the latter's renewals, and for
+    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time) of a permit that a guard
+    /// of this client has.
+    ///
+    /// It is not for what is given back, set or added: a release that a failover forgets leaves the
+    /// lock held until its lease ends, and a permit missing. Nor for the counts of a
+    /// [`CountDownLatch`](crate::CountDownLatch), since what a count-down says has happened stays
+    /// true (a failover may keep those waiting who have not heard of it), nor for notifications.
     ///
     /// **What it proves**: that so many replicas had the lock in their memory before the call
     /// returned. If a replica that acknowledged becomes master, the lock is there. **What it cannot

@@ -86,9 +86,9 @@
 //! - a release that the old master answered and did not send on is undone: the lock is held by nobody
 //!   until its lease ends. Permits and counts may go back in the same way.
 //!
-//! With [`replica_acks`](ClientBuilder::replica_acks) a lock counts only when so many replicas have it,
-//! which makes that rarer; it says there what it proves. What keeps it from doing harm is a write that
-//! is conditional by itself. (Fencing tokens come from the same server, and may repeat.)
+//! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
+//! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing harm
+//! is a write that is conditional by itself. (Fencing tokens come from the same server, and may repeat.)
 //!
 //! # Threads and connections
 //!
