@@ -676,14 +676,19 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let leases = client.expirable_semaphore("leases");
     leases.try_set_permits(2).unwrap();
     // Their scripts are known from here on.
-    wait_until("the replica keeps up", SOON, || numbers.acquire().is_ok_and(|it| it.release().is_ok()));
-    wait_until("the replica keeps up", SOON, || leases.acquire().is_ok_and(|it| it.release().is_ok()));
+    wait_until("the replica keeps up", SOON, || {
+        numbers.acquire().is_ok_and(|it| it.release().is_ok())
+    });
+    wait_until("the replica keeps up", SOON, || {
+        leases.acquire().is_ok_and(|it| it.release().is_ok())
+    });
     pair.cut_off(true);
     let lose = |name: &'static str| {
         let asks = move |bytes: &[u8]| bytes.windows(name.len()).any(|it| it == name.as_bytes());
         way.on(Direction::Request, 1, Action::LoseReply, asks);
     };
     let fired = way.fired();
+    let before = Commands::so_far(&pair.master);
     lose("numbers");
     let error = numbers.acquire().map(drop).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
@@ -691,7 +696,29 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let error = leases.acquire().map(drop).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert_eq!(way.fired(), fired + 2);
+    // (See above: Redis 7.0 would count what this connection has not written.)
+    let written = |name| Commands::so_far(&pair.master).of(name) - before.of(name);
+    assert!(written("set") >= 3, "taken, found, and given back: {}", written("set"));
+    assert!(written("decrby") >= 3, "taken by both, and found: {}", written("decrby"));
     let free = |name| pair.master.connection().get::<_, i64>(name).unwrap();
     wait_until("all are back", SOON, || (free("numbers"), free("leases")) == (2, 2));
     pair.cut_off(false);
+}
+
+#[test]
+fn a_lease_of_a_permit_that_is_long_enough_is_written_anew() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let client = pair.patient().connect().unwrap();
+    let semaphore = client.expirable_semaphore("leases");
+    semaphore.try_set_permits(1).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    for lease in [LONG * 2, LONG] {
+        let before = Commands::so_far(&pair.master).of("zadd");
+        assert!(semaphore.update_lease_time(&permit.id(), lease).unwrap());
+        let written = Commands::so_far(&pair.master).of("zadd") - before;
+        assert!(written >= 1, "{lease:?}: {written}");
+    }
+    assert!(permit.remaining() > LONG);
+    permit.release().unwrap();
 }
