@@ -86,17 +86,19 @@
 //! - a release that the old master answered and did not send on is undone: the lock is held by nobody
 //!   until its lease ends. Permits and counts may go back in the same way.
 //!
-//! What keeps that from doing harm is a write that is conditional by itself. (Fencing tokens come from
-//! the same server, and may repeat.)
+//! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
+//! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing harm
+//! is a write that is conditional by itself. (Fencing tokens come from the same server, and may repeat.)
 //!
 //! # Threads and connections
 //!
 //! A process usually has one [`Client`]. Its clones and all that it made share what it has: three
 //! background threads, however much is held (`redlatch-watchdog`, `redlatch-renewer` and
 //! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
-//! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a few connections (4 to 16 for commands, by the distance of the server, or as many
-//! as [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the
-//! first wait; one for renewals).
+//! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a few
+//! connections (4 to 16 for commands, by the distance of the server, or as many as
+//! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
+//! wait; one for renewals).
 //! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
 //! the drop of the last handle, releases what is held and ends the threads.
 //!
@@ -138,6 +140,8 @@
 //!
 //! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
 //!   build needs). Off by default.
+//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
+//!   both are on, this one is used. Off by default.
 
 mod acquire;
 mod auto_traits;

@@ -1,5 +1,9 @@
 //! Commands as bytes.
 
+use std::time::Duration;
+
+use crate::config::ReplicaAcks;
+
 /// A script that the server runs, by its hash once it knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -22,6 +26,7 @@ impl Script {
 pub(crate) struct Command {
     bytes: Vec<u8>,
     script: Option<ScriptCall>,
+    acks: Option<ReplicaAcks>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +46,17 @@ impl Command {
         for part in parts {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: None }
+        Self { bytes, script: None, acks: None }
+    }
+
+    /// Answered when so many replicas have what was written over its connection so far, or when the
+    /// time is over: how many have it.
+    pub(crate) fn wait(acks: ReplicaAcks) -> Self {
+        let mut digits = [[0; 20]; 2];
+        let [count, millis] = &mut digits;
+        let count = decimal(acks.count.into(), count);
+        // Never zero, which is for ever.
+        Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
     /// A script call: `EVALSHA`, which [`to_eval`](Self::to_eval) turns into `EVAL` for a server
@@ -58,7 +73,17 @@ impl Command {
         for part in keys.iter().chain(arguments) {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: Some(ScriptCall { script, parts, rest }) }
+        Self { bytes, script: Some(ScriptCall { script, parts, rest }), acks: None }
+    }
+
+    /// What it writes counts only when so many replicas have it: a [`wait`](Self::wait) goes behind
+    /// it.
+    pub(crate) fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
+        Self { acks, ..self }
+    }
+
+    pub(crate) fn acks(&self) -> Option<ReplicaAcks> {
+        self.acks
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -80,6 +105,10 @@ impl Command {
         bytes.extend_from_slice(&self.bytes[rest..]);
         Some(bytes)
     }
+}
+
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `number` as text, in `digits`.

@@ -10,6 +10,8 @@ use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
 #[cfg(not(all(test, shuttle)))]
+use super::tls::Tls;
+#[cfg(not(all(test, shuttle)))]
 use super::url::SentinelUrl;
 use super::url::{FORMS, explain_url};
 use super::{Connection, Health};
@@ -34,7 +36,11 @@ pub(crate) struct Endpoint {
 /// Where a server is found.
 #[derive(Clone)]
 enum Place {
-    At(ConnectionAddr),
+    At {
+        address: ConnectionAddr,
+        #[cfg(not(all(test, shuttle)))]
+        tls: Tls,
+    },
     /// Wherever they say.
     #[cfg(not(all(test, shuttle)))]
     Named(Arc<Sentinels>),
@@ -59,7 +65,8 @@ impl Endpoint {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
             let settings = Credentials::instead(credentials, url.server.redis_settings());
-            let place = Place::Named(Arc::new(Sentinels::new(&url, &settings, config, &health)));
+            let sentinels = Sentinels::new(&url, &settings, config, &health)?;
+            let place = Place::Named(Arc::new(sentinels));
             return Ok(Self::at(place, settings, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
@@ -70,7 +77,11 @@ impl Endpoint {
                 .caused_by(source)
         })?;
         let health = Arc::new(Health::new(&info.addr().to_string()));
-        let place = Place::At(info.addr().clone());
+        let place = Place::At {
+            address: info.addr().clone(),
+            #[cfg(not(all(test, shuttle)))]
+            tls: Tls::new(info.addr(), config)?,
+        };
         let settings = Credentials::instead(credentials, info.redis_settings());
         Ok(Self::at(place, settings, timeouts, health))
     }
@@ -111,8 +122,8 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (settings, timeout) = (&self.settings, self.response_timeout);
         let opened = match &self.place {
-            Place::At(address) => {
-                Connection::open(address, settings, timeout, deadline, false, &|_| {})
+            Place::At { address, tls } => {
+                Connection::open(address, tls, settings, timeout, deadline, false, &|_| {})
             }
             Place::Named(sentinels) => sentinels.open(timeout, deadline),
         };
@@ -176,7 +187,7 @@ impl Endpoint {
     pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
         #[cfg(not(all(test, shuttle)))]
         match &self.place {
-            Place::At(_) => None,
+            Place::At { .. } => None,
             Place::Named(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
                 Some(move || sentinels.follow())
@@ -201,7 +212,7 @@ impl Endpoint {
 
     /// Whether another server may take this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
-        !matches!(self.place, Place::At(_))
+        !matches!(self.place, Place::At { .. })
     }
 
     /// Which run of the server was met last.
@@ -233,8 +244,9 @@ impl Endpoint {
     }
 }
 
-const NO_INFO: &str = "it does not say which run of it this is (INFO server is not allowed), so each \
-                       new connection counts as another one, and what is held is asked for again";
+const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \
+                       one what is held is asked for once more, and a release whose reply was lost is \
+                       reported as a loss, unless it is known to have been carried out";
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::Core;
 use super::renewer::Renewer;
 use crate::config::Config;
-use crate::connection::{Endpoint, Lane, greet};
+use crate::connection::{Endpoint, Lane, greet, may_wait};
 use crate::error::{Error, ErrorKind};
 use crate::pubsub::News;
 use crate::script;
@@ -37,6 +37,9 @@ impl Session {
         let endpoint = Arc::new(endpoint);
         let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
         let round_trip = greet(&lane, &endpoint)?;
+        if config.replica_acks.is_some() {
+            may_wait(&lane, &endpoint)?;
+        }
         let count = config.connections.unwrap_or_else(|| lanes_for(round_trip));
         let mut lanes = vec![lane];
         lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
