@@ -10,12 +10,6 @@ use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, millis, num
 use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::PermitId;
 
-macro_rules! script {
-    ($($file:literal),*) => {
-        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),*)))
-    };
-}
-
 static TRY_ACQUIRE: LazyLock<Script> =
     script!("number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> =

@@ -14,21 +14,16 @@ use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::{LockKeys, Mode, Owner};
 use crate::sync::clock;
 
-macro_rules! script {
-    ($($file:literal),+) => {
-        LazyLock::new(|| {
-            Script::new(concat!($(include_str!(concat!("../../lua/lock/", $file))),+))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<Script> = script!("free.lua", "queue.lua", "acquire.lua");
-static TRY: LazyLock<Script> = script!("free.lua", "queue.lua", "try.lua");
-static RELEASE: LazyLock<Script> = script!("unwanted.lua", "queue.lua", "release.lua");
-static GIVE_UP: LazyLock<Script> = script!("queue.lua", "give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("queue.lua", "force_unlock.lua");
-static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/lock/renew.lua")));
+static ACQUIRE: LazyLock<Script> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static TRY: LazyLock<Script> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+static RELEASE: LazyLock<Script> =
+    script!("lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<Script> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> =
+    script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
+static RENEW: LazyLock<Script> = script!("lock/renew.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
@@ -117,7 +112,7 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// `TOKENS` of `lua/lock/queue.lua`.
+    /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
     /// Of a hold whose last one this is. `None`: that cannot be.

@@ -10,26 +10,19 @@ use super::{Rights, Trouble, accepted, ask, flag, number, unexpected};
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::error::{Error, ErrorKind};
 
-macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/number.lua"),
-                include_str!("../../lua/once.lua"),
-                include_str!(concat!("../../lua/semaphore/", $file))
-            ))
-        })
-    };
-}
-
-static TRY_ACQUIRE: LazyLock<Script> = script!("try_acquire.lua");
-static ABANDON: LazyLock<Script> = script!("abandon.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
-static ADD_PERMITS: LazyLock<Script> = script!("add_permits.lua");
-static DRAIN_PERMITS: LazyLock<Script> = script!("drain_permits.lua");
-static SET_PERMITS: LazyLock<Script> = script!("set_permits.lua");
-static TRY_SET_PERMITS: LazyLock<Script> = script!("try_set_permits.lua");
-static DELETE: LazyLock<Script> = script!("delete.lua");
+static TRY_ACQUIRE: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/abandon.lua");
+static RELEASE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/release.lua");
+static ADD_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+static DRAIN_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/drain_permits.lua");
+static SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/set_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

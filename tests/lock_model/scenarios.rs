@@ -471,7 +471,7 @@ fn a_shortcut_does_what_the_rest_would() {
         let rule = format!("-{denied}");
         let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
         let mut user = Direct::without(&server, rules);
-        user.scripts = Scripts::broken(Script::Queue, brief, long);
+        user.scripts = Scripts::broken(Script::HandOff, brief, long);
         for (at, state) in states.iter().enumerate() {
             for (request, is_poor) in requests.iter().flat_map(|it| [(it, false), (it, true)]) {
                 let script = Script::of(request);

@@ -8,8 +8,9 @@ use crate::wire::{Chain, Request, Site, owner};
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Script {
-    /// Stands before the others of ours.
-    Queue,
+    /// These stand before the others of ours.
+    HandOff,
+    Holder,
     Acquire,
     Try,
     Release,
@@ -55,7 +56,8 @@ pub(crate) struct Scripts(HashMap<Script, String>);
 impl Scripts {
     pub(crate) fn ours() -> Self {
         let texts = [
-            (Script::Queue, include_str!("../../lua/lock/queue.lua")),
+            (Script::HandOff, include_str!("../../lua/hand_off.lua")),
+            (Script::Holder, include_str!("../../lua/lock/holder.lua")),
             (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),
             (Script::Try, include_str!("../../lua/lock/try.lua")),
             (Script::Release, include_str!("../../lua/lock/release.lua")),
@@ -90,8 +92,10 @@ impl Scripts {
 
     /// The same without its shortcut.
     pub(crate) fn rest(&self, script: Script) -> String {
-        let prelude = if script.has_prelude() { &self.0[&Script::Queue] } else { "" };
-        format!("{prelude}{}", self.0[&script])
+        if !script.has_prelude() {
+            return self.0[&script].clone();
+        }
+        [Script::HandOff, Script::Holder, script].map(|part| self.0[&part].as_str()).concat()
     }
 }
 

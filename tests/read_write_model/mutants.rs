@@ -76,8 +76,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a pattern's subscriber makes the dead look alive",
         Script::HandOff,
-        "return refused(heard) or heard[2] > 0",
-        "return true",
+        "return (refused(heard) or heard[2] > 0) and channel or nil",
+        "return channel",
         0,
     ),
     script(

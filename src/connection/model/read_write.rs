@@ -195,25 +195,26 @@ impl State {
     }
 }
 
-macro_rules! script {
-    ($file:literal $(, behind $shortcut:literal)?) => {
-        LazyLock::new(|| {
-            sha(concat!(
-                $(include_str!(concat!("../../../lua/read_write/", $shortcut)),)?
-                include_str!("../../../lua/hand_off.lua"),
-                include_str!("../../../lua/read_write/holders.lua"),
-                include_str!(concat!("../../../lua/read_write/", $file)),
-            ))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<String> = script!("acquire.lua", behind "free.lua");
-static TRY: LazyLock<String> = script!("try.lua", behind "free.lua");
-static RELEASE: LazyLock<String> = script!("release.lua", behind "unwanted.lua");
-static GIVE_UP: LazyLock<String> = script!("give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> = script!("force_unlock.lua");
-static STAY: LazyLock<String> = script!("stay.lua");
+static ACQUIRE: LazyLock<String> = script!(
+    "read_write/free.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/acquire.lua"
+);
+static TRY: LazyLock<String> =
+    script!("read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static RELEASE: LazyLock<String> = script!(
+    "read_write/unwanted.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/release.lua"
+);
+static GIVE_UP: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+static STAY: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/stay.lua");
 
 /// The server knows them from the beginning.
 pub(super) fn scripts() -> Vec<String> {
