@@ -251,11 +251,8 @@ impl<'a> LockScripts<'a> {
         beside: Option<Owner>,
     ) -> Command {
         let mut digits = [0; 20];
-        let beside = beside.as_ref().map_or(&b""[..], Owner::as_bytes);
-        let arguments = [millis(lease, &mut digits), owner.as_bytes(), beside];
-        // Only a read-write lock's `try` looks at the last one.
-        let arguments = &arguments[..if self.mode == Mode::Lock { 2 } else { 3 }];
-        self.command(script, arguments)
+        let arguments = [millis(lease, &mut digits), owner.as_bytes()];
+        self.command(script, &arguments, beside.as_ref())
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -287,7 +284,7 @@ impl<'a> LockScripts<'a> {
             Mode::Read => Some(&b"read"[..]),
             Mode::Write => Some(&b"write"[..]),
         });
-        let command = || self.command(self.scripts().force_unlock, &arguments);
+        let command = || self.command(self.scripts().force_unlock, &arguments, None);
         let send = || send_force_unlock(self.lane, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
@@ -309,10 +306,16 @@ impl<'a> LockScripts<'a> {
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (mut start, mut count) = ([0; 20], [0; 20]);
         let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
-        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()])
+        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()], None)
     }
 
-    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+    /// `beside`: the writer under whose hold it reads.
+    fn command(
+        self,
+        script: &'static LazyLock<Script>,
+        arguments: &[&[u8]],
+        beside: Option<&Owner>,
+    ) -> Command {
         let LockKeys { queue, window, tokens, .. } = self.keys;
         let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
         let keys = keys.map(str::as_bytes);
@@ -322,12 +325,14 @@ impl<'a> LockScripts<'a> {
             None => &keys[..3],
         };
         // It is 0 nearly always, and what is not sent costs nobody anything.
-        match self.database.unsigned_abs() {
-            0 => Command::script(script, keys, arguments),
-            database => {
+        match (self.database.unsigned_abs(), beside) {
+            (0, None) => Command::script(script, keys, arguments),
+            (database, beside) => {
                 let mut digits = [0; 20];
-                let database = [decimal(database, &mut digits)];
-                Command::script(script, keys, &[arguments, &database].concat())
+                let mut arguments = arguments.to_vec();
+                arguments.push(decimal(database, &mut digits));
+                arguments.extend(beside.map(Owner::as_bytes));
+                Command::script(script, keys, &arguments)
             }
         }
     }

@@ -223,7 +223,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who tries enters beside a writer",
         Script::Try,
-        "elseif mode and (writer == '' or redis.call('hexists', lock, writer) == 0) then",
+        "elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then",
         "elseif false then",
         0,
     ),

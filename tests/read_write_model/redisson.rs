@@ -136,7 +136,7 @@ impl Simulation<'_> {
         let (lock, owner) = (site.lock.clone(), own.owner());
         let lease = LEASE.to_string();
         if own.version == Version::Ours {
-            let args = taking(site, LEASE, owner, String::new());
+            let args = taking(site, LEASE, owner, None);
             return self.java_call(java, Script::Try, (&keys(site), &args));
         }
         if own.writes {
@@ -187,7 +187,7 @@ impl Simulation<'_> {
         let lock = own.site;
         let site = &self.locks[lock].site;
         let (writer, reader, now) = (own.owner(), own.reader(), self.now);
-        let args = taking(site, LEASE, reader.clone(), writer);
+        let args = taking(site, LEASE, reader.clone(), Some(writer));
         let keys = keys(site);
         let Value::Int(_) = self.java_call(java, Script::Try, (&keys, &args))? else {
             return Ok(false);

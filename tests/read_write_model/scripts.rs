@@ -133,7 +133,7 @@ pub(crate) fn call(
     let owner = |number: &u64| owner(uuid, *number);
     let args = match request {
         Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            taking(site, *lease, owner(number), String::new())
+            taking(site, *lease, owner(number), None)
         }
         Request::Release { number, chain } | Request::GiveUp { number, chain } => {
             leaving(site, owner(number), *chain)
@@ -152,9 +152,17 @@ pub(crate) fn call(
 }
 
 /// `ARGV` of `acquire` and `try`. `writer`: under whose hold it reads, or nobody's.
-pub(crate) fn taking(site: &Site, lease: i64, owner: String, writer: String) -> Vec<String> {
-    let mut args = vec![lease.to_string(), owner, writer];
-    args.extend(database(site));
+pub(crate) fn taking(
+    site: &Site,
+    lease: i64,
+    owner: String,
+    writer: Option<String>,
+) -> Vec<String> {
+    let mut args = vec![lease.to_string(), owner];
+    match writer {
+        None => args.extend(database(site)),
+        Some(writer) => args.extend([site.database.to_string(), writer]),
+    }
     args
 }
 
