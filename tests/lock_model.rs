@@ -1,5 +1,5 @@
 //! The scripts of a lock that processes hand to each other, on a real server with a simulated
-//! clock, and the client that goes with them (`lock_model/client.rs`).
+//! clock, and the client that goes with them (`model/client.rs`).
 //!
 //! Processes of ours and Redisson's clients take one lock, or two that might be mistaken for each
 //! other, at random and for simulated minutes. They give up, are killed, stopped and cut off;
@@ -16,13 +16,13 @@
 
 mod common;
 
-#[path = "lock_model/client.rs"]
+#[path = "model/client.rs"]
 mod client;
 #[path = "lock_model/machine.rs"]
 mod machine;
 #[path = "lock_model/mutants.rs"]
 mod mutants;
-#[path = "lock_model/plan.rs"]
+#[path = "model/plan.rs"]
 mod plan;
 #[path = "model/random.rs"]
 mod random;
@@ -36,17 +36,17 @@ mod scenarios;
 mod scripts;
 #[path = "lock_model/share.rs"]
 mod share;
-#[path = "lock_model/simulation.rs"]
+#[path = "model/simulation.rs"]
 mod simulation;
 #[path = "lock_model/site.rs"]
 mod site;
 #[path = "lock_model/state.rs"]
 mod state;
-#[path = "lock_model/store.rs"]
+#[path = "model/store.rs"]
 mod store;
-#[path = "lock_model/waits.rs"]
+#[path = "model/waits.rs"]
 mod waits;
-#[path = "lock_model/wire.rs"]
+#[path = "model/wire.rs"]
 mod wire;
 
 use std::env;

@@ -13,11 +13,11 @@
 
 mod common;
 
-#[path = "lock_model/client.rs"]
+#[path = "model/client.rs"]
 mod client;
 #[path = "read_write_model/mutants.rs"]
 mod mutants;
-#[path = "lock_model/plan.rs"]
+#[path = "model/plan.rs"]
 mod plan;
 #[path = "model/random.rs"]
 mod random;
@@ -29,17 +29,17 @@ mod rules;
 mod scripts;
 #[path = "read_write_model/shortcuts.rs"]
 mod shortcuts;
-#[path = "lock_model/simulation.rs"]
+#[path = "model/simulation.rs"]
 mod simulation;
 #[path = "read_write_model/site.rs"]
 mod site;
 #[path = "read_write_model/state.rs"]
 mod state;
-#[path = "lock_model/store.rs"]
+#[path = "model/store.rs"]
 mod store;
-#[path = "lock_model/waits.rs"]
+#[path = "model/waits.rs"]
 mod waits;
-#[path = "lock_model/wire.rs"]
+#[path = "model/wire.rs"]
 mod wire;
 
 use std::env;
