@@ -1,57 +1,8 @@
-//! Rules broken one at a time, in the scripts and in the client, to show that the model would
-//! notice.
+//! Rules broken one at a time, in the scripts and in the client.
 
-use crate::client::Rule;
-use crate::store::Script;
-
-/// What is broken, where, and who has noticed.
-pub(crate) struct Mutant {
-    pub(crate) what: &'static str,
-    pub(crate) broken: Broken,
-    pub(crate) by: By,
-}
-
-pub(crate) enum Broken {
-    /// A part of a text, and what stands there instead.
-    Script(Script, &'static str, &'static str),
-    Client(Rule),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum By {
-    /// A history that has found it out, to be tried first. If scripts or model have changed since,
-    /// another one will, and the test says which.
-    Seed(u64),
-    /// What the clients get where nothing goes wrong.
-    Share,
-}
-
-const fn script(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-    seed: u64,
-) -> Mutant {
-    Mutant { what, broken: Broken::Script(script, part, by), by: By::Seed(seed) }
-}
-
-const fn unfair(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-) -> Mutant {
-    Mutant { what, broken: Broken::Script(script, part, by), by: By::Share }
-}
-
-const fn client(what: &'static str, rule: Rule, seed: u64) -> Mutant {
-    Mutant { what, broken: Broken::Client(rule), by: By::Seed(seed) }
-}
-
-const fn slow(what: &'static str, rule: Rule) -> Mutant {
-    Mutant { what, broken: Broken::Client(rule), by: By::Share }
-}
+use crate::model::client::Rule;
+use crate::model::mutant::{Mutant, client, script, slow, unfair};
+use crate::model::scripts::Script;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
@@ -63,14 +14,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a message that nobody heard grants",
-        Script::Holder,
+        Script::Holders,
         "if type(heard) == 'number' and heard > 0 then",
         "if type(heard) == 'number' then",
         3,
     ),
     script(
         "the last in the queue is granted first",
-        Script::Holder,
+        Script::Holders,
         "redis.pcall('lpop', queue)\n        if type(head)",
         "redis.pcall('rpop', queue)\n        if type(head)",
         1,
@@ -84,7 +35,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "who is not the holder does not look",
-        Script::Holder,
+        Script::Holders,
         "        look()\n        return false",
         "        return false",
         3,
@@ -149,7 +100,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a lock is taken without an end",
-        Script::Holder,
+        Script::Holders,
         "redis.call('pexpire', lock, lease)",
         "",
         0,
@@ -177,7 +128,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a grant is taken back without a word",
-        Script::Holder,
+        Script::Holders,
         "        if not trouble then
             redis.call('del', lock)
         end",
@@ -193,14 +144,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a hold takes a single token",
-        Script::Holder,
+        Script::Holders,
         "redis.pcall('incrby', tokens, TOKENS)",
         "redis.pcall('incrby', tokens, 1)",
         1,
     ),
     script(
         "who is handed the lock is told no token",
-        Script::Holder,
+        Script::Holders,
         "token and string.format(',%.0f', token) or ''",
         "''",
         1,

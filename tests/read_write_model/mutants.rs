@@ -1,27 +1,7 @@
-//! Rules broken one at a time, to show that the model would notice.
+//! Rules broken one at a time.
 
-use crate::store::Script;
-
-/// What is broken: a part of a text, and what stands there instead.
-pub(crate) struct Mutant {
-    pub(crate) what: &'static str,
-    pub(crate) script: Script,
-    pub(crate) part: &'static str,
-    pub(crate) by: &'static str,
-    /// A history that has found it out, to be tried first. If scripts or model have changed since,
-    /// another one will, and the test says which.
-    pub(crate) seed: u64,
-}
-
-const fn script(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-    seed: u64,
-) -> Mutant {
-    Mutant { what, script, part, by, seed }
-}
+use crate::model::mutant::{Mutant, script};
+use crate::model::scripts::Script;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(

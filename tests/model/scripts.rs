@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::state::State;
-use crate::wire::{Chain, Request, Site, owner};
+use super::kind::Kind;
+use super::site::Site;
+use super::state::State;
+use super::wire::{Chain, Request};
 
 /// Which text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +22,10 @@ pub(crate) enum Script {
     GiveUp,
     Renew,
     ForceUnlock,
+    RedissonAcquire,
+    /// Of Redisson 3.16.8.
+    RedissonUnlock3,
+    RedissonUnlock4,
     RedissonReadAcquire,
     RedissonReadUnlock,
     RedissonWriteAcquire,
@@ -43,7 +49,10 @@ impl Script {
     pub(crate) fn is_of_redisson(self) -> bool {
         matches!(
             self,
-            Self::RedissonReadAcquire
+            Self::RedissonAcquire
+                | Self::RedissonUnlock3
+                | Self::RedissonUnlock4
+                | Self::RedissonReadAcquire
                 | Self::RedissonReadUnlock
                 | Self::RedissonWriteAcquire
                 | Self::RedissonWriteUnlock
@@ -51,6 +60,35 @@ impl Script {
                 | Self::RedissonReadRenew4
                 | Self::RedissonForceUnlock
         )
+    }
+
+    /// Whether who sends it may get the lock by its reply.
+    pub(crate) fn takes(self) -> bool {
+        matches!(
+            self,
+            Self::Acquire
+                | Self::Try
+                | Self::RedissonAcquire
+                | Self::RedissonReadAcquire
+                | Self::RedissonWriteAcquire
+        )
+    }
+
+    /// Whether it ends the hold of who sends it.
+    pub(crate) fn leaves(self) -> bool {
+        matches!(
+            self,
+            Self::Release
+                | Self::GiveUp
+                | Self::RedissonUnlock3
+                | Self::RedissonUnlock4
+                | Self::RedissonReadUnlock
+                | Self::RedissonWriteUnlock
+        )
+    }
+
+    pub(crate) fn is_forced(self) -> bool {
+        matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
     }
 
     /// What stands before the prelude.
@@ -72,32 +110,14 @@ impl Script {
 pub(crate) struct Scripts(HashMap<Script, String>);
 
 impl Scripts {
-    pub(crate) fn ours() -> Self {
-        let texts = [
-            (Script::Free, include_str!("../../lua/read_write/free.lua")),
-            (Script::Unwanted, include_str!("../../lua/read_write/unwanted.lua")),
-            (Script::HandOff, include_str!("../../lua/hand_off.lua")),
-            (Script::Holders, include_str!("../../lua/read_write/holders.lua")),
-            (Script::Acquire, include_str!("../../lua/read_write/acquire.lua")),
-            (Script::Try, include_str!("../../lua/read_write/try.lua")),
-            (Script::Release, include_str!("../../lua/read_write/release.lua")),
-            (Script::GiveUp, include_str!("../../lua/read_write/give_up.lua")),
-            (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../lua/read_write/force_unlock.lua")),
-            (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),
-            (Script::RedissonReadUnlock, include_str!("redisson/read_unlock.lua")),
-            (Script::RedissonWriteAcquire, include_str!("redisson/write_acquire.lua")),
-            (Script::RedissonWriteUnlock, include_str!("redisson/write_unlock.lua")),
-            (Script::RedissonReadRenew3, include_str!("redisson/read_renew_3.lua")),
-            (Script::RedissonReadRenew4, include_str!("redisson/read_renew_4.lua")),
-            (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
-        ];
-        Self(texts.map(|(script, text)| (script, text.to_owned())).into())
+    pub(crate) fn of(kind: &dyn Kind) -> Self {
+        let texts = kind.texts().into_iter();
+        Self(texts.map(|(script, text)| (script, text.to_owned())).collect())
     }
 
     /// One text with a part of it replaced, which must occur in it.
-    pub(crate) fn broken(script: Script, part: &str, by: &str) -> Self {
-        let mut scripts = Self::ours();
+    pub(crate) fn broken(kind: &dyn Kind, script: Script, part: &str, by: &str) -> Self {
+        let mut scripts = Self::of(kind);
         let text = scripts.0[&script].clone();
         assert!(text.contains(part), "{script:?} has no {part:?}");
         scripts.0.insert(script, text.replace(part, by));
@@ -123,74 +143,73 @@ impl Scripts {
     }
 }
 
-/// `KEYS` and `ARGV` of one of ours; of one that has no right to the queue, if it `is_poor`.
-pub(crate) fn call(
-    site: &Site,
-    uuid: &str,
-    request: &Request,
-    is_poor: bool,
-) -> (Vec<String>, Vec<String>) {
-    let owner = |number: &u64| owner(uuid, *number);
-    let args = match request {
-        Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            taking(site, *lease, owner(number), None)
-        }
-        Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            leaving(site, owner(number), *chain)
-        }
-        Request::Renew { number, lease } => {
-            let reads = if number.is_multiple_of(2) { "" } else { "read " };
-            let owner = format!("{reads}{}", owner(number));
-            return (vec![site.lock.clone()], vec![lease.to_string(), owner]);
-        }
-    };
-    let mut keys = keys(site);
-    if is_poor {
-        keys.truncate(1);
-    }
-    (keys, args)
+/// A script with its `KEYS` and `ARGV`.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) script: Script,
+    pub(crate) keys: Vec<String>,
+    pub(crate) args: Vec<String>,
 }
 
-/// `ARGV` of `acquire` and `try`. `writer`: under whose hold it reads, or nobody's.
+/// One of ours; of one that has no right to the queue, if it `is_poor`.
+pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) -> Call {
+    let owner = |number: &u64| site.kind.owner(uuid, *number);
+    let mut call = match request {
+        Request::Acquire { number, lease } => {
+            taking(Script::Acquire, site, *lease, owner(number), None)
+        }
+        Request::Try { number, lease } => taking(Script::Try, site, *lease, owner(number), None),
+        Request::Release { number, chain } => leaving(Script::Release, site, owner(number), *chain),
+        Request::GiveUp { number, chain } => leaving(Script::GiveUp, site, owner(number), *chain),
+        Request::Renew { number, lease } => Call {
+            script: Script::Renew,
+            keys: vec![site.lock.clone()],
+            args: vec![lease.to_string(), site.kind.renewed(&owner(number))],
+        },
+    };
+    if is_poor {
+        call.keys.truncate(1);
+    }
+    call
+}
+
+/// `writer`: under whose hold it reads.
 pub(crate) fn taking(
+    script: Script,
     site: &Site,
     lease: i64,
     owner: String,
     writer: Option<String>,
-) -> Vec<String> {
+) -> Call {
     let mut args = vec![lease.to_string(), owner];
     match writer {
         None => args.extend(database(site)),
         Some(writer) => args.extend([site.database.to_string(), writer]),
     }
-    args
+    Call { script, keys: site.keys(), args }
 }
 
-/// `ARGV` of `release` and `give_up`.
-pub(crate) fn leaving(site: &Site, owner: String, chain: Chain) -> Vec<String> {
+pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) -> Call {
     let Chain { since, count } = chain;
     let mut args = vec![owner, since.to_string(), count.to_string(), site.public.clone()];
     args.extend(database(site));
-    args
+    Call { script, keys: site.keys(), args }
 }
 
 /// A forced unlock of ours, or of Redisson's: of those who have it.
-pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> (Vec<String>, Vec<String>) {
+pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
     if is_ours {
-        let mode = if state.mode.is_empty() { "read" } else { &state.mode };
-        let mut args = vec![site.public.clone(), mode.to_owned()];
+        let mut args = vec![site.public.clone()];
+        args.extend(site.kind.forced(state));
         args.extend(database(site));
-        return (keys(site), args);
+        return Call { script: Script::ForceUnlock, keys: site.keys(), args };
     }
     let message = if state.mode == "write" { "1" } else { "0" };
-    (vec![site.lock.clone(), site.public.clone()], vec![message.to_owned()])
+    let keys = vec![site.lock.clone(), site.public.clone()];
+    Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
 }
 
 /// Its number is sent if it is not 0.
 fn database(site: &Site) -> Option<String> {
     (site.database != 0).then(|| site.database.to_string())
-}
-
-pub(crate) fn keys(site: &Site) -> Vec<String> {
-    vec![site.lock.clone(), site.queue.clone(), site.window.clone()]
 }
