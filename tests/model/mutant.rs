@@ -4,6 +4,7 @@ use redlatch_testkit::Server;
 
 use super::client::Rule;
 use super::histories::Histories;
+use super::rules;
 use super::scripts::{Script, Scripts};
 use super::simulation::Simulation;
 use super::store::Store;
@@ -31,7 +32,11 @@ enum By {
     Seed(u64),
     /// What the clients get where nothing goes wrong.
     Share,
+    Scene(Scene),
 }
+
+/// What no history comes to, played for itself.
+pub(crate) type Scene = fn(&Server, &Scripts) -> Result<(), rules::Broken>;
 
 pub(crate) const fn script(
     what: &'static str,
@@ -50,6 +55,16 @@ pub(crate) const fn unfair(
     by: &'static str,
 ) -> Mutant {
     Mutant { what, broken: Broken::Script(script, part, by), by: By::Share }
+}
+
+pub(crate) const fn seldom(
+    what: &'static str,
+    script: Script,
+    part: &'static str,
+    by: &'static str,
+    scene: Scene,
+) -> Mutant {
+    Mutant { what, broken: Broken::Script(script, part, by), by: By::Scene(scene) }
 }
 
 pub(crate) const fn client(what: &'static str, rule: Rule, seed: u64) -> Mutant {
@@ -73,14 +88,17 @@ impl Mutant {
             Broken::Script(script, part, by) => (Scripts::broken(kind, script, part, by), None),
             Broken::Client(rule) => (Scripts::of(kind), Some(rule)),
         };
-        let mut store = Store::new(server, &scripts);
         match self.by {
-            By::Share => share(&mut store, rule),
-            By::Seed(first) => std::iter::once(first).chain(0..SEEDS).find_map(|seed| {
-                let plan = (histories.plan)(seed);
-                let mut simulation = Simulation::new(&mut store, kind, seed, plan, rule);
-                Some(format!("by seed {seed}: {}", simulation.run().err()?))
-            }),
+            By::Scene(scene) => scene(server, &scripts).err(),
+            By::Share => share(&mut Store::new(server, &scripts), rule),
+            By::Seed(first) => {
+                let mut store = Store::new(server, &scripts);
+                std::iter::once(first).chain(0..SEEDS).find_map(|seed| {
+                    let plan = (histories.plan)(seed);
+                    let mut simulation = Simulation::new(&mut store, kind, seed, plan, rule);
+                    Some(format!("by seed {seed}: {}", simulation.run().err()?))
+                })
+            }
         }
     }
 }

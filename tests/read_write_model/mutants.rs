@@ -1,7 +1,8 @@
 //! Rules broken one at a time.
 
-use crate::model::mutant::{Mutant, script};
+use crate::model::mutant::{Mutant, script, seldom};
 use crate::model::scripts::Script;
+use crate::scenarios;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
@@ -262,5 +263,40 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         " and redis.pcall('exists', KEYS[2]) == 0",
         "",
         0,
+    ),
+    seldom(
+        "a refused message is not undone",
+        Script::Holders,
+        "                if not refusal then\n                    drop(head)\n                end",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "a refused message costs the place",
+        Script::Holders,
+        "                    enqueue('lpush', head)\n                    break",
+        "                    break",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "who tries and has it already is not told so",
+        Script::Try,
+        "elseif mode and redis.call('hexists', lock, owner) == 1 then",
+        "elseif false then",
+        scenarios::twice,
+    ),
+    seldom(
+        "readers behind a dead writer wait for Redisson's",
+        Script::Holders,
+        "        look()\n        announce(0)",
+        "        announce(0)",
+        scenarios::left_to_redisson,
+    ),
+    seldom(
+        "a timeout that has lapsed is not made anew",
+        Script::Renew,
+        "        reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])",
+        "        reply = 1",
+        scenarios::lapsed,
     ),
 ];
