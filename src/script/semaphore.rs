@@ -80,7 +80,7 @@ impl SemaphoreScripts<'_> {
     ) -> Result<Option<i64>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
-        number(self.call(&RELEASE, ticket, &arguments)?).map(heard)
+        number(self.call(&RELEASE, ticket, &arguments)?).map(heard_by)
     }
 
     /// A release, to be sent first or as a copy.
@@ -157,11 +157,15 @@ impl SemaphoreScripts<'_> {
 /// What became of a release that was sent once.
 pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
     let reply = accepted(outcome, Rights::Semaphores)?;
-    if requests.is_late(&reply) { Err(Trouble::Unsent(late())) } else { number(reply).map(heard) }
+    if requests.is_late(&reply) {
+        Err(Trouble::Unsent(late()))
+    } else {
+        number(reply).map(heard_by)
+    }
 }
 
-/// -1 stands for itself: the server refused the message, so others may wait.
-fn heard(reply: i64) -> Option<i64> {
+/// How many heard of a release; `None`: there was nothing to tell. -1 stands for itself: the server refused the message, so others may wait.
+pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
         -1 => Some(-1),
