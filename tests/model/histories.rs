@@ -1,7 +1,4 @@
 //! Random histories of one kind of lock.
-//!
-//! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
-//! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
 
 use std::env;
 
