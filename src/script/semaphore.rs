@@ -164,7 +164,8 @@ pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i
     }
 }
 
-/// How many heard of a release; `None`: there was nothing to tell. -1 stands for itself: the server refused the message, so others may wait.
+/// How many heard of a release; `None`: there was nothing to tell. -1 stands for itself: the server
+/// refused the message, so others may wait.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
