@@ -1,5 +1,6 @@
--- Stands before every script of a synchronizer that processes hand to each other: their queue, what
--- they are told, and the window for those who are not in it. lock/README.md has the reasons.
+-- Stands before every script of a lock that one process hands to the next: the queue of processes, what
+-- they are told, and the window for those who are not in it. lock/README.md has the reasons. Behind it
+-- stands what a lock's holders are: lock/holder.lua or read_write/holders.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
 -- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
@@ -78,21 +79,19 @@ local function stand(owner)
     return last, 1
 end
 
+-- The channel on which the process of `owner` is told something; nil if it does not listen. Where nobody
+-- may ask it counts as listening. PUBLISH alone would count somebody's pattern subscription, and a dead
+-- process would look alive.
 local function channel_of(owner)
-    return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+    local channel = 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+    local heard = redis.pcall('pubsub', 'numsub', channel)
+    return (refused(heard) or heard[2] > 0) and channel or nil
 end
 
--- Whether the process of `owner` hears what it is told; also where nobody may ask. PUBLISH alone
--- would count somebody's pattern subscription, and a dead process would look alive.
-local function listens(owner)
-    local heard = redis.pcall('pubsub', 'numsub', channel_of(owner))
-    return refused(heard) or heard[2] > 0
-end
-
--- Tells the process of `owner` something; how many heard it, or the refusal.
-local function tell(owner, verb, details)
+-- Tells `owner` something on that channel; how many heard it, or the refusal.
+local function tell(channel, owner, verb, details)
     local number = string.match(owner, '^%d+', 38) or ''
-    return redis.pcall('publish', channel_of(owner),
+    return redis.pcall('publish', channel,
         table.concat({verb, number, details, database, lock}, ' '))
 end
 
@@ -108,57 +107,51 @@ end
 local function announce(left, asker)
     while true do
         local head = redis.pcall('lindex', queue, 0)
-        if type(head) ~= 'string' then
+        local channel = type(head) == 'string' and channel_of(head)
+        if channel then
+            tell(channel, head, 'open', left)
             return
-        elseif listens(head) or head == asker then
-            return tell(head, 'open', left)
-        elseif type(redis.pcall('lpop', queue)) ~= 'string' then
+        elseif type(head) ~= 'string' or head == asker
+            or type(redis.pcall('lpop', queue)) ~= 'string' then
             return
         end
     end
 end
 
--- How many wait who hear a public release only: Redisson's clients, and ours without a place. Ours
--- with a place that listen there listen to the second channel, too. nil: nobody may ask.
-local function others()
-    local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
-    return not refused(heard) and heard[2] - heard[4] or nil
-end
-
--- Whether the others' turn has come: each of them gets one while each of ours does, those who wait
--- and the one that leaves. By age alone they got many times their share of long holds.
-local function is_due(age, count, waiting)
-    if waiting then
-        return waiting > 0 and count * waiting > length()
-    end
-    return age >= BLIND
-end
-
--- A lock was set free: who is next? 1: `grant` made the next process its owner. 2: it is left to the
--- others for a window. 0: free, and told so in public; 3: the same, and the chain ends, since nobody
--- else listens. -1: free, and that was refused.
+-- A lock was set free: who is next? 1: `grant` made the next process its owner. 2: it is left to
+-- others for a window. 0: free, and told so in public by `message`; 3: the same, and the chain ends,
+-- since nobody else listens. -1: free, and that was refused.
 -- The chain is since when ours have had the lock without a window (ms; not above zero: minus its
 -- age), and how many of them; it travels with the grant and comes back with the release.
 local function hand_on(since, count, message, grant)
-    local function publish(told)
-        return refused(redis.pcall('publish', public, message)) and -1 or told
-    end
-    local start = math.max(since > 0 and since or now() + since, 0)
+    local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain from the time to come: the clock was set back.
     local age = math.abs(now() - start)
     if age >= AGE then
-        local waiting = others()
-        if is_due(age, count, waiting) then
+        -- How many wait who hear a public release only: Redisson's clients, and ours without a place.
+        -- Ours with a place that listen there listen to the second channel, too. nil: nobody may ask.
+        local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+        local others = not refused(heard) and heard[2] - heard[4] or nil
+        -- Each of them gets a turn while each of ours does, those who wait and the one that leaves. By
+        -- age alone they got many times their share of long holds.
+        local is_due = age >= BLIND
+        if others then
+            is_due = others > 0 and count * others > length()
+        end
+        if is_due then
             -- Kept by the server: the next request of this process may be in the same packet.
             redis.pcall('set', window, '', 'px', WINDOW)
-            if publish(0) == 0 then
+            if not refused(redis.pcall('publish', public, message)) then
                 announce(WINDOW)
                 return 2
             end
             redis.pcall('del', window)
-        elseif waiting == 0 then
-            return grant(now(), 1) and 1 or publish(3)
+        elseif others == 0 then
+            start, count, reply = now(), 0, 3
         end
     end
-    return grant(start, count + 1) and 1 or publish(0)
+    if grant(start, count + 1) then
+        return 1
+    end
+    return refused(redis.pcall('publish', public, message)) and -1 or reply
 end

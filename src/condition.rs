@@ -404,9 +404,7 @@ impl Condition {
     fn check_usable(&self) -> Result<(), Error> {
         self.lock.handle().check_usable()?;
         if self.name.is_empty() {
-            let message = "a condition needs a name that is not empty".to_owned();
-            let error = Error::new(ErrorKind::Config, message);
-            return Err(error.of(&self.lock.handle().site.name));
+            return Err(Error::nameless("a condition").of(&self.lock.handle().site.name));
         }
         Ok(())
     }

@@ -80,10 +80,7 @@ impl CountDownLatch {
         if count == 0 {
             return Ok(self.count()? == 0);
         }
-        let ticket = site.open();
-        let outcome = site.scripts().try_set_count(ticket, count);
-        site.requests.close(ticket);
-        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
+        site.once(|scripts, ticket| scripts.try_set_count(ticket, count))
     }
 
     /// Counts down by one. The last one opens the latch and wakes who waits, on every machine. An
@@ -243,10 +240,7 @@ impl CountDownLatch {
     pub fn delete(&self) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
-        let outcome = site.scripts().delete(ticket);
-        site.requests.close(ticket);
-        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
+        site.once(|scripts, ticket| scripts.delete(ticket))
     }
 
     /// The latch's name: the key in Redis.
@@ -262,8 +256,7 @@ impl CountDownLatch {
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
-            let message = "a latch needs a name that is not empty".to_owned();
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::nameless("a latch"));
         }
         Ok(())
     }
@@ -397,6 +390,16 @@ impl LatchSite {
 
     fn open(&self) -> Ticket {
         self.requests.open(|| self.core.id.next_number())
+    }
+
+    /// Sends a request that is applied once.
+    fn once<T>(
+        &self,
+        send: impl FnOnce(LatchScripts<'_>, Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        let next = || self.core.id.next_number();
+        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
+        outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 }
 

@@ -204,6 +204,10 @@ impl Error {
         Self::new(ErrorKind::LeaseLost, message).of(name)
     }
 
+    pub(crate) fn nameless(what: &str) -> Self {
+        Self::new(ErrorKind::Config, format!("{what} needs a name that is not empty"))
+    }
+
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {
         let message = "waiting was cancelled; nothing was taken".to_owned();
         Self::new(ErrorKind::Cancelled, message).of(name)

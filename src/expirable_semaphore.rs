@@ -531,8 +531,7 @@ impl ExpirableSemaphore {
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
-            let message = "a semaphore needs a name that is not empty".to_owned();
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::nameless("a semaphore"));
         }
         Ok(())
     }

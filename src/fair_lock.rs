@@ -120,11 +120,9 @@ impl FairLock {
     /// As [`acquire`](Self::acquire) with no wait: see [`Part`](crate::lock::Part).
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
         let claim = Claim { thread, need: self.handle.terms(), wait: Wait::NONE };
-        let lead = match self.handle.check(&claim.wait).and_then(|()| self.enter(&claim)) {
-            Ok(Enter::Leads(lead)) => lead,
-            Ok(Enter::Granted(tenancy)) => return Box::new(|_| Ok(Some(tenancy))),
-            Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
-            Err(error) => return Box::new(|_| Err(error)),
+        let lead = match self.handle.come(self, &claim) {
+            Ok(lead) => lead,
+            Err(told) => return Box::new(|_| told),
         };
         let mut baton = Baton::new(&self.queue, lead);
         let reply = baton.lead_or(|| self.place(&claim)).place.begin_try();

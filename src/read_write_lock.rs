@@ -212,11 +212,9 @@ impl<'a> Side<'a> {
     /// whose turn is over: it asks for a hold of its own, and has one of the two.
     fn begin_try(self, thread: &'a Arc<Thread>) -> Trying<'a> {
         let claim = self.claim(thread, Wait::NONE);
-        let lead = match self.handle.check(&claim.wait).and_then(|()| self.enter(&claim)) {
-            Ok(Enter::Leads(lead)) => lead,
-            Ok(Enter::Granted(grant)) => return Box::new(|_| Ok(Some(grant.tenancy))),
-            Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
-            Err(error) => return Box::new(|_| Err(error)),
+        let lead = match self.handle.come(&self, &claim) {
+            Ok(lead) => lead,
+            Err(told) => return Box::new(|_| Ok(told?.map(|grant| grant.tenancy))),
         };
         let site = &self.handle.site;
         let mut baton = Baton::new(&**self.pair, lead);

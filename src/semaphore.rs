@@ -8,7 +8,9 @@ use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::node::Session;
 use crate::permits;
 use crate::script::semaphore::SemaphoreScripts;
@@ -430,8 +432,7 @@ impl Semaphore {
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
-            let message = "a semaphore needs a name that is not empty".to_owned();
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::nameless("a semaphore"));
         }
         Ok(())
     }
@@ -443,9 +444,8 @@ impl Semaphore {
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
-        let outcome = send(site.scripts(), ticket);
-        site.requests.close(ticket);
+        let next = || site.core.id.next_number();
+        let outcome = site.requests.with_one(next, |ticket| send(site.scripts(), ticket));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 

@@ -92,8 +92,8 @@ fn takes(bytes: &[u8]) -> bool {
     calls(
         bytes,
         &[
-            lock_script!("free.lua", "queue.lua", "acquire.lua"),
-            lock_script!("free.lua", "queue.lua", "try.lua"),
+            lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+            lock_script!("free.lua", "../hand_off.lua", "holder.lua", "try.lua"),
             renew,
         ],
     )
@@ -103,9 +103,9 @@ fn gives_back(bytes: &[u8]) -> bool {
     calls(
         bytes,
         &[
-            lock_script!("unwanted.lua", "queue.lua", "release.lua"),
-            lock_script!("queue.lua", "give_up.lua"),
-            lock_script!("queue.lua", "force_unlock.lua"),
+            lock_script!("unwanted.lua", "../hand_off.lua", "holder.lua", "release.lua"),
+            lock_script!("../hand_off.lua", "holder.lua", "give_up.lua"),
+            lock_script!("../hand_off.lua", "holder.lua", "force_unlock.lua"),
         ],
     )
 }

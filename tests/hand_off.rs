@@ -19,7 +19,7 @@ use redis::{Commands as _, Connection};
 use redlatch::{CancelToken, Client, Error, ErrorKind, HoldState, LostReason, ReentrantLock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// How long a lock is granted for by message: `lua/lock/queue.lua`.
+/// How long a lock is granted for by message: `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
 /// Where this executable's workers begin: a process that takes a lock and keeps it until it is told.
@@ -212,12 +212,15 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
-    let asked =
-        count_script(&proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), "overtaken");
+    let asked = count_script(
+        &proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        "overtaken",
+    );
     let guard = one.reentrant_lock("overtaken").lock().unwrap();
     on_script(
         &proxy,
-        lock_script!("free.lua", "queue.lua", "acquire.lua"),
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
         "overtaken",
         1,
         Action::HoldReply,
@@ -336,8 +339,11 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind(&server, &proxy));
-    let asked =
-        count_script(&proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), "half open");
+    let asked = count_script(
+        &proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        "half open",
+    );
     proxy.on_reply("grant ", Action::Silence);
     let mut rounds = 0;
     loop {
@@ -767,7 +773,7 @@ fn a_release_that_is_sent_twice_grants_once() {
     let line = queue(&mut redis, "twice");
     on_script(
         &proxy,
-        lock_script!("unwanted.lua", "queue.lua", "release.lua"),
+        lock_script!("unwanted.lua", "../hand_off.lua", "holder.lua", "release.lua"),
         "twice",
         1,
         Action::LoseReply,
@@ -974,7 +980,11 @@ fn handed(
     let giver = client(server).reentrant_lock(name).lock().unwrap();
     let lock = behind(server, proxy).reentrant_lock(name);
     let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
-    let asked = count_script(proxy, lock_script!("free.lua", "queue.lua", "acquire.lua"), name);
+    let asked = count_script(
+        proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        name,
+    );
     let (tell, released) = mpsc::channel();
     let count = Arc::clone(&asked);
     let taker = spawn(move || {

@@ -494,7 +494,8 @@ fn what_the_work_under_the_lock_returns_comes_back_if_the_lock_was_held_to_its_e
     // Released when nobody knows whether it was: the work was done, and its result counts.
     let release = redis::Script::new(concat!(
         include_str!("../lua/lock/unwanted.lua"),
-        include_str!("../lua/lock/queue.lua"),
+        include_str!("../lua/hand_off.lua"),
+        include_str!("../lua/lock/holder.lua"),
         include_str!("../lua/lock/release.lua")
     ));
     proxy.on(Direction::Request, 2, Action::LoseRequest, move |bytes| {
@@ -1193,7 +1194,8 @@ fn force_unlock_reaches_who_was_passed_the_hold_meanwhile() {
         };
         second.wait_asleep();
         let force = redis::Script::new(concat!(
-            include_str!("../lua/lock/queue.lua"),
+            include_str!("../lua/hand_off.lua"),
+            include_str!("../lua/lock/holder.lua"),
             include_str!("../lua/lock/force_unlock.lua")
         ));
         proxy.on_request(force.get_hash(), Action::DelayReply(UNIT / 2));

@@ -1,10 +1,11 @@
 //! The scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! As in `lock_model.rs`, whose world it is: processes of ours want to read or to write, Redisson's
-//! clients do, too, and everything goes wrong that may. After every script the keys are held against
-//! the rules (`read_write_model/rules.rs`): one writes or some read, no reader passes a writer in
+//! As in `lock_model.rs`, in the same world (`model/`): processes of ours want to read or to write,
+//! Redisson's clients do, too, and everything goes wrong that may. After every script the keys are
+//! held against the rules (`model/rules.rs`): one writes or some read, no reader passes a writer in
 //! front, readers in front are let in together, nobody waits without a reason, nothing is left behind.
-//! `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has to notice.
+//! `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has to notice,
+//! or one of the scenes that no history comes to (`read_write_model/scenarios.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.
@@ -12,50 +13,27 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod model;
 
-#[path = "lock_model/client.rs"]
-mod client;
+#[path = "read_write_model/kind.rs"]
+mod kind;
 #[path = "read_write_model/mutants.rs"]
 mod mutants;
-#[path = "lock_model/plan.rs"]
-mod plan;
-#[path = "model/random.rs"]
-mod random;
-#[path = "read_write_model/redisson.rs"]
-mod redisson;
-#[path = "read_write_model/rules.rs"]
-mod rules;
-#[path = "read_write_model/scripts.rs"]
-mod scripts;
-#[path = "read_write_model/shortcuts.rs"]
-mod shortcuts;
-#[path = "lock_model/simulation.rs"]
-mod simulation;
-#[path = "read_write_model/site.rs"]
-mod site;
-#[path = "read_write_model/state.rs"]
-mod state;
-#[path = "lock_model/store.rs"]
-mod store;
-#[path = "lock_model/waits.rs"]
-mod waits;
-#[path = "lock_model/wire.rs"]
-mod wire;
+#[path = "read_write_model/scenarios.rs"]
+mod scenarios;
 
-use std::env;
-
-use client::{MS, SECOND};
 use common::real_server;
-use mutants::{MUTANTS, Mutant};
-use plan::Plan;
-use redlatch_testkit::Server;
-use simulation::{Simulation, Summary};
-use store::{Scripts, Store};
+use kind::ReadWriteLock;
+use model::client::{MS, SECOND};
+use model::histories::Histories;
+use model::mutant::find_out_all;
+use model::plan::Plan;
+use model::scripts::Scripts;
+use model::simulation::Simulation;
+use model::store::Store;
+use mutants::MUTANTS;
 
-/// How many random histories a usual run looks at.
-const SEEDS: u64 = 49;
-/// In how many of them something broken must have been found out.
-const SEEDS_PER_MUTANT: u64 = 250;
+const HISTORIES: Histories = Histories { kind: &ReadWriteLock, plan, usual: 49, seen: SEEN };
 
 /// A case that never comes up is not tested.
 const SEEN: &[&str] = &[
@@ -93,32 +71,11 @@ const SEEN: &[&str] = &[
     "windows",
 ];
 
-fn number_from(variable: &str) -> Option<u64> {
-    env::var(variable).ok()?.parse().ok()
-}
-
 #[test]
 fn random_histories_keep_the_rules() {
-    let Some(server) = real_server() else { return };
-    let mut store = Store::new(&server, &Scripts::ours());
-    if let Some(seed) = number_from("REDLATCH_SEED") {
-        let mut simulation = Simulation::new(&mut store, seed, plan(seed), None).traced();
-        let outcome = simulation.run();
-        println!("{}", simulation.trace(usize::MAX));
-        return outcome.unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+    if let Some(server) = real_server() {
+        HISTORIES.check(&server);
     }
-    let mut total = Summary::default();
-    for seed in 0..number_from("REDLATCH_LOCK_SEEDS").unwrap_or(SEEDS) {
-        let mut simulation = Simulation::new(&mut store, seed, plan(seed), None);
-        if let Err(broken) = simulation.run() {
-            panic!("REDLATCH_SEED={seed}: {broken}");
-        }
-        total.add_all(&simulation.summary);
-    }
-    println!("{:#?}", total.0);
-    let never = SEEN.iter().filter(|what| !total.0.contains_key(*what));
-    let never: Vec<_> = never.collect();
-    assert!(never.is_empty(), "never seen: {never:?}");
 }
 
 /// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading.
@@ -132,10 +89,10 @@ fn plan(seed: u64) -> Plan {
 #[test]
 fn nobody_starves() {
     let Some(server) = real_server() else { return };
-    let mut store = Store::new(&server, &Scripts::ours());
+    let mut store = Store::new(&server, &Scripts::of(&ReadWriteLock));
     for (ours, java, hold) in [(4, 0, 50), (8, 0, 5 * MS), (4, 1, MS), (6, 2, 5 * MS)] {
         let plan = Plan::peaceful(ours, java, hold, SECOND);
-        let mut simulation = Simulation::new(&mut store, 1, plan, None);
+        let mut simulation = Simulation::new(&mut store, &ReadWriteLock, 1, plan, None);
         simulation.run().unwrap();
         let grants: Vec<_> = simulation.ours.iter().map(|own| own.grants).collect();
         let longest = simulation.ours.iter().map(|own| own.longest).max().unwrap_or(0);
@@ -157,21 +114,5 @@ fn nobody_starves() {
 #[test]
 fn what_is_broken_is_found_out() {
     let Some(server) = real_server() else { return };
-    let mut unnoticed = Vec::new();
-    for mutant in MUTANTS {
-        match find_out(&server, mutant) {
-            Some(found) => println!("{}: {found}", mutant.what),
-            None => unnoticed.push(mutant.what),
-        }
-    }
-    assert!(unnoticed.is_empty(), "nobody noticed: {unnoticed:#?}");
-}
-
-fn find_out(server: &Server, mutant: &Mutant) -> Option<String> {
-    let scripts = Scripts::broken(mutant.script, mutant.part, mutant.by);
-    let mut store = Store::new(server, &scripts);
-    std::iter::once(mutant.seed).chain(0..SEEDS_PER_MUTANT).find_map(|seed| {
-        let mut simulation = Simulation::new(&mut store, seed, plan(seed), None);
-        Some(format!("by seed {seed}: {}", simulation.run().err()?))
-    })
+    find_out_all(&server, &HISTORIES, MUTANTS, |_, _| None);
 }

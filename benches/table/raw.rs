@@ -29,7 +29,8 @@ impl RawPair {
         let acquire = call(
             concat!(
                 include_str!("../../lua/lock/free.lua"),
-                include_str!("../../lua/lock/queue.lua"),
+                include_str!("../../lua/hand_off.lua"),
+                include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/acquire.lua")
             ),
             &["30000", OWNER],
@@ -37,7 +38,8 @@ impl RawPair {
         let release = call(
             concat!(
                 include_str!("../../lua/lock/unwanted.lua"),
-                include_str!("../../lua/lock/queue.lua"),
+                include_str!("../../lua/hand_off.lua"),
+                include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/release.lua")
             ),
             &[OWNER, "-0", "1", &channel],

@@ -1,6 +1,6 @@
 -- Takes a lock, or a place in its queue.
 --
--- KEYS see queue.lua
+-- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}
@@ -20,22 +20,6 @@ if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end
 
--- {place, fresh, refusal}
-local function stand()
-    local place = redis.pcall('lpos', queue, owner)
-    if refused(place) then
-        return -1, 0, place.err
-    elseif place then
-        redis.pcall('pexpire', queue, KEPT)
-        return place, 0
-    end
-    local trouble, last = enqueue('rpush', owner)
-    if trouble then
-        return -1, 0, trouble.err
-    end
-    return last, 1
-end
-
 if redis.pcall('exists', lock, queue, window) == 0 then
     return hold(owner, lease) or taken(0)
 end
@@ -49,7 +33,7 @@ elseif who == owner then
     return fence() or taken(-1 - length())
 end
 
-local place, fresh, refusal = stand()
+local place, fresh, refusal = stand(owner)
 local whose = who and not is_ours(who) and 1 or 0
 if not who then
     left, whose = window_left(), 2

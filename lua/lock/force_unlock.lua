@@ -1,6 +1,6 @@
 -- Ends the hold of whoever has the lock. The first in the queue is next.
 --
--- KEYS see queue.lua
+-- KEYS see holder.lua
 -- ARGV 1 the lock's public channel, 2 number of the database, if it is not 0
 -- reply: 1 = there was one; 0 = there was none; WRONGTYPE = what is there is no lock, and is left
 public, database = ARGV[1], ARGV[2] or 0
@@ -13,6 +13,6 @@ elseif not who then
 end
 redis.call('del', lock)
 if not grant_head(now(), 1) then
-    publish(0)
+    redis.pcall('publish', public, '0')
 end
 return 1

@@ -1,4 +1,4 @@
--- Stands before queue.lua in acquire.lua and try.lua: takes a free lock that nobody waits for.
+-- Stands before ../hand_off.lua in acquire.lua and try.lua: takes a free lock that nobody waits for.
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (It
 -- would also find the right to TIME missing: better now than when somebody waits.)

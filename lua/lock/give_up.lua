@@ -1,6 +1,6 @@
 -- Leaves the queue; and the lock, if it was granted meanwhile.
 --
--- KEYS see queue.lua
+-- KEYS see holder.lua
 -- ARGV as of release.lua (since and count 0, if they are not known)
 -- reply: as of release.lua
 --

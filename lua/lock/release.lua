@@ -1,6 +1,6 @@
 -- Gives a lock back, to the next process if one waits.
 --
--- KEYS see queue.lua
+-- KEYS see holder.lua
 -- ARGV 1 owner, 2 since when the chain lasts: more than 0 by the server's clock, else minus its age
 --      (both in ms), 3 its count, 4 the lock's public channel, 5 number of the database, if it is
 --      not 0

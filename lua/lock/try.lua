@@ -1,6 +1,6 @@
 -- Takes a lock that is free, or this owner's already. Past the queue, and without a place in it.
 --
--- KEYS see queue.lua
+-- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken;

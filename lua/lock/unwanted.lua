@@ -1,5 +1,5 @@
--- Stands before queue.lua in release.lua: sets a lock free whose queue is empty, while it is too early
--- to ask for others (AGE of queue.lua).
+-- Stands before ../hand_off.lua in release.lua: sets a lock free whose queue is empty, while it is too
+-- early to ask for others (AGE there).
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (With
 -- a chain by the server's clock somebody waited a moment ago: then they do not matter.)

@@ -1,14 +1,14 @@
 -- Takes a read-write lock to read or to write, or a place in its queue.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 lease in ms, 2 owner, 3 see try.lua, 4 number of the database, if it is not 0
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: as of ../lock/acquire.lua. `whose`: 1 = one of Redisson's is among the holders
 --
 -- Every question is this one, as a lock's. A reader enters beside readers, unless somebody waits: who
 -- waits then wants to write, and no later reader passes it.
 -- Who holds the lock already asks so whether others wait.
 local lease, owner = ARGV[1], ARGV[2]
-database = ARGV[4] or 0
+database = ARGV[3] or 0
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end

@@ -1,7 +1,7 @@
--- Stands behind hand_off.lua and before every script of a read-write lock: who holds it, and how
+-- Stands behind ../hand_off.lua and before every script of a read-write lock: who holds it, and how
 -- those who wait are granted it. README.md has the reasons.
 --
--- KEYS, and what each script sets, see hand_off.lua
+-- KEYS, and what each script sets, see ../hand_off.lua
 --
 -- An owner is the hash's field: `uuid:number` reads, `uuid:number:write` writes. In the queue it
 -- stands as it will in the hash, so a place says what it waits for.
@@ -164,7 +164,8 @@ local function grant(start, count, asker, lease)
             or not mode and redis.call('exists', lock) == 1 then
             break
         end
-        local dead = head ~= asker and not listens(head)
+        local channel = head ~= asker and channel_of(head)
+        local dead = head ~= asker and not channel
         if not dead and mode and writes(head) or type(redis.pcall('lpop', queue)) ~= 'string' then
             break
         elseif dead then
@@ -177,7 +178,7 @@ local function grant(start, count, asker, lease)
             granted = true
         else
             local refusal = hold(head, PROVISIONAL)
-            local heard = refusal or tell(head, 'grant', string.format(
+            local heard = refusal or tell(channel, head, 'grant', string.format(
                 '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, writes(head) and 'write' or 'read',
                 behind(head), start, count))
             if type(heard) == 'number' and heard > 0 then

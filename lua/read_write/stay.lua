@@ -4,7 +4,7 @@
 -- ARGV as of acquire.lua
 -- reply: so many wait; nil = it is not this owner's any more
 local lease, owner = ARGV[1], ARGV[2]
-database = ARGV[4] or 0
+database = ARGV[3] or 0
 if redis.call('hexists', lock, owner) == 0 then
     return nil
 end

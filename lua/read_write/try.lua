@@ -2,11 +2,11 @@
 -- past the queue; beside readers nobody enters while somebody waits.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 lease in ms, 2 owner, 3 the writer under whose hold it reads, or '', 4 number of the
---      database, if it is not 0
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or 4 follows: the writer under
+--      whose hold it reads
 -- reply: as of ../lock/try.lua
-local lease, owner, writer = ARGV[1], ARGV[2], ARGV[3]
-database = ARGV[4] or 0
+local lease, owner, writer = ARGV[1], ARGV[2], ARGV[4]
+database = ARGV[3] or 0
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end
@@ -26,7 +26,7 @@ if mode == 'read' then
     if writes(owner) or length() > 0 then
         return nil
     end
-elseif mode and (writer == '' or redis.call('hexists', lock, writer) == 0) then
+elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then
     return nil
 end
 local trouble = hold(owner, lease)

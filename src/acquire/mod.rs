@@ -126,10 +126,10 @@ impl<P> Lead<P> {
 }
 
 type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
-type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
-type LeadOf<S> = Lead<PlaceOf<S>>;
+pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
+pub(crate) type LeadOf<S> = Lead<PlaceOf<S>>;
 type PlaceOf<S> = <<S as Synchronizer>::Site as Queued>::Place;
-type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
+pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, PlaceOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`).

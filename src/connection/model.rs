@@ -13,6 +13,15 @@ use redis::{RedisResult, Value};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
+/// As its client names the script that these files of `lua/` make.
+macro_rules! script {
+    ($($file:literal),+) => {
+        LazyLock::new(|| {
+            sha(concat!($(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))),+))
+        })
+    };
+}
+
 mod read_write;
 
 use read_write::Holders;
@@ -485,18 +494,16 @@ impl State {
 pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
 
 static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
-macro_rules! script {
-    ($($file:literal),+) => {
-        LazyLock::new(|| sha(concat!($(include_str!(concat!("../../lua/", $file))),+)))
-    };
-}
 
-static ACQUIRE: LazyLock<String> = script!("lock/free.lua", "lock/queue.lua", "lock/acquire.lua");
-static TRY: LazyLock<String> = script!("lock/free.lua", "lock/queue.lua", "lock/try.lua");
+static ACQUIRE: LazyLock<String> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static TRY: LazyLock<String> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
 static RELEASE: LazyLock<String> =
-    script!("lock/unwanted.lua", "lock/queue.lua", "lock/release.lua");
-static GIVE_UP: LazyLock<String> = script!("lock/queue.lua", "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> = script!("lock/queue.lua", "lock/force_unlock.lua");
+    script!("lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<String> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> =
+    script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
 static FAIR_ACQUIRE: LazyLock<String> = script!("fair/line.lua", "fair/acquire.lua");
 static FAIR_TRY: LazyLock<String> = script!("fair/line.lua", "fair/try.lua");
 static FAIR_RELEASE: LazyLock<String> = script!("fair/line.lua", "fair/release.lua");

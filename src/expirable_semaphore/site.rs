@@ -61,9 +61,8 @@ impl ExpirableSite {
         &self,
         send: impl FnOnce(ExpirableScripts<'_>, Ticket) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
-        let ticket = self.requests.open(|| self.core.id.next_number());
-        let outcome = send(self.scripts(), ticket);
-        self.requests.close(ticket);
+        let next = || self.core.id.next_number();
+        let outcome = self.requests.with_one(next, |ticket| send(self.scripts(), ticket));
         outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 

@@ -26,11 +26,9 @@ pub(crate) fn take(
 pub(crate) fn begin_try<'a>(handle: &'a Handle, thread: &'a Arc<Thread>) -> Trying<'a> {
     let (lock, site) = (Exclusive(handle), &handle.site);
     let claim = Claim { thread, need: handle.terms(), wait: Wait::NONE };
-    let lead = match handle.check(&claim.wait).and_then(|()| lock.enter(&claim)) {
-        Ok(Enter::Leads(lead)) => lead,
-        Ok(Enter::Granted(tenancy)) => return Box::new(|_| Ok(Some(tenancy))),
-        Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
-        Err(error) => return Box::new(|_| Err(error)),
+    let lead = match handle.come(&lock, &claim) {
+        Ok(lead) => lead,
+        Err(told) => return Box::new(|_| told),
     };
     let mut baton = Baton::new(site, lead);
     let place = &mut baton.lead_or(|| lock.place(&claim)).place;

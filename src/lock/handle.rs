@@ -5,13 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::Wait;
+use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
 use crate::node::Session;
 use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
+
+/// What a thread that asks is answered.
+type Told<S> = Result<Option<GrantOf<S>>, Error>;
 
 /// What the handles of all locks are: a client, a name, and the terms to take it on.
 #[derive(Clone)]
@@ -143,10 +146,23 @@ impl Handle {
         Ok(tenancy)
     }
 
+    /// A thread comes that will not wait. `Err`: what it is told at once; else it leads.
+    pub(crate) fn come<S: Synchronizer>(
+        &self,
+        lock: &S,
+        claim: &ClaimOf<'_, S>,
+    ) -> Result<Option<LeadOf<S>>, Told<S>> {
+        match self.check(&claim.wait).and_then(|()| lock.enter(claim)) {
+            Ok(Enter::Leads(lead)) => Ok(lead),
+            Ok(Enter::Granted(grant)) => Err(Ok(Some(grant))),
+            Ok(Enter::NotNow | Enter::Queued(_)) => Err(Ok(None)),
+            Err(error) => Err(Err(error)),
+        }
+    }
+
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
         if self.site.name.is_empty() {
-            let message = "a lock needs a name that is not empty".to_owned();
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::nameless("a lock"));
         }
         self.session.core().check(&self.site.name)
     }

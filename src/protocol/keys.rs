@@ -61,7 +61,7 @@ impl LockKeys {
 
     /// Where a client talks to its own subscriber, and where its waiters are told and granted a
     /// lock. It begins as the locks' channels do, so that access rights made for Redisson allow it.
-    /// `lua/lock/queue.lua` and `lua/fair/line.lua` make it, too.
+    /// `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
     }

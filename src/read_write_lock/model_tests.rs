@@ -12,7 +12,7 @@ use super::{Mode, ReadWriteLock};
 use crate::acquire::Queued as _;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::lock::{Lock, LockGuard};
 use crate::node::{Core, Session};
 use crate::sync::{Thread, clock, explore};
@@ -265,6 +265,84 @@ fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
             side.force_unlock().unwrap();
         });
     });
+}
+
+/// One who writes asks to read as well. Between the server's word and its seat the lock is deleted, a
+/// renewal finds that out, and the next one writes.
+#[test]
+fn who_is_granted_to_read_under_a_lost_hold_does_not_read_beside_the_next_writer() {
+    explore(2_000, || {
+        let server = Server::start(0);
+        let process = Process::start();
+        let inside = Arc::new(Inside::default());
+        let writing = process.lock.write().lock().unwrap();
+        let (lock, next) = (process.lock.clone(), Arc::clone(&inside));
+        let next = thread::spawn(move || {
+            let guard = lock.write().lock().unwrap();
+            next.writing.store(1, Ordering::SeqCst);
+            thread::yield_now();
+            next.writing.store(0, Ordering::SeqCst);
+            drop(guard);
+        });
+        let pair = Arc::clone(&process.lock.read.pair);
+        let renewal = thread::spawn(move || {
+            let site = pair.site(Mode::Write);
+            if let Some(tenancy) = site.gate.tenant() {
+                server.delete(NAME);
+                site.lose(&tenancy, LostReason::Revoked);
+            }
+        });
+        if let Some(reading) = process.lock.read().try_lock().unwrap() {
+            let another_writes = inside.writing.load(Ordering::SeqCst) > 0;
+            assert!(!(another_writes && reading.is_held()), "reads beside a writer");
+        }
+        drop(writing);
+        for thread in [next, renewal] {
+            thread.join().unwrap();
+        }
+        process.end();
+    });
+}
+
+/// A process is granted the lock to read beside a hold that it has: it gives the new one back, and
+/// nobody asks under that owner again.
+#[test]
+fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
+    explore(1_000, || {
+        let server = Server::start(0);
+        let (process, other) = (Process::start(), Process::start());
+        let reading = process.lock.read().lock().unwrap();
+        clock::model::advance(PAST_JOINING);
+        let token = CancelToken::new();
+        let (lock, cancelled) = (other.lock.clone(), token.clone());
+        let writer = thread::spawn(move || {
+            let error = lock.write().lock_cancellable(&cancelled).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        });
+        let read = || {
+            let lock = process.lock.clone();
+            thread::spawn(move || drop(lock.read().lock().unwrap()))
+        };
+        // Behind the writer, which then leaves.
+        await_refusals(&server, 1);
+        let mut threads = vec![writer, read()];
+        await_refusals(&server, 2);
+        threads.extend([read(), read()]);
+        token.cancel();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        drop(reading);
+        process.end();
+        other.end();
+        assert!(!server.is_wanted(NAME), "a hold or a place that nobody has");
+    });
+}
+
+fn await_refusals(server: &Server, refusals: usize) {
+    while server.refusals() < refusals {
+        thread::yield_now();
+    }
 }
 
 /// As long as nobody has noticed, too.

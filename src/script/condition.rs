@@ -6,21 +6,10 @@ use super::{Rights, Trouble, accepted, call, call_again, flag, number};
 use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::{ConditionKeys, Owner};
 
-macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/condition/waiters.lua"),
-                include_str!(concat!("../../lua/condition/", $file))
-            ))
-        })
-    };
-}
-
-static WAIT: LazyLock<Script> = script!("wait.lua");
-static NOTIFY: LazyLock<Script> = script!("notify.lua");
-static LOOK: LazyLock<Script> = script!("look.lua");
-static DONE: LazyLock<Script> = script!("done.lua");
+static WAIT: LazyLock<Script> = script!("condition/waiters.lua", "condition/wait.lua");
+static NOTIFY: LazyLock<Script> = script!("condition/waiters.lua", "condition/notify.lua");
+static LOOK: LazyLock<Script> = script!("condition/waiters.lua", "condition/look.lua");
+static DONE: LazyLock<Script> = script!("condition/waiters.lua", "condition/done.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

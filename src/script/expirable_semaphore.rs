@@ -6,18 +6,13 @@ use std::time::Duration;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket};
+use super::semaphore::heard_by;
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
 use crate::config::ReplicaAcks;
 use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::PermitId;
-
-macro_rules! script {
-    ($($file:literal),*) => {
-        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),*)))
-    };
-}
 
 static TRY_ACQUIRE: LazyLock<Script> =
     script!("number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
@@ -217,12 +212,7 @@ pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
 
 fn read_released(reply: Value) -> Result<Released, Trouble> {
     let Some((live, heard)) = pair(&reply) else { return Err(unexpected(&reply)) };
-    let heard = match heard {
-        0 => None,
-        -1 => Some(-1),
-        told => Some(told - 1),
-    };
-    Ok(Released { live: usize::try_from(live).unwrap_or(0), heard })
+    Ok(Released { live: usize::try_from(live).unwrap_or(0), heard: heard_by(heard) })
 }
 
 fn acquired(reply: Value) -> Result<Acquired, Trouble> {

@@ -11,23 +11,12 @@ use crate::config::ReplicaAcks;
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::protocol::{FairKeys, Owner};
 
-macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/fair/line.lua"),
-                include_str!(concat!("../../lua/fair/", $file))
-            ))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<Script> = script!("acquire.lua");
-static TRY: LazyLock<Script> = script!("try.lua");
-static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
-static KEEP_ALIVE: LazyLock<Script> = script!("keep_alive.lua");
+static ACQUIRE: LazyLock<Script> = script!("fair/line.lua", "fair/acquire.lua");
+static TRY: LazyLock<Script> = script!("fair/line.lua", "fair/try.lua");
+static GIVE_UP: LazyLock<Script> = script!("fair/line.lua", "fair/give_up.lua");
+static RELEASE: LazyLock<Script> = script!("fair/line.lua", "fair/release.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!("fair/line.lua", "fair/force_unlock.lua");
+static KEEP_ALIVE: LazyLock<Script> = script!("fair/line.lua", "fair/keep_alive.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

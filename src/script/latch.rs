@@ -7,27 +7,11 @@ use super::semaphore::stored_number;
 use super::{Rights, Trouble, call, flag, number};
 use crate::connection::{Command, Lane, Script};
 
-macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/number.lua"),
-                include_str!("../../lua/once.lua"),
-                include_str!(concat!("../../lua/latch/", $file))
-            ))
-        })
-    };
-}
-
-static COUNT_DOWN: LazyLock<Script> = script!("count_down.lua");
-static WAIT: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(concat!(
-        include_str!("../../lua/number.lua"),
-        include_str!("../../lua/latch/wait.lua")
-    ))
-});
-static TRY_SET_COUNT: LazyLock<Script> = script!("try_set_count.lua");
-static DELETE: LazyLock<Script> = script!("delete.lua");
+static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
+static WAIT: LazyLock<Script> = script!("number.lua", "latch/wait.lua");
+static TRY_SET_COUNT: LazyLock<Script> =
+    script!("number.lua", "once.lua", "latch/try_set_count.lua");
+static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

@@ -16,21 +16,16 @@ use crate::connection::{Command, Lane, Outcome, Script, decimal};
 use crate::protocol::{LockKeys, Mode, Owner};
 use crate::sync::clock;
 
-macro_rules! script {
-    ($($file:literal),+) => {
-        LazyLock::new(|| {
-            Script::new(concat!($(include_str!(concat!("../../lua/lock/", $file))),+))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<Script> = script!("free.lua", "queue.lua", "acquire.lua");
-static TRY: LazyLock<Script> = script!("free.lua", "queue.lua", "try.lua");
-static RELEASE: LazyLock<Script> = script!("unwanted.lua", "queue.lua", "release.lua");
-static GIVE_UP: LazyLock<Script> = script!("queue.lua", "give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("queue.lua", "force_unlock.lua");
-static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../lua/lock/renew.lua")));
+static ACQUIRE: LazyLock<Script> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+static TRY: LazyLock<Script> =
+    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+static RELEASE: LazyLock<Script> =
+    script!("lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<Script> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> =
+    script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
+static RENEW: LazyLock<Script> = script!("lock/renew.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
@@ -119,7 +114,7 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// `TOKENS` of `lua/lock/queue.lua`.
+    /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
     /// Of a hold whose last one this is. `None`: that cannot be.
@@ -265,11 +260,8 @@ impl<'a> LockScripts<'a> {
         beside: Option<Owner>,
     ) -> Command {
         let mut digits = [0; 20];
-        let beside = beside.as_ref().map_or(&b""[..], Owner::as_bytes);
-        let arguments = [millis(lease, &mut digits), owner.as_bytes(), beside];
-        // Only a read-write lock's `try` looks at the last one.
-        let arguments = &arguments[..if self.mode == Mode::Lock { 2 } else { 3 }];
-        self.command(script, arguments).acknowledged(self.acks)
+        let arguments = [millis(lease, &mut digits), owner.as_bytes()];
+        self.command(script, &arguments, beside.as_ref()).acknowledged(self.acks)
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -301,7 +293,7 @@ impl<'a> LockScripts<'a> {
             Mode::Read => Some(&b"read"[..]),
             Mode::Write => Some(&b"write"[..]),
         });
-        let command = || self.command(self.scripts().force_unlock, &arguments);
+        let command = || self.command(self.scripts().force_unlock, &arguments, None);
         let send = || send_force_unlock(self.lane, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
@@ -323,10 +315,16 @@ impl<'a> LockScripts<'a> {
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (mut start, mut count) = ([0; 20], [0; 20]);
         let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
-        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()])
+        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()], None)
     }
 
-    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+    /// `beside`: the writer under whose hold it reads.
+    fn command(
+        self,
+        script: &'static LazyLock<Script>,
+        arguments: &[&[u8]],
+        beside: Option<&Owner>,
+    ) -> Command {
         let LockKeys { queue, window, tokens, .. } = self.keys;
         let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
         let keys = keys.map(str::as_bytes);
@@ -336,12 +334,14 @@ impl<'a> LockScripts<'a> {
             None => &keys[..3],
         };
         // It is 0 nearly always, and what is not sent costs nobody anything.
-        match self.database.unsigned_abs() {
-            0 => Command::script(script, keys, arguments),
-            database => {
+        match (self.database.unsigned_abs(), beside) {
+            (0, None) => Command::script(script, keys, arguments),
+            (database, beside) => {
                 let mut digits = [0; 20];
-                let database = [decimal(database, &mut digits)];
-                Command::script(script, keys, &[arguments, &database].concat())
+                let mut arguments = arguments.to_vec();
+                arguments.push(decimal(database, &mut digits));
+                arguments.extend(beside.map(Owner::as_bytes));
+                Command::script(script, keys, &arguments)
             }
         }
     }

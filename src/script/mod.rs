@@ -1,5 +1,12 @@
 //! One typed function for each script; what the server answers becomes enums here.
 
+/// The script that these files of `lua/` make, one behind the other.
+macro_rules! script {
+    ($($file:literal),+) => {
+        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),+)))
+    };
+}
+
 pub(crate) mod condition;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair;

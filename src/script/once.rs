@@ -107,6 +107,18 @@ impl Requests {
         Ticket { number: open.number, slot }
     }
 
+    /// Opens a request that is sent here and now, and in no other copy later.
+    pub(crate) fn with_one<T>(
+        &self,
+        next: impl FnOnce() -> u64,
+        send: impl FnOnce(Ticket) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let ticket = self.open(next);
+        let outcome = send(ticket);
+        self.close(ticket);
+        outcome
+    }
+
     /// No copy of it will be sent any more. Once is enough.
     pub(crate) fn close(&self, ticket: Ticket) {
         let mut slots = self.slots.lock();

@@ -5,25 +5,26 @@ use std::sync::LazyLock;
 use super::lock::Scripts;
 use crate::connection::Script;
 
-macro_rules! script {
-    ($file:literal $(, behind $shortcut:literal)?) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                $(include_str!(concat!("../../lua/read_write/", $shortcut)),)?
-                include_str!("../../lua/hand_off.lua"),
-                include_str!("../../lua/read_write/holders.lua"),
-                include_str!(concat!("../../lua/read_write/", $file)),
-            ))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<Script> = script!("acquire.lua", behind "free.lua");
-static TRY: LazyLock<Script> = script!("try.lua", behind "free.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua", behind "unwanted.lua");
-static GIVE_UP: LazyLock<Script> = script!("give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("force_unlock.lua");
-pub(super) static STAY: LazyLock<Script> = script!("stay.lua");
+static ACQUIRE: LazyLock<Script> = script!(
+    "read_write/free.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/acquire.lua"
+);
+static TRY: LazyLock<Script> =
+    script!("read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static RELEASE: LazyLock<Script> = script!(
+    "read_write/unwanted.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/release.lua"
+);
+static GIVE_UP: LazyLock<Script> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+static FORCE_UNLOCK: LazyLock<Script> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+pub(super) static STAY: LazyLock<Script> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/stay.lua");
 
 pub(super) static SCRIPTS: Scripts = Scripts {
     acquire: &ACQUIRE,

@@ -11,26 +11,19 @@ use crate::config::ReplicaAcks;
 use crate::connection::{Command, Lane, Outcome, Script};
 use crate::error::{Error, ErrorKind};
 
-macro_rules! script {
-    ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/number.lua"),
-                include_str!("../../lua/once.lua"),
-                include_str!(concat!("../../lua/semaphore/", $file))
-            ))
-        })
-    };
-}
-
-static TRY_ACQUIRE: LazyLock<Script> = script!("try_acquire.lua");
-static ABANDON: LazyLock<Script> = script!("abandon.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
-static ADD_PERMITS: LazyLock<Script> = script!("add_permits.lua");
-static DRAIN_PERMITS: LazyLock<Script> = script!("drain_permits.lua");
-static SET_PERMITS: LazyLock<Script> = script!("set_permits.lua");
-static TRY_SET_PERMITS: LazyLock<Script> = script!("try_set_permits.lua");
-static DELETE: LazyLock<Script> = script!("delete.lua");
+static TRY_ACQUIRE: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/abandon.lua");
+static RELEASE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/release.lua");
+static ADD_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/add_permits.lua");
+static DRAIN_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/drain_permits.lua");
+static SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/set_permits.lua");
+static TRY_SET_PERMITS: LazyLock<Script> =
+    script!("number.lua", "once.lua", "semaphore/try_set_permits.lua");
+static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/delete.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
@@ -97,7 +90,7 @@ impl SemaphoreScripts<'_> {
     ) -> Result<Option<i64>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
-        number(self.call(&RELEASE, ticket, &arguments)?).map(heard)
+        number(self.call(&RELEASE, ticket, &arguments)?).map(heard_by)
     }
 
     /// A release, to be sent first or as a copy.
@@ -188,11 +181,16 @@ impl SemaphoreScripts<'_> {
 /// What became of a release that was sent once.
 pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
     let reply = accepted(outcome, Rights::Semaphores)?;
-    if requests.is_late(&reply) { Err(Trouble::Unsent(late())) } else { number(reply).map(heard) }
+    if requests.is_late(&reply) {
+        Err(Trouble::Unsent(late()))
+    } else {
+        number(reply).map(heard_by)
+    }
 }
 
-/// -1 stands for itself: the server refused the message, so others may wait.
-fn heard(reply: i64) -> Option<i64> {
+/// How many heard of a release; `None`: there was nothing to tell. -1 stands for itself: the server
+/// refused the message, so others may wait.
+pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
         -1 => Some(-1),

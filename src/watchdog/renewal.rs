@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn the_scripts_grant_for_the_time_that_is_expected_here() {
         for script in
-            [include_str!("../../lua/lock/queue.lua"), include_str!("../../lua/fair/line.lua")]
+            [include_str!("../../lua/hand_off.lua"), include_str!("../../lua/fair/line.lua")]
         {
             let told = script.lines().find_map(|line| line.strip_prefix("local PROVISIONAL = "));
             assert_eq!(told.unwrap().parse(), Ok(PROVISIONAL / MS));

@@ -1,7 +1,9 @@
 //! The client's rules one by one, without a server: what it does when.
 
-use crate::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
-use crate::wire::{Chain, Message, Refused, Reply, Request, Site, What, Whose};
+use crate::kind::PlainLock;
+use crate::model::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
+use crate::model::site::Site;
+use crate::model::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
 
 /// The server's clock, in ms, when the process's own shows 0.
 const SERVER: i64 = 1_763_692_800_000;
@@ -12,7 +14,7 @@ struct Tried(Process);
 
 impl Tried {
     fn new() -> Self {
-        Self(Process::new(Site::new(0, "orders"), None, 1))
+        Self(Process::new(Site::new(&PlainLock, 0, "orders"), None, 1))
     }
 
     /// It waits, and was told so: place 0 behind a holder of ours.

@@ -1,90 +1,41 @@
-//! Rules broken one at a time, in the scripts and in the client, to show that the model would
-//! notice.
+//! Rules broken one at a time, in the scripts and in the client.
 
-use crate::client::Rule;
-use crate::store::Script;
-
-/// What is broken, where, and who has noticed.
-pub(crate) struct Mutant {
-    pub(crate) what: &'static str,
-    pub(crate) broken: Broken,
-    pub(crate) by: By,
-}
-
-pub(crate) enum Broken {
-    /// A part of a text, and what stands there instead.
-    Script(Script, &'static str, &'static str),
-    Client(Rule),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum By {
-    /// A history that has found it out, to be tried first. If scripts or model have changed since,
-    /// another one will, and the test says which.
-    Seed(u64),
-    /// What the clients get where nothing goes wrong.
-    Share,
-}
-
-const fn script(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-    seed: u64,
-) -> Mutant {
-    Mutant { what, broken: Broken::Script(script, part, by), by: By::Seed(seed) }
-}
-
-const fn unfair(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-) -> Mutant {
-    Mutant { what, broken: Broken::Script(script, part, by), by: By::Share }
-}
-
-const fn client(what: &'static str, rule: Rule, seed: u64) -> Mutant {
-    Mutant { what, broken: Broken::Client(rule), by: By::Seed(seed) }
-}
-
-const fn slow(what: &'static str, rule: Rule) -> Mutant {
-    Mutant { what, broken: Broken::Client(rule), by: By::Share }
-}
+use crate::model::client::Rule;
+use crate::model::mutant::{Mutant, client, script, slow, unfair};
+use crate::model::scripts::Script;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a pattern's subscriber makes the dead look alive",
-        Script::Queue,
-        "if not refused(heard) and heard[2] == 0 then",
-        "if false then",
+        Script::HandOff,
+        "return (refused(heard) or heard[2] > 0) and channel or nil",
+        "return channel",
         5,
     ),
     script(
         "a message that nobody heard grants",
-        Script::Queue,
+        Script::Holders,
         "if type(heard) == 'number' and heard > 0 then",
         "if type(heard) == 'number' then",
         3,
     ),
     script(
         "the last in the queue is granted first",
-        Script::Queue,
+        Script::Holders,
         "redis.pcall('lpop', queue)\n        if type(head)",
         "redis.pcall('rpop', queue)\n        if type(head)",
         1,
     ),
     script(
         "a release grants nobody",
-        Script::Queue,
-        "return grant_head(start, count + 1) and 1 or publish(0)",
-        "return publish(0)",
+        Script::HandOff,
+        "if grant(start, count + 1) then",
+        "if false then",
         0,
     ),
     script(
         "who is not the holder does not look",
-        Script::Queue,
+        Script::Holders,
         "        look()\n        return false",
         "        return false",
         3,
@@ -121,7 +72,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "who asks again has a second place",
-        Script::Acquire,
+        Script::HandOff,
         "local place = redis.pcall('lpos', queue, owner)\n    if refused",
         "local place = false\n    if refused",
         0,
@@ -149,35 +100,35 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a lock is taken without an end",
-        Script::Queue,
+        Script::Holders,
         "redis.call('pexpire', lock, lease)",
         "",
         0,
     ),
     script(
         "a queue is without an end",
-        Script::Queue,
+        Script::HandOff,
         "        redis.call('pexpire', queue, KEPT)",
         "",
         0,
     ),
     script(
         "a window lasts as long as the clock was set back",
-        Script::Queue,
+        Script::HandOff,
         "left > 0 and left <= WINDOW and left or nil",
         "left > 0 and left or nil",
         30,
     ),
     script(
         "ours who listen count as Redisson's",
-        Script::Queue,
+        Script::HandOff,
         "heard[2] - heard[4]",
         "heard[2]",
         0,
     ),
     script(
         "a grant is taken back without a word",
-        Script::Queue,
+        Script::Holders,
         "        if not trouble then
             redis.call('del', lock)
         end",
@@ -186,48 +137,53 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "a name in braces has the queue of the one without",
-        Script::Queue,
+        Script::HandOff,
         "KEYS[1], KEYS[2], KEYS[3]",
         "KEYS[1], (string.gsub(string.gsub(KEYS[2], '_tagged', ''), ':{?x}?$', ':{x}')), KEYS[3]",
         2,
     ),
     script(
         "a hold takes a single token",
-        Script::Queue,
+        Script::Holders,
         "redis.pcall('incrby', tokens, TOKENS)",
         "redis.pcall('incrby', tokens, 1)",
         1,
     ),
     script(
         "who is handed the lock is told no token",
-        Script::Queue,
+        Script::Holders,
         "token and string.format(',%.0f', token) or ''",
         "''",
         1,
     ),
-    unfair("there is no window", Script::Queue, "redis.pcall('set', window, '', 'px', WINDOW)", ""),
-    unfair("nobody is told when a window ends", Script::Queue, "announce(WINDOW)", ""),
+    unfair(
+        "there is no window",
+        Script::HandOff,
+        "redis.pcall('set', window, '', 'px', WINDOW)",
+        "",
+    ),
+    unfair("nobody is told when a window ends", Script::HandOff, "announce(WINDOW)", ""),
     unfair(
         "Redisson has its turn by age alone",
-        Script::Queue,
-        "return waiting > 0 and count * waiting > length()",
-        "return waiting > 0",
+        Script::HandOff,
+        "is_due = others > 0 and count * others > length()",
+        "is_due = others > 0",
     ),
     unfair(
         "Redisson has its turn by count alone",
-        Script::Queue,
+        Script::HandOff,
         "if age >= AGE then",
         "if true then",
     ),
     unfair(
         "a chain begins anew with each grant",
-        Script::Queue,
-        "grant_head(start, count + 1)",
-        "grant_head(now(), 1)",
+        Script::HandOff,
+        "if grant(start, count + 1) then",
+        "if grant(now(), 1) then",
     ),
     unfair(
         "a chain that began with a reply has no age",
-        Script::Queue,
+        Script::HandOff,
         "or now() + since, 0)",
         "or now(), 0)",
     ),

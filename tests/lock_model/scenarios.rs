@@ -1,150 +1,26 @@
 //! The scripts as they are, without a simulated clock: what they cost, and what they do when the
 //! server refuses something or something else lies under their keys.
 
-use redis::{Connection, RedisResult, Value};
-use redlatch_testkit::Server;
+use redis::Value;
 
-use crate::client::LEASE;
 use crate::common::{SOON, real_server, wait_until};
-use crate::store::{Script, Scripts, call, keys, uuid};
-use crate::wire::{Chain, Message, Reply, Request, Site, What, own_channel};
+use crate::kind::PlainLock;
+use crate::model::client::LEASE;
+use crate::model::direct::{CHAIN, Direct, Listener};
+use crate::model::shortcuts;
+use crate::model::site::Site;
+use crate::model::store::uuid;
+use crate::model::wire::{Chain, Message, Reply, Request, What, own_channel};
 
-const CHAIN: Chain = Chain { since: 0, count: 1 };
-
-/// One connection of a user's, for scripts of any client.
-struct Direct {
-    connection: Connection,
-    scripts: Scripts,
-    site: Site,
-    is_poor: bool,
-}
-
-impl Direct {
-    fn new(server: &Server) -> Self {
-        Self::over(server.connection())
-    }
-
-    fn over(connection: Connection) -> Self {
-        Self { connection, scripts: Scripts::ours(), site: Site::new(0, "orders"), is_poor: false }
-    }
-
-    /// As a user who may do everything but this.
-    fn without(server: &Server, rules: &[&str]) -> Self {
-        let all = ["ACL", "SETUSER", "me", "reset", "on", ">word", "~*", "&*", "+@all"];
-        let mut connection = server.connection();
-        let user = [&all, rules].concat();
-        redis::cmd(user[0]).arg(&user[1..]).exec(&mut connection).unwrap();
-        let mut connection = server.connection();
-        redis::cmd("AUTH").arg("me").arg("word").exec(&mut connection).unwrap();
-        Self::over(connection)
-    }
-
-    fn raw(&mut self, client: usize, request: &Request) -> RedisResult<Value> {
-        let (keys, args) = call(&self.site, &uuid(true, client), request, self.is_poor);
-        self.eval(Script::of(request), &keys, &args)
-    }
-
-    fn eval(&mut self, script: Script, keys: &[String], args: &[String]) -> RedisResult<Value> {
-        let text = self.scripts.text(script);
-        let mut command = redis::cmd("EVAL");
-        command.arg(text).arg(keys.len()).arg(keys).arg(args);
-        command.query(&mut self.connection)
-    }
-
-    fn run(&mut self, client: usize, request: &Request) -> Reply {
-        match self.raw(client, request) {
-            Ok(value) => Reply::new(request, &value),
-            Err(error) => Reply::Error(error.to_string()),
-        }
-    }
-
-    fn acquire(&mut self, client: usize) -> Reply {
-        self.run(client, &Request::Acquire { number: 1, lease: LEASE })
-    }
-
-    fn takes(&mut self, client: usize) -> bool {
-        matches!(self.acquire(client), Reply::Granted { .. })
-    }
-
-    /// The place it has now.
-    fn place(&mut self, client: usize) -> Option<i64> {
-        match self.acquire(client) {
-            Reply::Refused(refused) => refused.place,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn release(&mut self, client: usize) -> Option<i64> {
-        let request = Request::Release { number: 1, chain: CHAIN };
-        let value = self.raw(client, &request).unwrap();
-        redis::from_redis_value(value).unwrap()
-    }
-
-    fn give_up(&mut self, client: usize) -> Reply {
-        self.run(client, &Request::GiveUp { number: 1, chain: CHAIN })
-    }
-
-    fn force_unlock(&mut self) -> RedisResult<Value> {
-        let args = [self.site.public.clone(), "0".to_owned()];
-        let keys = keys(&self.site);
-        self.eval(Script::ForceUnlock, &keys, &args)
-    }
-
-    fn command<T: redis::FromRedisValue>(&mut self, words: &[&str]) -> T {
-        redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection).unwrap()
-    }
-
-    fn holder(&mut self) -> Option<usize> {
-        let owners: Vec<String> = self.command(&["HKEYS", "orders"]);
-        owners.first().map(|owner| owner[..8].parse().unwrap())
-    }
-
-    fn keys_left(&mut self) -> i64 {
-        let keys = keys(&self.site);
-        self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
-    }
-
-    /// How many commands the server runs meanwhile, those inside scripts included.
-    fn commands_of(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
-        let () = self.command(&["CONFIG", "RESETSTAT"]);
-        work(self);
-        let stats: String = self.command(&["INFO", "commandstats"]);
-        stats
-            .lines()
-            .filter(|line| line.starts_with("cmdstat_") && !line.starts_with("cmdstat_config"))
-            .map(|line| {
-                let calls = line.split_once("calls=").unwrap().1;
-                calls.split(',').next().unwrap().parse::<u64>().unwrap()
-            })
-            .sum()
-    }
-}
-
-/// A client's subscriber.
-struct Listener(Connection);
-
-impl Listener {
-    fn new(server: &Server, client: usize) -> Self {
-        let mut connection = server.connection();
-        let channel = own_channel(&uuid(true, client));
-        redis::cmd("SUBSCRIBE").arg(channel).exec(&mut connection).unwrap();
-        Self(connection)
-    }
-
-    fn hears(&mut self) -> Message {
-        let message = self.0.recv_response().unwrap();
-        let message = redis::Msg::from_value(&message)
-            .or_else(|| redis::Msg::from_value(&self.0.recv_response().unwrap()))
-            .unwrap();
-        Message::parse(&message.get_payload::<String>().unwrap()).unwrap()
-    }
+fn orders() -> Site {
+    Site::new(&PlainLock, 0, "orders")
 }
 
 #[test]
 fn a_hand_over_costs_two_scripts_and_few_commands() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
-    let mut listener = Listener::new(&server, 2);
+    let mut direct = Direct::new(&server, orders());
+    let mut listener = Listener::new(&server, orders(), 2);
     let alone = direct.commands_of(|direct| {
         assert!(direct.takes(1));
         assert_eq!(direct.release(1), Some(0));
@@ -168,8 +44,9 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
 #[test]
 fn a_request_sent_again_changes_nothing() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
-    let _listeners: Vec<_> = (2..=3).map(|client| Listener::new(&server, client)).collect();
+    let mut direct = Direct::new(&server, orders());
+    let _listeners: Vec<_> =
+        (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
     assert!(direct.takes(1) && direct.takes(1));
     for _ in 0..2 {
         assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
@@ -189,7 +66,7 @@ fn a_request_sent_again_changes_nothing() {
 #[test]
 fn who_gives_up_leaves_the_queue() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
+    let mut direct = Direct::new(&server, orders());
     assert!(direct.takes(1));
     assert_eq!([2, 3, 4].map(|client| direct.place(client)), [Some(0), Some(1), Some(2)]);
     for leaves in [3, 2] {
@@ -201,14 +78,14 @@ fn who_gives_up_leaves_the_queue() {
 #[test]
 fn the_dead_are_passed_in_one_call() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
+    let mut direct = Direct::new(&server, orders());
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
     assert!(direct.takes(1));
     for client in 2..=1_000 {
         direct.acquire(client);
     }
-    let _listener = Listener::new(&server, 900);
+    let _listener = Listener::new(&server, orders(), 900);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(900));
     assert_eq!(direct.place(1_000), Some(99));
@@ -221,8 +98,8 @@ fn the_dead_are_passed_in_one_call() {
 #[test]
 fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
-    let dead: Vec<_> = (1..=2).map(|client| Listener::new(&server, client)).collect();
+    let mut direct = Direct::new(&server, orders());
+    let dead: Vec<_> = (1..=2).map(|client| Listener::new(&server, orders(), client)).collect();
     let redisson = format!("{}:7", uuid(false, 1));
     let () = direct.command(&["HSET", "orders", &redisson, "1"]);
     let () = direct.command(&["PEXPIRE", "orders", "30000"]);
@@ -234,7 +111,7 @@ fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
             direct.command(&["PUBSUB", "NUMSUB", &one, &two]);
         one + two == 0
     });
-    let mut listener = Listener::new(&server, 3);
+    let mut listener = Listener::new(&server, orders(), 3);
     assert_eq!(direct.place(3), Some(2));
     direct.acquire(3);
     assert_eq!(direct.place(3), Some(0), "it stands behind the dead");
@@ -247,8 +124,9 @@ fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
 #[test]
 fn without_memory_the_queue_moves_on() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
-    let _listeners: Vec<_> = (2..=3).map(|client| Listener::new(&server, client)).collect();
+    let mut direct = Direct::new(&server, orders());
+    let _listeners: Vec<_> =
+        (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
     assert!(direct.takes(1));
     assert_eq!((direct.place(2), direct.place(3)), (Some(0), Some(1)));
     let () = direct.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -276,7 +154,7 @@ fn something_else_under_the_name_is_an_error() {
         &["HSET", "orders", "field", "1"],
         &["HSET", "orders", "field", "1", "other", "2"],
     ] {
-        let mut direct = Direct::new(&server);
+        let mut direct = Direct::new(&server, orders());
         let () = direct.command(&["FLUSHALL"]);
         let _: Value = direct.command(foreign);
         let before: Vec<u8> = direct.command(&["DUMP", "orders"]);
@@ -297,10 +175,10 @@ fn something_else_under_the_name_is_an_error() {
 #[test]
 fn something_else_under_the_queue_costs_the_places_only() {
     let Some(server) = real_server() else { return };
-    let mut direct = Direct::new(&server);
+    let mut direct = Direct::new(&server, orders());
     for foreign in [1, 2] {
         let () = direct.command(&["FLUSHALL"]);
-        let key = keys(&direct.site)[foreign].clone();
+        let key = direct.site.keys()[foreign].clone();
         let () = direct.command(&["SET", &key, "mine"]);
         assert!(direct.takes(1));
         let place = direct.place(2);
@@ -324,12 +202,12 @@ fn without_a_right_all_is_done_or_nothing() {
     ];
     for denied in commands {
         let rule = format!("-{denied}");
-        let mut master = Direct::new(&server);
-        let mut user = Direct::without(&server, &[&rule]);
+        let mut master = Direct::new(&server, orders());
+        let mut user = Direct::without(&server, orders(), &[&rule]);
         let check = |master: &mut Direct, what: &str| {
             let left: i64 = master.command(&["PTTL", "orders"]);
             assert_ne!(left, -1, "{what} without {denied}: a lock without an end");
-            let queue = keys(&master.site)[1].clone();
+            let queue = master.site.keys()[1].clone();
             let left: i64 = master.command(&["PTTL", &queue]);
             assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
         };
@@ -344,7 +222,7 @@ fn without_a_right_all_is_done_or_nothing() {
         assert!(master.takes(1));
         let reply = user.acquire(2);
         check(&mut master, "a question");
-        let queue = keys(&master.site)[1].clone();
+        let queue = master.site.keys()[1].clone();
         let places: Vec<String> = master.command(&["LRANGE", &queue, "0", "-1"]);
         match &reply {
             Reply::Refused(refused) => {
@@ -358,7 +236,7 @@ fn without_a_right_all_is_done_or_nothing() {
         // Free, handed on, or an error and still held.
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
-            let _listener = Listener::new(&server, 2);
+            let _listener = Listener::new(&server, orders(), 2);
             wait_until("the waiter listens", SOON, || {
                 let channel = own_channel(&uuid(true, 2));
                 let heard: (String, i64) = master.command(&["PUBSUB", "NUMSUB", &channel]);
@@ -387,9 +265,9 @@ fn without_a_right_all_is_done_or_nothing() {
 #[test]
 fn without_the_right_to_publish_the_places_stay() {
     let Some(server) = real_server() else { return };
-    let mut master = Direct::new(&server);
-    let mut mute = Direct::without(&server, &["-publish"]);
-    let _listener = Listener::new(&server, 2);
+    let mut master = Direct::new(&server, orders());
+    let mut mute = Direct::without(&server, orders(), &["-publish"]);
+    let _listener = Listener::new(&server, orders(), 2);
     assert!(mute.takes(1));
     assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
     assert_eq!(mute.release(1), Some(-1));
@@ -402,9 +280,9 @@ fn without_the_right_to_publish_the_places_stay() {
 #[test]
 fn without_the_queue_a_client_waits_in_public() {
     let Some(server) = real_server() else { return };
-    let mut master = Direct::new(&server);
+    let mut master = Direct::new(&server, orders());
     let rules = ["resetkeys", "~orders"];
-    let mut poor = Direct::without(&server, &rules);
+    let mut poor = Direct::without(&server, orders(), &rules);
     let Reply::Error(error) = poor.acquire(1) else { panic!("it has a right to the queue") };
     assert!(error.contains("NoPerm"), "{error}");
     poor.is_poor = true;
@@ -414,7 +292,7 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(poor.place(2), None);
     let mut public = server.connection();
     redis::cmd("SUBSCRIBE").arg(&master.site.public).exec(&mut public).unwrap();
-    let _listener = Listener::new(&server, 3);
+    let _listener = Listener::new(&server, orders(), 3);
     assert_eq!(master.place(3), Some(0));
     // Long ago, and often enough: its turn has come.
     let chain = Chain { since: 1, count: 2 };
@@ -425,31 +303,30 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(poor.release(2), Some(0));
 }
 
-/// What is there, what is asked for and what is denied, all with all; with the queue's keys and
-/// without.
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
     let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
-    let [lock, queue, window] = keys(&Site::new(0, "orders")).try_into().unwrap();
-    let held: &[&[&str]] = &[&["HSET", &lock, &owner, "1"], &["PEXPIRE", &lock, "20000"]];
-    let others: &[&[&str]] = &[&["HSET", &lock, &other, "1"], &["PEXPIRE", &lock, "20000"]];
-    let queued: &[&[&str]] = &[&["RPUSH", &queue, &other]];
-    let (open, string): (&[&[&str]], &[&[&str]]) =
-        (&[&["SET", &window, "", "PX", "60000"]], &[&["SET", &lock, "mine"]]);
-    let strange: &[&[&str]] = &[&["SET", &queue, "mine"]];
+    let site = orders();
+    let Site { lock, queue, window, .. } = &site;
+    let held =
+        |owner: &str| vec![format!("HSET {lock} {owner} 1"), format!("PEXPIRE {lock} 20000")];
+    let (own, others) = (held(&owner), held(&other));
+    let queued = vec![format!("RPUSH {queue} {other}")];
+    let open = vec![format!("SET {window} 1 PX 60000")];
+    let strange = vec![format!("SET {queue} mine")];
     let states = [
         vec![],
-        vec![held],
-        vec![others],
-        vec![string],
-        vec![queued],
-        vec![held, queued],
-        vec![held, strange],
-        vec![strange],
-        vec![open],
-        vec![held, open],
-        vec![open, queued],
+        own.clone(),
+        others,
+        vec![format!("SET {lock} mine")],
+        queued.clone(),
+        [own.clone(), queued.clone()].concat(),
+        [own.clone(), strange.clone()].concat(),
+        strange,
+        open.clone(),
+        [own, open.clone()].concat(),
+        [open, queued].concat(),
     ];
     let release = |since| Request::Release { number: 1, chain: Chain { since, count: 1 } };
     let requests = [
@@ -463,43 +340,6 @@ fn a_shortcut_does_what_the_rest_would() {
     ];
     // But for HLEN, which a lock that is free can do without.
     let denied =
-        "none exists hset pexpire time del publish hexists lpop lpos rpush pttl hkeys llen pubsub";
-    // A window is seen here some time after it was opened: it must not have ended by then.
-    let (brief, long) = ("WINDOW, AGE, BLIND = 4,", "WINDOW, AGE, BLIND = 20000,");
-    let mut master = Direct::new(&server);
-    for denied in denied.split(' ') {
-        let rule = format!("-{denied}");
-        let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
-        let mut user = Direct::without(&server, rules);
-        user.scripts = Scripts::broken(Script::Queue, brief, long);
-        for (at, state) in states.iter().enumerate() {
-            for (request, is_poor) in requests.iter().flat_map(|it| [(it, false), (it, true)]) {
-                let script = Script::of(request);
-                let both = [user.scripts.text(script), user.scripts.rest(script)].map(|text| {
-                    let () = master.command(&["FLUSHALL"]);
-                    for words in state.iter().copied().flatten() {
-                        let _: Value = master.command(words);
-                    }
-                    let (keys, args) = call(&user.site, &uuid(true, 1), request, is_poor);
-                    let mut command = redis::cmd("EVAL");
-                    command.arg(text).arg(keys.len()).arg(&keys).arg(args);
-                    let reply = command.query(&mut user.connection);
-                    let all = [&lock, &queue, &window];
-                    let left = all.map(|key| master.command::<Value>(&["DUMP", key]));
-                    (reply.map(without_times).map_err(|_| "refused"), left)
-                });
-                let [short, rest] = both;
-                let what = format!("{denied} denied, state {at}, {request:?}, poor: {is_poor}");
-                assert_eq!(short, rest, "{what}");
-            }
-        }
-    }
-}
-
-/// A reply without the server's clock, and what is left until then.
-fn without_times(reply: Value) -> Value {
-    match reply {
-        Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),
-        reply => reply,
-    }
+        "exists hset pexpire time del publish hexists lpop lpos rpush pttl hkeys llen pubsub";
+    shortcuts::check(&server, &site, &states, &requests, denied);
 }

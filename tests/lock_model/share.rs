@@ -1,10 +1,11 @@
 //! Who gets how much where nothing goes wrong: ours among each other, and beside Redisson.
 
-use crate::client::{MS, Rule, SECOND, Time};
-use crate::plan::Plan;
-use crate::rules::Broken;
-use crate::simulation::Simulation;
-use crate::store::Store;
+use crate::kind::PlainLock;
+use crate::model::client::{MS, Rule, SECOND, Time};
+use crate::model::plan::Plan;
+use crate::model::rules::Broken;
+use crate::model::simulation::Simulation;
+use crate::model::store::Store;
 
 /// What a mix of clients must come to.
 pub(crate) struct Mix {
@@ -35,15 +36,14 @@ const LONGEST: Time = 400 * MS;
 pub(crate) fn check(store: &mut Store, mix: &Mix, broken: Option<Rule>) -> Result<String, Broken> {
     let Mix { ours, java, hold, length, share } = *mix;
     let plan = Plan::peaceful(ours, java, hold, length);
-    let mut simulation = Simulation::new(store, 1, plan, broken);
+    let mut simulation = Simulation::new(store, &PlainLock, 1, plan, broken);
     simulation.run()?;
     let grants: Vec<u64> = simulation.ours.iter().map(|own| own.grants).collect();
     let ours_each = grants.iter().sum::<u64>() / ours as u64;
     let slowest = grants.iter().min().copied().unwrap_or(0) * 100 / ours_each.max(1);
     let java_grants: u64 = simulation.java.iter().map(|java| java.grants).sum();
     let java_share = java_grants * 100 / (java.max(1) as u64) / ours_each.max(1);
-    let now = simulation.now;
-    let longest_java = simulation.java.iter().map(|java| java.longest_by(now)).max().unwrap_or(0);
+    let longest_java = simulation.longest_java();
     let longest_ours = simulation.ours.iter().map(|own| own.longest).max().unwrap_or(0);
     let said = format!(
         "{ours} ours, {java} Redisson, {hold} µs inside: ours {}/s, slowest {slowest}, longest {} \

@@ -1,27 +1,8 @@
-//! Rules broken one at a time, to show that the model would notice.
+//! Rules broken one at a time.
 
-use crate::store::Script;
-
-/// What is broken: a part of a text, and what stands there instead.
-pub(crate) struct Mutant {
-    pub(crate) what: &'static str,
-    pub(crate) script: Script,
-    pub(crate) part: &'static str,
-    pub(crate) by: &'static str,
-    /// A history that has found it out, to be tried first. If scripts or model have changed since,
-    /// another one will, and the test says which.
-    pub(crate) seed: u64,
-}
-
-const fn script(
-    what: &'static str,
-    script: Script,
-    part: &'static str,
-    by: &'static str,
-    seed: u64,
-) -> Mutant {
-    Mutant { what, script, part, by, seed }
-}
+use crate::model::mutant::{Mutant, script, seldom};
+use crate::model::scripts::Script;
+use crate::scenarios;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
@@ -76,8 +57,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a pattern's subscriber makes the dead look alive",
         Script::HandOff,
-        "return refused(heard) or heard[2] > 0",
-        "return true",
+        "return (refused(heard) or heard[2] > 0) and channel or nil",
+        "return channel",
         0,
     ),
     script(
@@ -223,7 +204,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who tries enters beside a writer",
         Script::Try,
-        "elseif mode and (writer == '' or redis.call('hexists', lock, writer) == 0) then",
+        "elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then",
         "elseif false then",
         0,
     ),
@@ -282,5 +263,40 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         " and redis.pcall('exists', KEYS[2]) == 0",
         "",
         0,
+    ),
+    seldom(
+        "a refused message is not undone",
+        Script::Holders,
+        "                if not refusal then\n                    drop(head)\n                end",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "a refused message costs the place",
+        Script::Holders,
+        "                    enqueue('lpush', head)\n                    break",
+        "                    break",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "who tries and has it already is not told so",
+        Script::Try,
+        "elseif mode and redis.call('hexists', lock, owner) == 1 then",
+        "elseif false then",
+        scenarios::twice,
+    ),
+    seldom(
+        "readers behind a dead writer wait for Redisson's",
+        Script::Holders,
+        "        look()\n        announce(0)",
+        "        announce(0)",
+        scenarios::left_to_redisson,
+    ),
+    seldom(
+        "a timeout that has lapsed is not made anew",
+        Script::Renew,
+        "        reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])",
+        "        reply = 1",
+        scenarios::lapsed,
     ),
 ];

@@ -65,7 +65,7 @@ impl State {
         Some(if sha == *ACQUIRE {
             self.ask_to_share(key, argument(4))
         } else if sha == *TRY {
-            self.try_to_share(key, argument(4), argument(5))
+            self.try_to_share(key, argument(4), arguments.get(6).map(Vec::as_slice))
         } else if sha == *STAY {
             if !self.holders(key).know(argument(4)) {
                 return Some(Value::Nil);
@@ -130,7 +130,7 @@ impl State {
         numbers(&[NOW, 30_000, at, 0, i64::from(place.is_none())])
     }
 
-    fn try_to_share(&mut self, key: &[u8], owner: &[u8], writer: &[u8]) -> Value {
+    fn try_to_share(&mut self, key: &[u8], owner: &[u8], writer: Option<&[u8]>) -> Value {
         if let Some(already) = self.has_it_already(key, owner) {
             return already;
         }
@@ -138,7 +138,7 @@ impl State {
         let nobody_waits = self.waiting(key).is_empty();
         let holders = self.holders(key);
         let may = match &holders.writer {
-            Some(holder) => holder == writer,
+            Some(holder) => writer == Some(holder),
             None => holders.is_free() || !writes(owner) && nobody_waits,
         };
         if !may {
@@ -195,25 +195,26 @@ impl State {
     }
 }
 
-macro_rules! script {
-    ($file:literal $(, behind $shortcut:literal)?) => {
-        LazyLock::new(|| {
-            sha(concat!(
-                $(include_str!(concat!("../../../lua/read_write/", $shortcut)),)?
-                include_str!("../../../lua/hand_off.lua"),
-                include_str!("../../../lua/read_write/holders.lua"),
-                include_str!(concat!("../../../lua/read_write/", $file)),
-            ))
-        })
-    };
-}
-
-static ACQUIRE: LazyLock<String> = script!("acquire.lua", behind "free.lua");
-static TRY: LazyLock<String> = script!("try.lua", behind "free.lua");
-static RELEASE: LazyLock<String> = script!("release.lua", behind "unwanted.lua");
-static GIVE_UP: LazyLock<String> = script!("give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> = script!("force_unlock.lua");
-static STAY: LazyLock<String> = script!("stay.lua");
+static ACQUIRE: LazyLock<String> = script!(
+    "read_write/free.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/acquire.lua"
+);
+static TRY: LazyLock<String> =
+    script!("read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static RELEASE: LazyLock<String> = script!(
+    "read_write/unwanted.lua",
+    "hand_off.lua",
+    "read_write/holders.lua",
+    "read_write/release.lua"
+);
+static GIVE_UP: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+static STAY: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/stay.lua");
 
 /// The server knows them from the beginning.
 pub(super) fn scripts() -> Vec<String> {

@@ -5,14 +5,18 @@ use std::collections::{BTreeMap, HashSet};
 
 use redis::Value;
 
-use crate::client::{Input, LEASE, MS, Output, Process, Rule, SECOND, Time, Timer};
-use crate::plan::Plan;
-use crate::random::Random;
-use crate::redisson::{Java, JavaEvent};
-use crate::rules::{self, Broken, Claim, Step};
-use crate::store::{Script, State, Store, call, force, keys, uuid};
-use crate::waits::Waits;
-use crate::wire::{Message, Released, Reply, Request, Site, own_channel, owner};
+use super::client::{Input, LEASE, MS, Output, Process, Rule, SECOND, Time, Timer};
+use super::kind::Kind;
+use super::plan::Plan;
+use super::random::Random;
+use super::redisson::{Java, JavaEvent};
+use super::rules::{self, Broken, Claim, Step};
+use super::scripts::{Call, Script, call, force};
+use super::site::Site;
+use super::state::State;
+use super::store::{Store, uuid};
+use super::waits::Waits;
+use super::wire::{Message, Released, Reply, Request, own_channel};
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
@@ -166,14 +170,24 @@ pub(crate) struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    pub(crate) fn new(store: &'a mut Store, seed: u64, plan: Plan, broken: Option<Rule>) -> Self {
+    pub(crate) fn new(
+        store: &'a mut Store,
+        kind: &'static dyn Kind,
+        seed: u64,
+        plan: Plan,
+        broken: Option<Rule>,
+    ) -> Self {
         store.clear();
         let mut random = Random::new(seed ^ 0x5eed);
         if plan.is_monitored {
             store.set_monitored();
         }
+        let site = |database, name| {
+            let site = Site::new(kind, database, name);
+            if plan.is_fenced { site.fenced() } else { site }
+        };
         let locks = plan.sites.iter().map(|(database, name)| Lock {
-            site: Site::planned(*database, name, plan.is_fenced),
+            site: site(*database, name),
             state: State::none(),
             at: 0,
             claims: Vec::new(),
@@ -342,21 +356,22 @@ impl<'a> Simulation<'a> {
         &mut self,
         lock: usize,
         who: Option<Who>,
-        script: Script,
-        keys_and_args: (&[String], &[String]),
+        call: &Call,
     ) -> Result<Value, Broken> {
+        let Call { script, args, .. } = call;
+        let script = *script;
         let site = self.locks[lock].site.clone();
         let is_poor = matches!(who, Some(Who::Ours(process)) if self.ours[process].is_poor);
         let before = self.now_of(lock);
         let server = self.now + self.offset;
-        let (reply, after) = self.store.run(server, &site, script, keys_and_args);
+        let (reply, after) = self.store.run(server, &site, call);
         self.summary.add("scripts", 1);
-        self.note(|| format!("{script:?} {:?} -> {reply:?}", &keys_and_args.1));
+        self.note(|| format!("{script:?} {args:?} -> {reply:?}"));
         self.note(|| format!("    {}", after.short()));
         self.send_messages(&after);
         let step = Step {
             script,
-            owner: keys_and_args.1.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
+            owner: args.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
             before: &before,
             after: &after,
             has_no_place: is_poor || self.is_full,
@@ -402,7 +417,8 @@ impl<'a> Simulation<'a> {
         let input = if channel == site.public {
             Input::Public
         } else {
-            let message = Message::parse(&text).ok_or_else(|| format!("cannot read {text:?}"))?;
+            let message =
+                Message::parse(site.kind, &text).ok_or_else(|| format!("cannot read {text:?}"))?;
             if (message.database, &message.lock) != (site.database, &site.lock) {
                 return Err(format!("{text:?} is for another lock than {site:?}"));
             }
@@ -568,7 +584,7 @@ impl<'a> Simulation<'a> {
                 own.grants += 1;
                 own.longest = own.longest.max(self.now - own.began);
                 let (lock, began, serial) = (own.site, own.began, own.serial);
-                let owner = owner(&own.uuid, number);
+                let owner = self.locks[lock].site.kind.owner(&own.uuid, number);
                 let claim = self.claim(lock, &owner, began, until)?;
                 self.locks[lock].check_token(token)?;
                 self.summary.add("fencing tokens", i64::from(token.is_some()));
@@ -604,7 +620,7 @@ impl<'a> Simulation<'a> {
         until: Time,
     ) -> Result<usize, Broken> {
         self.note(|| format!("entered until {:.3}", until as f64 / 1_000.0));
-        let claim = Claim::new(owner, began, self.now, until);
+        let claim = Claim { owner: owner.to_owned(), began, from: self.now, until };
         self.locks[lock].check_claim(&claim)?;
         self.locks[lock].claims.push(claim);
         Ok(self.locks[lock].claims.len() - 1)
@@ -640,7 +656,7 @@ impl<'a> Simulation<'a> {
         let own = &mut self.ours[process];
         own.troubled = own.troubled.max(noticed + MS);
         if let Request::Acquire { number, .. } | Request::Try { number, .. } = request {
-            own.in_doubt.insert(owner(&own.uuid, number));
+            own.in_doubt.insert(self.locks[own.site].site.kind.owner(&own.uuid, number));
         }
         self.at(noticed, Event::Process(process, ForProcess::Input(Input::InDoubt(request))));
     }
@@ -653,10 +669,9 @@ impl<'a> Simulation<'a> {
     ) -> Result<(), Broken> {
         let own = &self.ours[process];
         let lock = own.site;
-        let (keys, args) = call(&self.locks[lock].site, &own.uuid, request, own.is_poor);
-        let script = Script::of(request);
-        let reply = self.execute(lock, Some(Who::Ours(process)), script, (&keys, &args))?;
-        let reply = match (script, reply) {
+        let call = call(&self.locks[lock].site, &own.uuid, request, own.is_poor);
+        let reply = self.execute(lock, Some(Who::Ours(process)), &call)?;
+        let reply = match (call.script, reply) {
             (Script::Renew, Value::Array(mut held)) => held.remove(0),
             (_, reply) => reply,
         };
@@ -726,7 +741,7 @@ impl<'a> Simulation<'a> {
                 }
             }
             Fault::Flush => {
-                let keys = keys(&self.locks[lock].site);
+                let keys = self.locks[lock].site.keys();
                 self.locks[lock].token = 0;
                 self.lose_keys(lock, &keys);
             }
@@ -737,14 +752,14 @@ impl<'a> Simulation<'a> {
             Fault::Force => {
                 self.locks[lock].disturbed.push(self.now);
                 let Lock { site, state, .. } = &self.locks[lock];
-                let (keys, args) = force(site, state, true);
-                self.execute(lock, None, Script::ForceUnlock, (&keys, &args))?;
+                let call = force(site, state, true);
+                self.execute(lock, None, &call)?;
             }
             Fault::JavaForce => {
                 self.locks[lock].disturbed.push(self.now);
                 let Lock { site, state, .. } = &self.locks[lock];
-                let (keys, args) = force(site, state, false);
-                self.execute(lock, None, Script::RedissonForceUnlock, (&keys, &args))?;
+                let call = force(site, state, false);
+                self.execute(lock, None, &call)?;
             }
             Fault::Full => {
                 self.set_full(true);

@@ -1,15 +1,15 @@
-//! What there is of a read-write lock after a step.
+//! What there is of a lock after a step.
 
 use redis::Value;
 
-use crate::store::short;
+use super::store::short;
 
 pub(crate) const OBSERVE: &str = include_str!("observe.lua");
 
 /// What there is of one lock, and which messages were sent since the last look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// `read`, `write`, or nothing.
+    /// Of a read-write lock: `read`, `write`, or nothing.
     pub(crate) mode: String,
     pub(crate) holders: Vec<String>,
     /// Of each holder: how long the longest of its timeouts lasts.
@@ -56,6 +56,11 @@ impl State {
     pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
         let at = self.holders.iter().position(|holder| holder == owner)?;
         Some(self.timeouts[at])
+    }
+
+    /// Whether it holds a read-write lock to read.
+    pub(crate) fn reads(&self, owner: &String) -> bool {
+        !self.mode.is_empty() && !writes(owner) && self.holders.contains(owner)
     }
 
     pub(crate) fn is_free(&self) -> bool {

@@ -1,15 +1,19 @@
 //! What must hold, whatever happens.
 
-use crate::client::Time;
-use crate::simulation::Lock;
-use crate::state::writes;
-use crate::store::{Script, State, is_ours, is_to};
-use crate::wire::{Site, own_channel};
+use super::client::Time;
+use super::scripts::Script;
+use super::simulation::Lock;
+use super::site::Site;
+use super::state::{State, writes};
+use super::store::{is_ours, is_to};
+use super::wire::own_channel;
 
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
 
 const WINDOW: i64 = 4;
+/// So many tokens are a hold's.
+const TOKENS: i64 = 1_024;
 
 /// One script, and what it made of the keys.
 pub(crate) struct Step<'a> {
@@ -26,10 +30,6 @@ impl Step<'_> {
     fn is_by(&self, owner: &str) -> bool {
         self.owner.is_some_and(|own| own == owner)
     }
-
-    fn renews(&self) -> bool {
-        self.script == Script::Renew
-    }
 }
 
 fn is_open(state: &State) -> bool {
@@ -45,7 +45,8 @@ pub(crate) fn check(
     let mut seen = Vec::new();
     let hears = |owner: &str| listeners(&own_channel(&owner[..36])) > 0;
     let Step { before, after, script, .. } = *step;
-    check_keys(after, script)?;
+    site.kind.check_holders(after, script)?;
+    check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;
     // Who is not in the queue any more has the lock, has left, or is dead.
@@ -90,32 +91,10 @@ pub(crate) fn check(
     Ok(seen)
 }
 
-/// One who writes or some who read, nothing without an end, and no owner with two places.
-fn check_keys(state: &State, script: Script) -> Result<(), Broken> {
-    let writers = state.holders.iter().filter(|holder| writes(holder)).count();
-    match state.mode.as_str() {
-        "" if state.holders.is_empty() => {}
-        "read" if writers == 0 && !state.holders.is_empty() => {}
-        "write" if writers == 1 => {
-            // Who writes may read as well, and nobody else.
-            let process = |owner: &String| owner[..36].to_owned();
-            let first = process(&state.holders[0]);
-            if state.holders.iter().any(|holder| process(holder) != first) {
-                return Err(format!("others beside a writer: {:?}", state.holders));
-            }
-        }
-        mode => return Err(format!("{:?} hold it to {mode:?}", state.holders)),
-    }
+/// Nothing without an end, and no owner with two places.
+fn check_keys(state: &State) -> Result<(), Broken> {
     if !state.holders.is_empty() && state.left < 0 {
         return Err("a lock without an end".to_owned());
-    }
-    for (holder, timeout) in state.holders.iter().zip(&state.timeouts) {
-        if *timeout == -1 {
-            return Err(format!("a timeout without an end: {holder}"));
-        }
-        if *timeout > state.left && !script.is_of_redisson() {
-            return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
-        }
     }
     if !state.queue.is_empty() && state.queue_left < 0 {
         return Err("a queue without an end".to_owned());
@@ -135,7 +114,8 @@ fn check_keys(state: &State, script: Script) -> Result<(), Broken> {
 /// Who waits, waits for a reason. (Who has no right to the queue can grant nobody.)
 fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     let Step { after, script, .. } = *step;
-    if script.is_of_redisson() || step.is_poor || step.renews() || after.queue.is_empty() {
+    let may_grant = !script.is_of_redisson() && !step.is_poor && script != Script::Renew;
+    if !may_grant || after.queue.is_empty() {
         return Ok(());
     }
     if after.is_free() && !is_open(after) {
@@ -150,11 +130,6 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
 /// A hold is ended by its owner or by force, and a late copy cuts no lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
-    let leaves = matches!(
-        script,
-        Script::Release | Script::GiveUp | Script::RedissonReadUnlock | Script::RedissonWriteUnlock
-    );
-    let is_forced = matches!(script, Script::ForceUnlock | Script::RedissonForceUnlock);
     // Before 4.4 it says so of all who read.
     let cuts_all = script == Script::RedissonReadRenew3;
     for holder in &before.holders {
@@ -162,8 +137,9 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
         match after.timeout(holder) {
             None => {
                 // Who leaves takes along those who have lapsed.
-                let is_over = !writes(holder) && timeout.is_none_or(|left| left <= 0);
-                if !(is_forced || leaves && (step.is_by(holder) || is_over)) {
+                let is_over = before.reads(holder) && timeout.is_none_or(|left| left <= 0);
+                let ends = script.leaves() && (step.is_by(holder) || is_over);
+                if !(script.is_forced() || ends) {
                     return Err(format!("{script:?} of {owner:?} ends the hold of {holder}"));
                 }
             }
@@ -178,8 +154,9 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
         }
     }
     // Those who are left have it as long as the longest of them.
-    let stays = |holder: &&String| before.holders.contains(holder) && !step.is_by(holder);
-    let cuts = after.left < before.left && !(leaves && after.mode == "read");
+    let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
+    let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
+    let cuts = after.left < before.left && !(script.leaves() && after.mode == "read");
     // Redisson's renewal says how long the lock lasts, whatever it was.
     let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
     let cuts = cuts && !renews;
@@ -200,11 +177,7 @@ fn check_grant(
     hears: impl Fn(&str) -> bool,
 ) -> Result<&'static str, Broken> {
     let Step { before, after, script, .. } = *step;
-    let asks = matches!(
-        script,
-        Script::Acquire | Script::Try | Script::RedissonReadAcquire | Script::RedissonWriteAcquire
-    );
-    let is_asker = step.is_by(holder) && asks;
+    let is_asker = step.is_by(holder) && script.takes();
     if !is_asker {
         if !before.queue.contains(holder) {
             return Err(format!("{script:?} grants {holder}, who has no place"));
@@ -220,7 +193,7 @@ fn check_grant(
             return Err(format!("{script:?} grants {holder}, who is dead"));
         }
     }
-    if !writes(holder) && after.timeout(holder).is_none_or(|left| left <= 0) {
+    if after.reads(holder) && after.timeout(holder).is_none_or(|left| left <= 0) {
         return Err(format!("{script:?} lets {holder} read without a timeout"));
     }
     if script.is_of_redisson() {
@@ -250,36 +223,17 @@ fn check_grant(
 }
 
 /// What somebody believes: that the lock is his, from then to then.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Claim {
+    pub(crate) owner: String,
     /// When the wait for it began.
     pub(crate) began: Time,
     pub(crate) from: Time,
     pub(crate) until: Time,
-    writes: bool,
-    /// What of its owner is the process's.
-    process: u64,
-}
-
-impl Claim {
-    pub(crate) fn new(owner: &str, began: Time, from: Time, until: Time) -> Self {
-        let process = owner[..8].parse().unwrap_or_default();
-        Self { began, from, until, writes: writes(owner), process }
-    }
-
-    /// Who writes may read as well.
-    fn excludes(&self, other: &Self) -> bool {
-        (self.writes || other.writes) && self.process != other.process
-    }
 }
 
 impl Lock {
-    /// There are no fencing tokens here.
-    pub(crate) fn check_token(&self, token: Option<i64>) -> Result<(), Broken> {
-        token.map_or(Ok(()), |token| Err(format!("the token is {token}")))
-    }
-
-    /// One who writes or some who read, but for leases that were cut by force or by a clock.
+    /// Only those who may be inside together, but for leases that were cut by force or by a clock.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
         let is_disturbed =
             |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
@@ -287,7 +241,7 @@ impl Lock {
             .claims
             .iter()
             .rev()
-            .filter(|claim| claim.until > new.from && claim.excludes(new))
+            .filter(|claim| claim.until > new.from && self.site.kind.excludes(claim, new))
             .find(|claim| !is_disturbed(claim));
         match other {
             Some(other) if !is_disturbed(new) => {
@@ -295,5 +249,19 @@ impl Lock {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Who enters later has the higher token, and none of those that the process before may still
+    /// use. (Of locks that were taken by force two may be inside, in any order.)
+    pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
+        if self.site.tokens.is_some() != last.is_some() {
+            return Err(format!("the token is {last:?}"));
+        }
+        let Some(last) = last else { return Ok(()) };
+        if last - TOKENS < self.token && self.disturbed.is_empty() {
+            return Err(format!("token {last} after {}", self.token));
+        }
+        self.token = self.token.max(last);
+        Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Who takes part, what they do and what goes wrong: the part that is known beforehand.
 
-use crate::client::{MS, SECOND, Time};
-use crate::random::Random;
-use crate::simulation::Fault;
+use super::client::{MS, SECOND, Time};
+use super::random::Random;
+use super::simulation::Fault;
 
 /// Times, each as often as it stands here.
 #[derive(Clone, Debug)]

@@ -1,13 +1,11 @@
-//! One lock's keys and channels, and its owners.
+//! One lock's keys and channels.
 
-use crate::random::Random;
-
-/// What a grant says first.
-pub(crate) const KINDS: &[&str] = &["lock"];
+use super::kind::{Kind, Prefixes};
 
 /// One lock: a name in one of a server's databases.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Site {
+    pub(crate) kind: &'static dyn Kind,
     pub(crate) database: i64,
     pub(crate) lock: String,
     pub(crate) queue: String,
@@ -21,28 +19,30 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    pub(crate) fn new(database: i64, name: &str) -> Self {
-        let public = prefixed("redisson_lock__channel", name);
+    pub(crate) fn new(kind: &'static dyn Kind, database: i64, name: &str) -> Self {
+        let Prefixes { queue, window, public } = kind.prefixes();
+        let public = prefixed(public, name);
         Self {
+            kind,
             database,
             lock: name.to_owned(),
-            queue: own_key("redlatch_queue", name),
-            window: own_key("redlatch_window", name),
+            queue: own_key(queue, name),
+            window: own_key(window, name),
             tokens: None,
             companion: format!("{public}:redlatch"),
             public,
         }
     }
 
-    /// As a plan has it.
-    pub(crate) fn planned(database: i64, name: &str, is_fenced: bool) -> Self {
-        let site = Self::new(database, name);
-        if is_fenced { site.fenced() } else { site }
-    }
-
     /// The same name as that of a lock with fencing tokens.
     pub(crate) fn fenced(self) -> Self {
         Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
+    }
+
+    /// As scripts get them.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let keys = [&self.lock, &self.queue, &self.window].into_iter().chain(&self.tokens);
+        keys.cloned().collect()
     }
 }
 
@@ -54,13 +54,4 @@ fn prefixed(prefix: &str, name: &str) -> String {
 fn own_key(prefix: &str, name: &str) -> String {
     let tagged = if name.contains('{') { "_tagged" } else { "" };
     prefixed(&format!("{prefix}{tagged}"), name)
-}
-
-/// An owner's number: new for each acquisition.
-pub(crate) fn next_number(last: u64, _: &mut Random) -> u64 {
-    last + 1
-}
-
-pub(crate) fn owner(uuid: &str, number: u64) -> String {
-    format!("{uuid}:{number}")
 }

@@ -13,10 +13,9 @@
 //! Times are microseconds on the process's own clock, which never jumps; those of the wire are
 //! milliseconds.
 
-use crate::random::Random;
-use crate::wire::{
-    Chain, Message, Refused, Released, Reply, Request, Site, What, Whose, next_number,
-};
+use super::random::Random;
+use super::site::Site;
+use super::wire::{Chain, Message, Refused, Released, Reply, Request, What, Whose};
 
 pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
@@ -240,7 +239,7 @@ impl Process {
     // ---- waiting --------------------------------------------------------------------------
 
     fn next_number(&mut self) -> u64 {
-        self.numbers = next_number(self.numbers, &mut self.random);
+        self.numbers = self.site.kind.next_number(self.numbers, &mut self.random);
         self.numbers
     }
 

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
 
-pub(crate) use crate::scripts::{Script, Scripts, call, force, keys};
-use crate::state::OBSERVE;
-pub(crate) use crate::state::State;
-use crate::wire::{Site, own_channel};
+use super::scripts::{Call, Script, Scripts};
+use super::site::Site;
+use super::state::{OBSERVE, State};
+use super::wire::own_channel;
 
 const SIMULATED: &str = include_str!("simulated.lua");
 /// The databases that histories use.
@@ -59,15 +59,10 @@ impl Store {
     }
 
     /// At the server's time `now`, in µs.
-    pub(crate) fn run(
-        &mut self,
-        now: i64,
-        site: &Site,
-        script: Script,
-        (keys, args): (&[String], &[String]),
-    ) -> (Value, State) {
+    pub(crate) fn run(&mut self, now: i64, site: &Site, call: &Call) -> (Value, State) {
+        let Call { script, keys, args } = call;
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.scripts[&script]).arg(keys.len()).arg(keys).arg(args);
+        command.arg(&self.scripts[script]).arg(keys.len()).arg(keys).arg(args);
         self.observed(now, site, command)
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::client::{MS, SECOND, Time};
-use crate::rules::Broken;
+use super::client::{MS, SECOND, Time};
+use super::rules::Broken;
 
 /// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
 /// asks within 1.2 s.

@@ -2,8 +2,7 @@
 
 use redis::Value;
 
-use crate::site::KINDS;
-pub(crate) use crate::site::{Site, next_number, owner};
+use super::kind::Kind;
 
 /// A client's own channel.
 pub(crate) fn own_channel(uuid: &str) -> String {
@@ -141,7 +140,7 @@ pub(crate) enum What {
 
 impl Message {
     /// `None`: a message of another kind, or of a version to come.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(lock: &dyn Kind, text: &str) -> Option<Self> {
         let (verb, rest) = text.split_once(' ')?;
         let (number, rest) = integer(rest)?;
         let (what, rest) = match verb {
@@ -150,7 +149,7 @@ impl Message {
                 let (lease, rest) = integer(rest)?;
                 let (details, rest) = rest.split_once(' ')?;
                 let (kind, details) = details.split_once(',')?;
-                if !KINDS.contains(&kind) {
+                if !lock.grants().contains(&kind) {
                     return None;
                 }
                 let (places, chain) = details.split_once(',')?;

@@ -1,15 +1,14 @@
-//! What a Redisson client does with a read-write lock: watched from live ones. And what one of ours
-//! does that goes down from writing to reading.
+//! What a Redisson client does with a lock: watched from live ones. And what one of ours does that goes
+//! down from writing to reading.
 
 use redis::Value;
 
-use crate::client::{LEASE, MS, Time};
-use crate::rules::Broken;
-use crate::scripts::{leaving, taking};
-use crate::simulation::{Event, Simulation, Who};
-use crate::site::{prefix, timeouts};
-use crate::store::{Script, keys, uuid};
-use crate::wire::Chain;
+use super::client::{LEASE, MS, Time};
+use super::rules::Broken;
+use super::scripts::{Call, Script, leaving, taking};
+use super::simulation::{Event, Simulation, Who};
+use super::store::uuid;
+use super::wire::Chain;
 
 /// From the message to the request it makes.
 const WAKES: (Time, Time) = (MS, 2_200);
@@ -18,10 +17,10 @@ const WAKES: (Time, Time) = (MS, 2_200);
 pub(crate) struct Java {
     uuid: String,
     site: usize,
-    version: Version,
+    pub(crate) version: Version,
     serial: u64,
     state: State,
-    writes: bool,
+    pub(crate) writes: bool,
     /// How often it takes the lock, and how often it has it.
     levels: u32,
     held: u32,
@@ -38,8 +37,10 @@ pub(crate) struct Java {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+pub(crate) enum Version {
+    /// 3.16.8.
     Three,
+    /// 4.7.
     Four,
     /// One of ours, which tries to write, and then reads on.
     Ours,
@@ -96,9 +97,17 @@ impl Java {
         }
     }
 
-    fn owner(&self) -> String {
+    pub(crate) fn owner(&self) -> String {
         let writes = if self.writes { ":write" } else { "" };
         format!("{}:{}{writes}", self.uuid, self.serial)
+    }
+
+    /// As 4.7 sends an unlock: the server remembers the answer, for a request that is sent again.
+    pub(crate) fn remembered(&self, mut call: Call) -> Call {
+        let memory = format!("redisson_unlock_latch:{{{}}}:{}", call.keys[0], self.owner());
+        call.keys.push(format!("{memory}:{}", self.held));
+        call.args.extend(["publish".to_owned(), "16000".to_owned()]);
+        call
     }
 
     /// One of ours that reads under its own writing.
@@ -120,65 +129,35 @@ impl Simulation<'_> {
         }
     }
 
-    fn java_call(
-        &mut self,
-        java: usize,
-        script: Script,
-        (keys, args): (&[String], &[String]),
-    ) -> Result<Value, Broken> {
-        let lock = self.java[java].site;
-        self.execute(lock, Some(Who::Java(java)), script, (keys, args))
+    fn java_call(&mut self, java: usize, call: &Call) -> Result<Value, Broken> {
+        self.execute(self.java[java].site, Some(Who::Java(java)), call)
     }
 
     fn java_served(&mut self, java: usize) -> Result<Value, Broken> {
         let own = &self.java[java];
         let site = &self.locks[own.site].site;
-        let (lock, owner) = (site.lock.clone(), own.owner());
-        let lease = LEASE.to_string();
-        if own.version == Version::Ours {
-            let args = taking(site, LEASE, owner, String::new());
-            return self.java_call(java, Script::Try, (&keys(site), &args));
-        }
-        if own.writes {
-            return self.java_call(java, Script::RedissonWriteAcquire, (&[lock], &[lease, owner]));
-        }
-        let keys = [lock.clone(), timeouts(&lock, &owner)];
-        let writer = format!("{owner}:write");
-        self.java_call(java, Script::RedissonReadAcquire, (&keys, &[lease, owner, writer]))
+        let call = match own.version {
+            Version::Ours => taking(Script::Try, site, LEASE, own.owner(), None),
+            _ => site.kind.java_acquire(own, site),
+        };
+        self.java_call(java, &call)
     }
 
     fn java_unlocked(&mut self, java: usize) -> Result<(), Broken> {
         let own = &self.java[java];
         let site = &self.locks[own.site].site;
-        let (lock, public, owner) = (site.lock.clone(), site.public.clone(), own.owner());
-        let memory = format!("redisson_unlock_latch:{}:{owner}:{}", prefix(&lock), own.held);
-        if own.version == Version::Ours {
-            let args = leaving(site, owner, Chain::default());
-            return self.java_call(java, Script::Release, (&keys(site), &args)).map(drop);
-        }
-        let (mut keys, mut args, script) = if own.writes {
-            let args = vec!["1".to_owned(), LEASE.to_string(), owner];
-            (vec![lock, public], args, Script::RedissonWriteUnlock)
-        } else {
-            let keys = vec![lock.clone(), public, timeouts(&lock, &owner), prefix(&lock)];
-            (keys, vec!["0".to_owned(), owner], Script::RedissonReadUnlock)
+        let call = match own.version {
+            Version::Ours => leaving(Script::Release, site, own.owner(), Chain::default()),
+            _ => site.kind.java_unlock(own, site),
         };
-        if own.version == Version::Four {
-            keys.push(memory);
-            args.extend(["publish".to_owned(), "16000".to_owned()]);
-        }
-        self.java_call(java, script, (&keys, &args)).map(drop)
+        self.java_call(java, &call).map(drop)
     }
 
     fn java_renewed(&mut self, java: usize) -> Result<(), Broken> {
         let own = &self.java[java];
-        let lock = self.locks[own.site].site.lock.clone();
-        let (script, owner) = match own.version {
-            Version::Three => (Script::RedissonReadRenew3, own.owner()),
-            _ => (Script::RedissonReadRenew4, own.owner()),
-        };
-        let keys = [lock.clone(), prefix(&lock)];
-        self.java_call(java, script, (&keys, &[LEASE.to_string(), owner])).map(drop)
+        let site = &self.locks[own.site].site;
+        let Some(call) = site.kind.java_renew(own, site) else { return Ok(()) };
+        self.java_call(java, &call).map(drop)
     }
 
     /// It reads beside its own writing, and writes no more.
@@ -187,9 +166,8 @@ impl Simulation<'_> {
         let lock = own.site;
         let site = &self.locks[lock].site;
         let (writer, reader, now) = (own.owner(), own.reader(), self.now);
-        let args = taking(site, LEASE, reader.clone(), writer);
-        let keys = keys(site);
-        let Value::Int(_) = self.java_call(java, Script::Try, (&keys, &args))? else {
+        let call = taking(Script::Try, site, LEASE, reader.clone(), Some(writer));
+        let Value::Int(_) = self.java_call(java, &call)? else {
             return Ok(false);
         };
         self.java[java].reading = Some(self.claim(lock, &reader, now, now + LEASE * MS)?);
@@ -205,9 +183,8 @@ impl Simulation<'_> {
             claim.until = claim.until.min(self.now);
         }
         let site = &self.locks[lock].site;
-        let args = leaving(site, reader, Chain::default());
-        let keys = keys(site);
-        self.java_call(java, Script::Release, (&keys, &args)).map(drop)
+        let call = leaving(Script::Release, site, reader, Chain::default());
+        self.java_call(java, &call).map(drop)
     }
 
     pub(crate) fn java_event(&mut self, java: usize, event: JavaEvent) -> Result<(), Broken> {
@@ -228,9 +205,10 @@ impl Simulation<'_> {
                 self.at(now + pause, Event::Java(java, JavaEvent::Begin));
             }
             (JavaEvent::Begin, State::Idle) if !is_over => {
-                let ours = own.version == Version::Ours;
-                own.writes = ours || self.random.percent(40);
-                own.levels = if !ours && self.random.percent(25) { 2 } else { 1 };
+                (own.writes, own.levels) = match own.version {
+                    Version::Ours => (true, 1),
+                    _ => self.locks[lock].site.kind.java_wants(&mut self.random),
+                };
                 own.serial += 1;
                 own.held = 0;
                 own.state = State::Waiting;

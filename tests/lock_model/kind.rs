@@ -1,0 +1,96 @@
+//! A lock that one holds at a time.
+
+use crate::model::client::LEASE;
+use crate::model::kind::{Kind, Prefixes};
+use crate::model::random::Random;
+use crate::model::redisson::{Java, Version};
+use crate::model::rules::{Broken, Claim};
+use crate::model::scripts::{Call, Script};
+use crate::model::site::Site;
+use crate::model::state::State;
+
+#[derive(Debug)]
+pub(crate) struct PlainLock;
+
+impl Kind for PlainLock {
+    fn prefixes(&self) -> Prefixes {
+        Prefixes {
+            queue: "redlatch_queue",
+            window: "redlatch_window",
+            public: "redisson_lock__channel",
+        }
+    }
+
+    fn grants(&self) -> &'static [&'static str] {
+        &["lock"]
+    }
+
+    fn next_number(&self, last: u64, _: &mut Random) -> u64 {
+        last + 1
+    }
+
+    fn owner(&self, uuid: &str, number: u64) -> String {
+        format!("{uuid}:{number}")
+    }
+
+    fn texts(&self) -> Vec<(Script, &'static str)> {
+        vec![
+            (Script::Free, include_str!("../../lua/lock/free.lua")),
+            (Script::Unwanted, include_str!("../../lua/lock/unwanted.lua")),
+            (Script::HandOff, include_str!("../../lua/hand_off.lua")),
+            (Script::Holders, include_str!("../../lua/lock/holder.lua")),
+            (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),
+            (Script::Try, include_str!("../../lua/lock/try.lua")),
+            (Script::Release, include_str!("../../lua/lock/release.lua")),
+            (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
+            (Script::Renew, include_str!("../../lua/lock/renew.lua")),
+            (Script::ForceUnlock, include_str!("../../lua/lock/force_unlock.lua")),
+            (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
+            (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
+            (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),
+            (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
+        ]
+    }
+
+    fn renewed(&self, owner: &str) -> String {
+        owner.to_owned()
+    }
+
+    fn forced(&self, _: &State) -> Option<String> {
+        None
+    }
+
+    fn check_holders(&self, state: &State, _: Script) -> Result<(), Broken> {
+        if state.holders.len() > 1 || !state.mode.is_empty() {
+            return Err(format!("two holders: {:?}", state.holders));
+        }
+        Ok(())
+    }
+
+    fn excludes(&self, _: &Claim, _: &Claim) -> bool {
+        true
+    }
+
+    fn java_wants(&self, _: &mut Random) -> (bool, u32) {
+        (false, 1)
+    }
+
+    fn java_acquire(&self, java: &Java, site: &Site) -> Call {
+        let keys = vec![site.lock.clone()];
+        let args = vec![LEASE.to_string(), java.owner()];
+        Call { script: Script::RedissonAcquire, keys, args }
+    }
+
+    fn java_unlock(&self, java: &Java, site: &Site) -> Call {
+        let keys = vec![site.lock.clone(), site.public.clone()];
+        let args = vec!["0".to_owned(), LEASE.to_string(), java.owner()];
+        match java.version {
+            Version::Three => Call { script: Script::RedissonUnlock3, keys, args },
+            _ => java.remembered(Call { script: Script::RedissonUnlock4, keys, args }),
+        }
+    }
+
+    fn java_renew(&self, _: &Java, _: &Site) -> Option<Call> {
+        None
+    }
+}

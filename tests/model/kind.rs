@@ -1,0 +1,56 @@
+//! What one kind of lock has of its own.
+
+use std::fmt;
+
+use super::random::Random;
+use super::redisson::Java;
+use super::rules::{Broken, Claim};
+use super::scripts::{Call, Script};
+use super::site::Site;
+use super::state::State;
+
+pub(crate) trait Kind: fmt::Debug + Sync {
+    fn prefixes(&self) -> Prefixes;
+
+    /// What a grant may say first.
+    fn grants(&self) -> &'static [&'static str];
+
+    /// An owner's number: new for each acquisition.
+    fn next_number(&self, last: u64, random: &mut Random) -> u64;
+
+    /// As it stands in the hash and in the queue.
+    fn owner(&self, uuid: &str, number: u64) -> String;
+
+    /// The texts of all scripts; of the short-cuts, too.
+    fn texts(&self) -> Vec<(Script, &'static str)>;
+
+    /// An owner as `renew` is told of it.
+    fn renewed(&self, owner: &str) -> String;
+
+    /// What a forced unlock of ours is told beside the channel.
+    fn forced(&self, state: &State) -> Option<String>;
+
+    /// Who may hold it at once, and how.
+    fn check_holders(&self, state: &State, script: Script) -> Result<(), Broken>;
+
+    /// Whether these two cannot be inside together.
+    fn excludes(&self, one: &Claim, other: &Claim) -> bool;
+
+    /// Whether one of Redisson's wants to write now, and how often it takes the lock.
+    fn java_wants(&self, random: &mut Random) -> (bool, u32);
+
+    /// What one of Redisson's sends.
+    fn java_acquire(&self, java: &Java, site: &Site) -> Call;
+
+    fn java_unlock(&self, java: &Java, site: &Site) -> Call;
+
+    fn java_renew(&self, java: &Java, site: &Site) -> Option<Call>;
+}
+
+/// What names of keys and channels begin with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prefixes {
+    pub(crate) queue: &'static str,
+    pub(crate) window: &'static str,
+    pub(crate) public: &'static str,
+}

@@ -1,0 +1,23 @@
+//! The world in which the scripts of a lock that processes hand to each other are tried: a real server
+//! with a simulated clock, processes of ours and Redisson's clients, and everything goes wrong that
+//! may. What one kind of lock has of its own is its `Kind`.
+
+#![allow(dead_code)]
+
+pub(crate) mod client;
+pub(crate) mod direct;
+pub(crate) mod histories;
+pub(crate) mod kind;
+pub(crate) mod mutant;
+pub(crate) mod plan;
+pub(crate) mod random;
+pub(crate) mod redisson;
+pub(crate) mod rules;
+pub(crate) mod scripts;
+pub(crate) mod shortcuts;
+pub(crate) mod simulation;
+pub(crate) mod site;
+pub(crate) mod state;
+pub(crate) mod store;
+pub(crate) mod waits;
+pub(crate) mod wire;

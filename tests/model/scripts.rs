@@ -1,0 +1,215 @@
+//! The texts of the scripts, and what each is called with.
+
+use std::collections::HashMap;
+
+use super::kind::Kind;
+use super::site::Site;
+use super::state::State;
+use super::wire::{Chain, Request};
+
+/// Which text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Script {
+    /// These stand before some of ours, and shorten them.
+    Free,
+    Unwanted,
+    /// These stand before the others of ours.
+    HandOff,
+    Holders,
+    Acquire,
+    Try,
+    Release,
+    GiveUp,
+    Renew,
+    ForceUnlock,
+    RedissonAcquire,
+    /// Of Redisson 3.16.8.
+    RedissonUnlock3,
+    RedissonUnlock4,
+    RedissonReadAcquire,
+    RedissonReadUnlock,
+    RedissonWriteAcquire,
+    RedissonWriteUnlock,
+    RedissonReadRenew3,
+    RedissonReadRenew4,
+    RedissonForceUnlock,
+}
+
+impl Script {
+    pub(crate) fn of(request: &Request) -> Self {
+        match request {
+            Request::Acquire { .. } => Self::Acquire,
+            Request::Try { .. } => Self::Try,
+            Request::Release { .. } => Self::Release,
+            Request::GiveUp { .. } => Self::GiveUp,
+            Request::Renew { .. } => Self::Renew,
+        }
+    }
+
+    pub(crate) fn is_of_redisson(self) -> bool {
+        matches!(
+            self,
+            Self::RedissonAcquire
+                | Self::RedissonUnlock3
+                | Self::RedissonUnlock4
+                | Self::RedissonReadAcquire
+                | Self::RedissonReadUnlock
+                | Self::RedissonWriteAcquire
+                | Self::RedissonWriteUnlock
+                | Self::RedissonReadRenew3
+                | Self::RedissonReadRenew4
+                | Self::RedissonForceUnlock
+        )
+    }
+
+    /// Whether who sends it may get the lock by its reply.
+    pub(crate) fn takes(self) -> bool {
+        matches!(
+            self,
+            Self::Acquire
+                | Self::Try
+                | Self::RedissonAcquire
+                | Self::RedissonReadAcquire
+                | Self::RedissonWriteAcquire
+        )
+    }
+
+    /// Whether it ends the hold of who sends it.
+    pub(crate) fn leaves(self) -> bool {
+        matches!(
+            self,
+            Self::Release
+                | Self::GiveUp
+                | Self::RedissonUnlock3
+                | Self::RedissonUnlock4
+                | Self::RedissonReadUnlock
+                | Self::RedissonWriteUnlock
+        )
+    }
+
+    pub(crate) fn is_forced(self) -> bool {
+        matches!(self, Self::ForceUnlock | Self::RedissonForceUnlock)
+    }
+
+    /// What stands before the prelude.
+    fn shortcut(self) -> Option<Self> {
+        match self {
+            Self::Acquire | Self::Try => Some(Self::Free),
+            Self::Release => Some(Self::Unwanted),
+            _ => None,
+        }
+    }
+
+    fn has_prelude(self) -> bool {
+        matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
+    }
+}
+
+/// The texts.
+#[derive(Clone, Debug)]
+pub(crate) struct Scripts(HashMap<Script, String>);
+
+impl Scripts {
+    pub(crate) fn of(kind: &dyn Kind) -> Self {
+        let texts = kind.texts().into_iter();
+        Self(texts.map(|(script, text)| (script, text.to_owned())).collect())
+    }
+
+    /// One text with a part of it replaced, which must occur in it.
+    pub(crate) fn broken(kind: &dyn Kind, script: Script, part: &str, by: &str) -> Self {
+        let mut scripts = Self::of(kind);
+        let text = scripts.0[&script].clone();
+        assert!(text.contains(part), "{script:?} has no {part:?}");
+        scripts.0.insert(script, text.replace(part, by));
+        scripts
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = Script> {
+        self.0.keys().copied()
+    }
+
+    /// As the server gets it.
+    pub(crate) fn text(&self, script: Script) -> String {
+        let shortcut = script.shortcut().map_or("", |shortcut| &self.0[&shortcut]);
+        shortcut.to_owned() + &self.rest(script)
+    }
+
+    /// The same without its shortcut.
+    pub(crate) fn rest(&self, script: Script) -> String {
+        if !script.has_prelude() {
+            return self.0[&script].clone();
+        }
+        [Script::HandOff, Script::Holders, script].map(|part| self.0[&part].as_str()).concat()
+    }
+}
+
+/// A script with its `KEYS` and `ARGV`.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) script: Script,
+    pub(crate) keys: Vec<String>,
+    pub(crate) args: Vec<String>,
+}
+
+/// One of ours; of one that has no right to the queue, if it `is_poor`.
+pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) -> Call {
+    let owner = |number: &u64| site.kind.owner(uuid, *number);
+    let mut call = match request {
+        Request::Acquire { number, lease } => {
+            taking(Script::Acquire, site, *lease, owner(number), None)
+        }
+        Request::Try { number, lease } => taking(Script::Try, site, *lease, owner(number), None),
+        Request::Release { number, chain } => leaving(Script::Release, site, owner(number), *chain),
+        Request::GiveUp { number, chain } => leaving(Script::GiveUp, site, owner(number), *chain),
+        Request::Renew { number, lease } => Call {
+            script: Script::Renew,
+            keys: vec![site.lock.clone()],
+            args: vec![lease.to_string(), site.kind.renewed(&owner(number))],
+        },
+    };
+    if is_poor {
+        call.keys.truncate(1);
+    }
+    call
+}
+
+/// `writer`: under whose hold it reads.
+pub(crate) fn taking(
+    script: Script,
+    site: &Site,
+    lease: i64,
+    owner: String,
+    writer: Option<String>,
+) -> Call {
+    let mut args = vec![lease.to_string(), owner];
+    match writer {
+        None => args.extend(database(site)),
+        Some(writer) => args.extend([site.database.to_string(), writer]),
+    }
+    Call { script, keys: site.keys(), args }
+}
+
+pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) -> Call {
+    let Chain { since, count } = chain;
+    let mut args = vec![owner, since.to_string(), count.to_string(), site.public.clone()];
+    args.extend(database(site));
+    Call { script, keys: site.keys(), args }
+}
+
+/// A forced unlock of ours, or of Redisson's: of those who have it.
+pub(crate) fn force(site: &Site, state: &State, is_ours: bool) -> Call {
+    if is_ours {
+        let mut args = vec![site.public.clone()];
+        args.extend(site.kind.forced(state));
+        args.extend(database(site));
+        return Call { script: Script::ForceUnlock, keys: site.keys(), args };
+    }
+    let message = if state.mode == "write" { "1" } else { "0" };
+    let keys = vec![site.lock.clone(), site.public.clone()];
+    Call { script: Script::RedissonForceUnlock, keys, args: vec![message.to_owned()] }
+}
+
+/// Its number is sent if it is not 0.
+fn database(site: &Site) -> Option<String> {
+    (site.database != 0).then(|| site.database.to_string())
+}

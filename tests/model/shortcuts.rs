@@ -1,0 +1,75 @@
+//! What stands before the prelude only saves time.
+
+use redis::{Connection, Value};
+use redlatch_testkit::Server;
+
+use super::direct::Direct;
+use super::scripts::{Script, Scripts, call};
+use super::site::Site;
+use super::store::uuid;
+use super::wire::Request;
+
+/// What is there (commands), what client 1 asks for and what is denied, all with all; with the queue's
+/// keys and without.
+pub(crate) fn check(
+    server: &Server,
+    site: &Site,
+    states: &[Vec<String>],
+    requests: &[Request],
+    denied: &str,
+) {
+    // A window is seen here some time after it was opened: it must not have ended by then.
+    let (brief, long) = ("WINDOW, AGE, BLIND = 4,", "WINDOW, AGE, BLIND = 20000,");
+    let scripts = Scripts::broken(site.kind, Script::HandOff, brief, long);
+    let mut master = server.connection();
+    for denied in ["none"].into_iter().chain(denied.split_whitespace()) {
+        let rule = format!("-{denied}");
+        let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
+        let mut user = Direct::without(server, site.clone(), rules).connection;
+        for (at, state) in states.iter().enumerate() {
+            for (request, is_poor) in requests.iter().flat_map(|it| [(it, false), (it, true)]) {
+                let call = call(site, &uuid(true, 1), request, is_poor);
+                let both = [scripts.text(call.script), scripts.rest(call.script)].map(|text| {
+                    prepare(&mut master, state);
+                    let mut command = redis::cmd("EVAL");
+                    command.arg(text).arg(call.keys.len()).arg(&call.keys).arg(&call.args);
+                    let reply: Result<Value, _> = command.query(&mut user);
+                    let left: Value =
+                        redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
+                    (reply.map(without_times).map_err(|_| "refused"), left)
+                });
+                let [short, rest] = both;
+                let what = format!("{denied} denied, state {at}, {request:?}, poor: {is_poor}");
+                assert_eq!(short, rest, "{what}");
+            }
+        }
+    }
+}
+
+fn prepare(master: &mut Connection, state: &[String]) {
+    let mut pipe = redis::pipe();
+    pipe.cmd("FLUSHALL");
+    for command in state {
+        let mut words = command.split(' ');
+        pipe.cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>());
+    }
+    pipe.exec(master).unwrap();
+}
+
+/// Every key with what is in it.
+const ALL: &str = "
+    local keys, all = redis.call('keys', '*'), {}
+    table.sort(keys)
+    for _, key in ipairs(keys) do
+        all[#all + 1] = key
+        all[#all + 1] = redis.call('dump', key)
+    end
+    return all";
+
+/// A reply without the server's clock, and what is left until then.
+fn without_times(reply: Value) -> Value {
+    match reply {
+        Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),
+        reply => reply,
+    }
+}

@@ -1,0 +1,222 @@
+//! The scripts as they are, without a simulated clock.
+
+use redis::Value;
+use redlatch_testkit::Server;
+
+use crate::common::{SOON, real_server, wait_until};
+use crate::kind::{ReadWriteLock, timeouts};
+use crate::model::client::LEASE;
+use crate::model::direct::{CHAIN, Direct, Listener};
+use crate::model::kind::Kind;
+use crate::model::rules::Broken;
+use crate::model::scripts::Scripts;
+use crate::model::shortcuts;
+use crate::model::site::Site;
+use crate::model::store::uuid;
+use crate::model::wire::{Chain, Reply, Request, What, own_channel};
+
+/// The odd numbers read.
+const READS: u64 = 1;
+const WRITES: u64 = 2;
+
+fn prices() -> Site {
+    Site::new(&ReadWriteLock, 0, "prices")
+}
+
+fn owner(client: usize, number: u64) -> String {
+    ReadWriteLock.owner(&uuid(true, client), number)
+}
+
+fn acquire(number: u64) -> Request {
+    Request::Acquire { number, lease: LEASE }
+}
+
+fn release(number: u64) -> Request {
+    Request::Release { number, chain: CHAIN }
+}
+
+fn direct(server: &Server, scripts: &Scripts) -> Direct {
+    let mut direct = Direct { scripts: scripts.clone(), ..Direct::new(server, prices()) };
+    let () = direct.command(&["FLUSHALL"]);
+    direct
+}
+
+fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
+    if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
+}
+
+/// Who holds it, and who waits.
+fn there(direct: &mut Direct) -> (Vec<String>, Vec<String>) {
+    let queue = direct.site.queue.clone();
+    let mut holders: Vec<String> = direct.command(&["HKEYS", "prices"]);
+    holders.retain(|field| field != "mode");
+    (holders, direct.command(&["LRANGE", &queue, "0", "-1"]))
+}
+
+fn hear(server: &Server, direct: &mut Direct, client: usize) -> Listener {
+    let listener = Listener::new(server, prices(), client);
+    wait_until("it listens", SOON, || listeners(direct, client) == 1);
+    listener
+}
+
+fn listeners(direct: &mut Direct, client: usize) -> i64 {
+    let heard: (String, i64) =
+        direct.command(&["PUBSUB", "NUMSUB", &own_channel(&uuid(true, client))]);
+    heard.1
+}
+
+/// Nobody can be told: the lock is free in public, and nobody has lost a place or is left a hold.
+pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let mut mute = Direct::without(server, prices(), &["-publish"]);
+    mute.scripts = scripts.clone();
+    for number in [READS, WRITES] {
+        let () = master.command(&["FLUSHALL"]);
+        let _listener = hear(server, &mut master, 2);
+        mute.run(1, &acquire(WRITES));
+        master.run(2, &acquire(number));
+        master.run(3, &acquire(WRITES));
+        let reply = mute.raw(1, &release(WRITES)).map_err(|error| error.to_string())?;
+        ensure(reply == Value::Int(-1), "the refusal is not told")?;
+        let places = [owner(2, number), owner(3, WRITES)];
+        let (holders, queue) = there(&mut master);
+        ensure(holders.is_empty(), "somebody has it and does not know")?;
+        ensure(queue == places, "somebody has lost a place")?;
+        let timeouts: Vec<String> = master.command(&["KEYS", "*rwlock_timeout*"]);
+        ensure(timeouts.is_empty(), "a timeout of nobody's")?;
+        let reply = master.run(2, &acquire(number));
+        ensure(matches!(reply, Reply::Granted { .. }), "the first in line is refused")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn without_the_right_to_publish_the_places_stay() {
+    let Some(server) = real_server() else { return };
+    mute_release(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// The second copy of a request is told that the first one took it; that of a release does nothing.
+pub(crate) fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    for number in [READS, WRITES] {
+        for request in [acquire(number), Request::Try { number, lease: LEASE }] {
+            for already in [false, true] {
+                let granted = Reply::Granted { already, token: None };
+                ensure(direct.run(1, &request) == granted, "the second is not as the first")?;
+            }
+            let replies = [(); 2].map(|()| direct.raw(1, &release(number)).ok());
+            ensure(replies == [Some(Value::Int(0)), Some(Value::Nil)], "released twice")?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_request_sent_again_changes_nothing() {
+    let Some(server) = real_server() else { return };
+    twice(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Only Redisson's are left, who say nothing to our queue. A writer is first in it and is dead: those
+/// who want to read enter at once.
+pub(crate) fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(1, &acquire(READS));
+    let redisson = format!("{}:7", uuid(false, 9));
+    let () = direct.command(&["HSET", "prices", &redisson, "1"]);
+    let timeout = format!("{}:1", timeouts("prices", &redisson));
+    let () = direct.command(&["SET", &timeout, "1", "PX", "30000"]);
+    let dead = hear(server, &mut direct, 2);
+    direct.run(2, &acquire(WRITES));
+    let mut listener = hear(server, &mut direct, 3);
+    direct.run(3, &acquire(READS));
+    ensure(there(&mut direct).1.len() == 2, "a reader passes a writer")?;
+    drop(dead);
+    wait_until("the server knows that it is dead", SOON, || listeners(&mut direct, 2) == 0);
+    let reply = direct.raw(1, &release(READS)).map_err(|error| error.to_string())?;
+    ensure(reply == Value::Int(4), "others hold it still")?;
+    let (holders, queue) = there(&mut direct);
+    ensure(queue.is_empty() && holders.contains(&owner(3, READS)), "a reader waits for readers")?;
+    let told = listener.hears();
+    ensure(matches!(told.what, What::Grant { .. }), "it is not told so")
+}
+
+#[test]
+fn readers_behind_a_dead_writer_enter_beside_redissons() {
+    let Some(server) = real_server() else { return };
+    left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Another reader has kept the lock meanwhile.
+pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(1, &acquire(READS));
+    direct.run(2, &acquire(READS));
+    let timeout = format!("{}:1", timeouts("prices", &owner(1, READS)));
+    let () = direct.command(&["DEL", &timeout]);
+    let reply = direct.run(1, &Request::Renew { number: READS, lease: LEASE });
+    ensure(reply == Reply::Renewed(true), "it is not renewed")?;
+    let left: i64 = direct.command(&["PTTL", &timeout]);
+    ensure(left > 0, "it reads without a timeout")
+}
+
+#[test]
+fn a_timeout_that_has_lapsed_is_made_anew() {
+    let Some(server) = real_server() else { return };
+    lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+#[test]
+fn a_shortcut_does_what_the_rest_would() {
+    let Some(server) = real_server() else { return };
+    let site = prices();
+    let Site { lock, queue, window, .. } = &site;
+    let [reader, writer] = [READS, WRITES].map(|number| owner(1, number));
+    let others = [READS, WRITES].map(|number| owner(2, number));
+    let timeout = |owner: &str| format!("SET {}:1 1 PX 20000", timeouts(lock, owner));
+    let held = |mode: &str, owners: &[&str]| -> Vec<String> {
+        let fields: Vec<_> = owners.iter().map(|owner| format!("{owner} 1")).collect();
+        let mut commands = vec![
+            format!("HSET {lock} mode {mode} {}", fields.join(" ")),
+            format!("PEXPIRE {lock} 20000"),
+        ];
+        let reads = owners.iter().filter(|owner| !owner.ends_with(":write"));
+        commands.extend(reads.map(|owner| timeout(owner)));
+        commands
+    };
+    let queued = vec![format!("RPUSH {queue} {}", others[1])];
+    let open = vec![format!("SET {window} 1 PX 60000")];
+    let states = [
+        vec![],
+        held("read", &[&reader]),
+        held("read", &[&reader, &others[0]]),
+        held("read", &[&others[0]]),
+        held("write", &[&writer]),
+        held("write", &[&writer, &reader]),
+        held("write", &[&others[1]]),
+        [held("read", &[&reader]), queued.clone()].concat(),
+        [held("write", &[&writer]), queued.clone()].concat(),
+        [held("write", &[&writer]), open.clone()].concat(),
+        [open.clone(), queued.clone()].concat(),
+        queued,
+        open,
+        vec![format!("SET {lock} mine")],
+        vec![format!("SET {queue} mine")],
+        [held("read", &[&reader]), vec![format!("SET {queue} mine")]].concat(),
+    ];
+    let requests = [READS, WRITES].map(|number| {
+        let release = |since| Request::Release { number, chain: Chain { since, count: 1 } };
+        [
+            Request::Acquire { number, lease: LEASE },
+            Request::Try { number, lease: LEASE },
+            release(0),
+            release(-9),
+            release(-10),
+            release(1),
+        ]
+    });
+    // But for PTTL, HLEN and HGETALL, which a lock that is free can do without.
+    let denied = "set exists hset pexpire time del publish hexists lpop lpos rpush llen pubsub";
+    shortcuts::check(&server, &site, &states, &requests.concat(), denied);
+}
