@@ -106,8 +106,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a reader that enters cuts the others' lease",
         Script::Holders,
-        "    if redis.call('pttl', key) < tonumber(lease) then",
-        "    if true then",
+        "left < tonumber(lease) and lease or left",
+        "lease",
         0,
     ),
     script(
