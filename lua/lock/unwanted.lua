@@ -5,8 +5,7 @@
 -- a chain by the server's clock somebody waited a moment ago: then they do not matter.)
 local redis, since = redis, tonumber(ARGV[2])
 if since <= 0 and since > -10 and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0
-    and redis.pcall('hexists', KEYS[1], ARGV[1]) == 1 then
-    redis.call('del', KEYS[1])
+    and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
     return type(redis.pcall('publish', ARGV[4], '0')) == 'number' and 0 or -1
 end
 
