@@ -235,9 +235,8 @@ local function release(owner, since, count)
         return false
     end
     redis.call('del', lock)
-    local start = math.max(since > 0 and since or now() + since, 0)
     -- A chain from the time to come: the clock was set back.
-    local age = math.abs(now() - start)
+    local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
         local waiting = others()
         if is_due(age, count, waiting) then
@@ -252,5 +251,6 @@ local function release(owner, since, count)
             return grant_head(now(), 1) and 1 or publish(3)
         end
     end
+    local start = math.max(since > 0 and since or now() + since, 0)
     return grant_head(start, count + 1) and 1 or publish(0)
 end

@@ -228,8 +228,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     unfair(
         "a chain that began with a reply has no age",
         Script::Queue,
-        "or now() + since, 0)",
-        "or now(), 0)",
+        "or -since",
+        "or 0",
     ),
     client("a deadline counts from the receipt of the message", Rule::Anchor, 18),
     client("a copy that comes late is not undone", Rule::Late, 67),

@@ -430,6 +430,22 @@ fn without_the_queue_a_client_waits_in_public() {
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
+    shortcuts_do_what_the_rest_would(&server);
+    // The same where somebody waits in public: one of ours, and then one of Redisson's, too.
+    let public = Site::new(0, "orders").public;
+    let companion = format!("{public}:redlatch");
+    let listen = |channels: &[&String]| {
+        let mut connection = server.connection();
+        redis::cmd("SUBSCRIBE").arg(channels).exec(&mut connection).unwrap();
+        connection
+    };
+    let _ours = listen(&[&companion, &public]);
+    shortcuts_do_what_the_rest_would(&server);
+    let _redissons = listen(&[&public]);
+    shortcuts_do_what_the_rest_would(&server);
+}
+
+fn shortcuts_do_what_the_rest_would(server: &Server) {
     let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
     let [lock, queue, window] = keys(&Site::new(0, "orders")).try_into().unwrap();
     let held: &[&[&str]] = &[&["HSET", &lock, &owner, "1"], &["PEXPIRE", &lock, "20000"]];
@@ -467,11 +483,11 @@ fn a_shortcut_does_what_the_rest_would() {
         "none exists hset pexpire time hdel publish lpop lpos rpush pttl hkeys llen pubsub";
     // A window is seen here some time after it was opened: it must not have ended by then.
     let (brief, long) = ("WINDOW, AGE, BLIND = 4,", "WINDOW, AGE, BLIND = 20000,");
-    let mut master = Direct::new(&server);
+    let mut master = Direct::new(server);
     for denied in denied.split(' ') {
         let rule = format!("-{denied}");
         let rules: &[&str] = if denied == "none" { &[] } else { &[&rule] };
-        let mut user = Direct::without(&server, rules);
+        let mut user = Direct::without(server, rules);
         user.scripts = Scripts::broken(Script::Queue, brief, long);
         for (at, state) in states.iter().enumerate() {
             for (request, is_poor) in requests.iter().flat_map(|it| [(it, false), (it, true)]) {
