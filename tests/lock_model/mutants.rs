@@ -225,12 +225,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "grant_head(start, count + 1)",
         "grant_head(now(), 1)",
     ),
-    unfair(
-        "a chain that began with a reply has no age",
-        Script::Queue,
-        "or -since",
-        "or 0",
-    ),
+    unfair("a chain that began with a reply has no age", Script::Queue, "or -since", "or 0"),
     client("a deadline counts from the receipt of the message", Rule::Anchor, 18),
     client("a copy that comes late is not undone", Rule::Late, 67),
     slow("nobody listens to Redisson's releases", Rule::Listen),
