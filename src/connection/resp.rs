@@ -386,6 +386,16 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_that_begins_at_the_end_of_the_room_is_read() {
+        // Of five bytes each: the last one in the room is not there as a whole.
+        let bytes = b":12\r\n".repeat(ROOM);
+        let (replies, error) = read(&bytes, &[]);
+        assert!(replies.iter().all(|reply| *reply == Value::Int(12)));
+        assert_eq!(replies.len(), ROOM);
+        assert!(is_end(&error), "{error}");
+    }
+
+    #[test]
     fn no_length_that_is_claimed_makes_room() {
         for claim in ["$33554432", "*33554432", "%16777216", "|16777216", "~9999999", "=33554432"] {
             let (_, error) = read(format!("{claim}\r\n:1\r\n").as_bytes(), &[]);
