@@ -126,7 +126,7 @@ end
 local function hand_on(since, count, message, grant)
     local start, reply = math.max(since > 0 and since or now() + since, 0), 0
     -- A chain from the time to come: the clock was set back.
-    local age = math.abs(now() - start)
+    local age = since > 0 and math.abs(now() - since) or -since
     if age >= AGE then
         -- How many wait who hear a public release only: Redisson's clients, and ours without a place.
         -- Ours with a place that listen there listen to the second channel, too. nil: nobody may ask.

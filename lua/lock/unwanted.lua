@@ -1,12 +1,20 @@
--- Stands before ../hand_off.lua in release.lua: sets a lock free whose queue is empty, while it is too
--- early to ask for others (AGE there).
+-- Stands before ../hand_off.lua in release.lua: sets a lock free that nobody waits for, neither in its
+-- queue nor, if it is time to ask (AGE there), in public.
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (With
 -- a chain by the server's clock somebody waited a moment ago: then they do not matter.)
+--
+-- One HDEL looks whose the lock is and ends it: it has one field. Where it is refused, the rest asks
+-- and deletes.
 local redis, since = redis, tonumber(ARGV[2])
-if since <= 0 and since > -10 and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0
-    and redis.pcall('hexists', KEYS[1], ARGV[1]) == 1 then
-    redis.call('del', KEYS[1])
-    return type(redis.pcall('publish', ARGV[4], '0')) == 'number' and 0 or -1
+if since <= 0 and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0 then
+    local told = 0
+    if since <= -10 then
+        local heard = redis.pcall('pubsub', 'numsub', ARGV[4], ARGV[4] .. ':redlatch')
+        told = heard[2] and heard[2] == heard[4] and 3
+    end
+    if told and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
+        return type(redis.pcall('publish', ARGV[4], '0')) == 'number' and told or -1
+    end
 end
 

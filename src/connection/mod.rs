@@ -11,6 +11,8 @@ mod link;
 pub(crate) mod model;
 mod reply;
 #[cfg(not(all(test, shuttle)))]
+mod resp;
+#[cfg(not(all(test, shuttle)))]
 mod sentinel;
 mod server;
 #[cfg(not(all(test, shuttle)))]

@@ -4,12 +4,13 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use redis::{
-    ConnectionAddr, ErrorKind as Cause, Parser, ProtocolVersion, RedisConnectionInfo, RedisError,
+    ConnectionAddr, ErrorKind as Cause, ProtocolVersion, RedisConnectionInfo, RedisError,
     RedisResult, Value,
 };
 
 use super::Command;
 use super::reply::turns_away;
+use super::resp::Replies;
 use super::server::Server;
 use super::socket::{Closer, Socket};
 use super::tls::Tls;
@@ -19,7 +20,7 @@ use super::tls::{TlsStream, wants_certificate};
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
     stream: Stream,
-    parser: Parser,
+    replies: Replies,
     read_timeout: Duration,
     write_timeout: Duration,
 }
@@ -46,7 +47,7 @@ impl Connection {
         let open = || -> RedisResult<(Self, Server)> {
             let mut connection = Self {
                 stream: Stream::connect(address, deadline, tls)?,
-                parser: Parser::new(),
+                replies: Replies::new(),
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
@@ -125,16 +126,11 @@ impl Connection {
     /// Reads a reply until `deadline`. After an error the connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
-        let reply = match &mut self.stream {
-            Stream::Plain(socket) => self.parser.parse_value(socket),
+        match &mut self.stream {
+            Stream::Plain(socket) => self.replies.take(socket),
             #[cfg(any(feature = "tls", feature = "tls-rustls"))]
-            Stream::Tls(stream) => self.parser.parse_value(stream),
-        };
-        reply.map_err(|error| match error.kind() {
-            // The parser's own words are several lines about bytes.
-            Cause::Parse => (Cause::Parse, "what was answered is not Redis's protocol").into(),
-            _ => error,
-        })
+            Stream::Tls(stream) => self.replies.take(stream),
+        }
     }
 
     /// What ends it from another thread.

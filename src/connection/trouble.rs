@@ -176,8 +176,8 @@ impl Rights {
         match self {
             Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
             Self::Locks => {
-                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, DEL, PEXPIRE, \
-                 PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, SET, PUBSUB, PUBLISH and \
+                "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, HDEL, DEL, \
+                 PEXPIRE, PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, SET, PUBSUB, PUBLISH and \
                  SUBSCRIBE on its key, on redlatch_queue:* and redlatch_window:* and on its channel"
             }
             Self::FencedLocks => {
@@ -185,7 +185,7 @@ impl Rights {
                  do without the keys of the queue"
             }
             Self::FairLocks => {
-                "a fair lock needs what a lock does, and HDEL, HSCAN, TIME, LINSERT, LPOS, LPUSH, \
+                "a fair lock needs what a lock does, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \
                  LRANGE, LREM, LTRIM, RPUSH, ZADD, ZRANGE, ZREM, ZREVRANGE and ZSCORE, on \
                  redisson_lock_queue:* and redisson_lock_timeout:* too, and PUBSUB"
             }
@@ -195,7 +195,7 @@ impl Rights {
                  redlatch_condition:* and redlatch_notified:* too"
             }
             Self::ReadWriteLocks => {
-                "a read-write lock needs what a lock does, and HDEL, HGET, HGETALL and LRANGE, on its key and \
+                "a read-write lock needs what a lock does, and HGET, HGETALL and LRANGE, on its key and \
                  those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
                  redlatch_rwlock_window:* and on redisson_rwlock:*"
             }

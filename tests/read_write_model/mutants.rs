@@ -225,7 +225,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut passes the queue",
         Script::Free,
-        "redis.pcall('exists', unpack(KEYS, 1, 3)) == 0",
+        "redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0",
         "redis.pcall('exists', KEYS[1]) == 0",
         0,
     ),
@@ -239,7 +239,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut makes no timeout",
         Script::Free,
-        "not redis.pcall('set', timeout, 1, 'px', ARGV[1]).err",
+        "not redis.pcall('set', timeout, '1', 'px', ARGV[1]).err",
         "timeout ~= nil",
         0,
     ),

@@ -1,0 +1,468 @@
+//! Replies out of bytes: RESP2, and what `HELLO 3` adds.
+//!
+//! A reply is looked over while it comes, and made when all of it is there. So nothing is made, and
+//! no room for it, because the other side says how long it will be. The kinds that nearly every reply
+//! is of are made here; the others are left to the redis crate's parser, which takes ten times as
+//! long for a number.
+
+use std::io::{self, Read};
+
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+/// No reply of a server's to this library comes near this. (Who may publish may send more to whoever
+/// listens; so much a server keeps for one that does, by its default.)
+const LARGEST: usize = 32 << 20;
+const LONGEST_LINE: usize = 64 << 10;
+/// Parts within parts.
+const DEEPEST: usize = 32;
+/// Nearly all that is ever there at once.
+const ROOM: usize = 4 << 10;
+
+const END: &[u8] = b"\r\n";
+
+/// What has come over a connection and was not taken.
+pub(super) struct Replies {
+    /// Where it is read to. There is something in `from..to`.
+    room: Vec<u8>,
+    from: usize,
+    to: usize,
+    /// Of the reply that begins at `from`.
+    look: Look,
+}
+
+impl Replies {
+    pub(super) fn new() -> Self {
+        Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
+    }
+
+    /// Takes the next reply, and reads what is missing of it. After an error there is no saying where
+    /// the next one would begin.
+    pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
+        loop {
+            if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
+                let (reply, _) = part(&self.room[self.from..self.from + length])?;
+                self.forget(length);
+                return Ok(reply);
+            }
+            self.make_room()?;
+            match stream.read(&mut self.room[self.to..])? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                read => self.to += read,
+            }
+        }
+    }
+
+    fn forget(&mut self, length: usize) {
+        self.look = Look::default();
+        self.from += length;
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+            if self.room.len() > ROOM {
+                self.room = vec![0; ROOM];
+            }
+        }
+    }
+
+    /// Room to read to. It grows with what has come.
+    fn make_room(&mut self) -> RedisResult<()> {
+        if self.to < self.room.len() {
+            return Ok(());
+        }
+        if self.from > 0 {
+            self.room.copy_within(self.from.., 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        } else if self.to >= LARGEST {
+            return Err(nonsense());
+        } else {
+            self.room.resize(2 * self.to, 0);
+        }
+        Ok(())
+    }
+}
+
+/// How far a reply was looked over.
+#[derive(Default)]
+struct Look {
+    at: usize,
+    /// Of the parts that are not complete: how many are missing in each, the outermost first.
+    missing: Vec<usize>,
+}
+
+impl Look {
+    /// How long the reply is with which `bytes` begins. `None`: more is to come. The next look, at the
+    /// same bytes and more, goes on from there.
+    fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
+        loop {
+            let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
+            let begins = self.at + line.len() + END.len();
+            let parts = match line.first() {
+                Some(b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(') => 0,
+                Some(b'$' | b'=' | b'!') => match length(line)? {
+                    Some(length) => {
+                        let ends = begins + length;
+                        let Some(end) = bytes.get(ends..ends + END.len()) else { return Ok(None) };
+                        if end != END {
+                            return Err(nonsense());
+                        }
+                        self.at = ends + END.len();
+                        if self.completes() {
+                            return Ok(Some(self.at));
+                        }
+                        continue;
+                    }
+                    None => 0,
+                },
+                Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
+                Some(b'%') => 2 * length(line)?.unwrap_or(0),
+                // What is said of the next reply, and that one.
+                Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
+                _ => return Err(nonsense()),
+            };
+            self.at = begins;
+            if parts > 0 {
+                if self.missing.len() == DEEPEST {
+                    return Err(nonsense());
+                }
+                self.missing.push(parts);
+            } else if self.completes() {
+                return Ok(Some(self.at));
+            }
+        }
+    }
+
+    /// A part has come as a whole, and with it those of which it was the last. Whether that is all.
+    fn completes(&mut self) -> bool {
+        while let Some(missing) = self.missing.last_mut() {
+            *missing -= 1;
+            if *missing > 0 {
+                return false;
+            }
+            self.missing.pop();
+        }
+        true
+    }
+}
+
+/// The line with which `bytes` begins, without its end. `None`: more is to come.
+fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
+    // Most are a few bytes long.
+    match bytes.windows(END.len()).take(LONGEST_LINE).position(|two| two == END) {
+        Some(length) => Ok(Some(&bytes[..length])),
+        None if bytes.len() > LONGEST_LINE => Err(nonsense()),
+        None => Ok(None),
+    }
+}
+
+/// How long something is that begins with this line. `None`: it is nothing.
+fn length(line: &[u8]) -> RedisResult<Option<usize>> {
+    match (number(line)?, line.first()) {
+        (-1, Some(b'$' | b'*')) => Ok(None),
+        (length, _) => match usize::try_from(length) {
+            Ok(length) if length <= LARGEST => Ok(Some(length)),
+            _ => Err(nonsense()),
+        },
+    }
+}
+
+/// What stands in a line behind its kind.
+fn number(line: &[u8]) -> RedisResult<i64> {
+    let text = line.get(1..).and_then(|text| str::from_utf8(text).ok()).ok_or_else(nonsense)?;
+    text.parse().map_err(|_| nonsense())
+}
+
+/// Makes the part with which `bytes` begins, which must have been looked over; and what is behind it.
+fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
+    let line = line(bytes)?.ok_or_else(nonsense)?;
+    let mut rest = &bytes[line.len() + END.len()..];
+    let value = match line.first() {
+        Some(b':') => Value::Int(number(line)?),
+        Some(b'+') if line == b"+OK" => Value::Okay,
+        Some(b'+') => {
+            let text = str::from_utf8(&line[1..]).map_err(|_| nonsense())?;
+            Value::SimpleString(text.to_owned())
+        }
+        Some(b'$') => match length(line)? {
+            Some(length) => {
+                let (text, behind) = rest.split_at(length);
+                rest = &behind[END.len()..];
+                Value::BulkString(text.to_vec())
+            }
+            None => Value::Nil,
+        },
+        Some(b'*') => match length(line)? {
+            Some(length) => {
+                let mut parts = Vec::with_capacity(length);
+                for _ in 0..length {
+                    let (value, behind) = part(rest)?;
+                    rest = behind;
+                    parts.push(value);
+                }
+                Value::Array(parts)
+            }
+            None => Value::Nil,
+        },
+        _ => {
+            let length = Look::default().over(bytes)?.ok_or_else(nonsense)?;
+            let (whole, behind) = bytes.split_at(length);
+            rest = behind;
+            redis::parse_redis_value(whole).map_err(|_| nonsense())?
+        }
+    };
+    Ok((value, rest))
+}
+
+fn nonsense() -> RedisError {
+    (ErrorKind::Parse, "what was answered is not Redis's protocol").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use redis::Parser;
+
+    use super::*;
+
+    /// What comes, in pieces of these lengths, and the rest as one; then the end.
+    struct Pieces<'a> {
+        bytes: &'a [u8],
+        lengths: std::vec::IntoIter<usize>,
+    }
+
+    impl<'a> Pieces<'a> {
+        fn of(bytes: &'a [u8], lengths: &[usize]) -> Self {
+            Self { bytes, lengths: lengths.to_vec().into_iter() }
+        }
+    }
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+            let length = self.lengths.next().unwrap_or(usize::MAX).max(1);
+            (&mut self.bytes).take(length as u64).read(room)
+        }
+    }
+
+    /// All replies in `bytes`, and why there are no more.
+    fn read(bytes: &[u8], lengths: &[usize]) -> (Vec<Value>, RedisError) {
+        let (mut replies, mut pieces) = (Replies::new(), Pieces::of(bytes, lengths));
+        let mut all = Vec::new();
+        loop {
+            let taken = replies.take(&mut pieces);
+            assert!(replies.room.len() <= ROOM.max(2 * bytes.len()), "room for what has not come");
+            match taken {
+                Ok(reply) => all.push(reply),
+                Err(error) => return (all, error),
+            }
+        }
+    }
+
+    /// The same, as the redis crate's parser reads it.
+    fn expected(mut bytes: &[u8]) -> Vec<Value> {
+        let mut parser = Parser::new();
+        std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
+    }
+
+    fn is_end(error: &RedisError) -> bool {
+        error.is_connection_dropped()
+    }
+
+    fn is_nonsense(error: &RedisError) -> bool {
+        error.kind() == ErrorKind::Parse
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        "[ -~é€]{0,12}"
+    }
+
+    fn blob(kind: char) -> impl Strategy<Value = Vec<u8>> {
+        vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'\n')], 0..40).prop_map(move |bytes| {
+            [format!("{kind}{}\r\n", bytes.len()).as_bytes(), &bytes, b"\r\n"].concat()
+        })
+    }
+
+    /// One reply of any kind, as a server writes it.
+    fn reply() -> impl Strategy<Value = Vec<u8>> {
+        let line =
+            |kind: &'static str| move |text: String| format!("{kind}{text}\r\n").into_bytes();
+        let number = any::<i64>().prop_map(|number| number.to_string());
+        let fraction = any::<i32>().prop_map(|number| (f64::from(number) / 8.0).to_string());
+        let leaf = prop_oneof![
+            4 => number.clone().prop_map(line(":")),
+            4 => blob('$'),
+            2 => text().prop_map(line("+")),
+            2 => "[A-Z]{1,12} [ -~é]{0,12}".prop_map(line("-")),
+            1 => Just(b"+OK\r\n".to_vec()),
+            1 => Just(b"$-1\r\n".to_vec()),
+            1 => Just(b"*-1\r\n".to_vec()),
+            1 => Just(b"_\r\n".to_vec()),
+            1 => "[tf]".prop_map(line("#")),
+            1 => fraction.prop_map(line(",")),
+            1 => number.prop_map(line("(")),
+            1 => "[A-Z]{1,8} [ -~]{0,8}".prop_map(|it| format!("!{}\r\n{it}\r\n", it.len()).into()),
+            1 => "(txt|mkd|xyz):[ -~]{0,8}".prop_map(|it| format!("={}\r\n{it}\r\n", it.len()).into()),
+        ];
+        leaf.prop_recursive(5, 40, 6, |inner| {
+            let many = |kind: &'static str| {
+                move |parts: Vec<Vec<u8>>| {
+                    [format!("{kind}{}\r\n", parts.len()).into(), parts.concat()].concat()
+                }
+            };
+            let pairs = |kind: &'static str, more: usize| {
+                move |mut parts: Vec<Vec<u8>>| {
+                    parts.truncate(parts.len() / 2 * 2 + more);
+                    [format!("{kind}{}\r\n", parts.len() / 2).into(), parts.concat()].concat()
+                }
+            };
+            let kind = prop_oneof![Just(b"$7\r\nmessage\r\n"), Just(b"$7\r\nmassage\r\n")];
+            prop_oneof![
+                4 => vec(inner.clone(), 0..6).prop_map(many("*")),
+                1 => vec(inner.clone(), 0..6).prop_map(many("~")),
+                1 => (kind, vec(inner.clone(), 0..5)).prop_map(move |(kind, mut parts)| {
+                    parts.insert(0, kind.to_vec());
+                    many(">")(parts)
+                }),
+                1 => vec(inner.clone(), 0..7).prop_map(pairs("%", 0)),
+                1 => vec(inner, 3..8).prop_filter("one behind the pairs", |it| it.len() % 2 == 1)
+                    .prop_map(pairs("|", 1)),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn replies_are_what_the_redis_crate_reads_in_whatever_pieces_they_come(
+            replies in vec(reply(), 1..4),
+            lengths in vec(1..9_usize, 0..60),
+        ) {
+            let bytes = replies.concat();
+            let expected = expected(&bytes);
+            prop_assert_eq!(expected.len(), replies.len());
+            let (read_so, error) = read(&bytes, &lengths);
+            prop_assert_eq!(&read_so, &expected);
+            prop_assert!(is_end(&error), "{}", error);
+            for at in 1..bytes.len() {
+                prop_assert_eq!(&read(&bytes, &[at]).0, &expected, "in two pieces, at {}", at);
+                // Nothing of a reply that has not come as a whole.
+                let (before, error) = read(&bytes[..at], &[]);
+                prop_assert!(expected.starts_with(&before) && before.len() < expected.len());
+                prop_assert!(is_end(&error), "{}", error);
+            }
+        }
+
+        /// What is understood is understood as the redis crate does, and the rest is an error.
+        #[test]
+        fn nonsense_is_an_error_and_nothing_worse(
+            replies in vec(reply(), 1..4),
+            changes in vec((any::<prop::sample::Index>(), prop_oneof![
+                any::<u8>(),
+                prop::sample::select(b"+-:$*~>%|_#,(!=0123456789\r\n".to_vec()),
+            ]), 0..8),
+            lengths in vec(1..9_usize, 0..60),
+        ) {
+            let mut bytes = replies.concat();
+            for (at, byte) in changes {
+                *at.get_mut(&mut bytes) = byte;
+            }
+            let (understood, error) = read(&bytes, &lengths);
+            prop_assert!(is_end(&error) || is_nonsense(&error), "{}", error);
+            let (expected, said) = (format!("{:?}", expected(&bytes)), format!("{understood:?}"));
+            let said = said.strip_suffix(']').unwrap();
+            prop_assert!(expected.starts_with(said), "{} and not {}", said, expected);
+        }
+
+        #[test]
+        fn noise_is_an_error_and_nothing_worse(
+            bytes in vec(prop_oneof![
+                any::<u8>(),
+                prop::sample::select(b"+-:$*~>%|_#,(!=0123456789\r\n".to_vec()),
+            ], 0..200),
+            lengths in vec(1..9_usize, 0..60),
+        ) {
+            let (_, error) = read(&bytes, &lengths);
+            prop_assert!(is_end(&error) || is_nonsense(&error), "{}", error);
+        }
+    }
+
+    #[test]
+    fn a_reply_that_begins_at_the_end_of_the_room_is_read() {
+        // Of five bytes each: the last one in the room is not there as a whole.
+        let bytes = b":12\r\n".repeat(ROOM);
+        let (replies, error) = read(&bytes, &[]);
+        assert!(replies.iter().all(|reply| *reply == Value::Int(12)));
+        assert_eq!(replies.len(), ROOM);
+        assert!(is_end(&error), "{error}");
+    }
+
+    #[test]
+    fn no_length_that_is_claimed_makes_room() {
+        for claim in ["$33554432", "*33554432", "%16777216", "|16777216", "~9999999", "=33554432"] {
+            let (_, error) = read(format!("{claim}\r\n:1\r\n").as_bytes(), &[]);
+            assert!(is_end(&error), "{claim}: {error}");
+        }
+        let too_much = ["$33554433", "*33554433", "*9223372036854775807", "$9223372036854775808"];
+        let wrong =
+            ["$-2", "*-2", "%-1", ">-1", "=-1", "!-1", "$", "*", ":", ":1x", ": 1", "?", ""];
+        for claim in too_much.into_iter().chain(wrong) {
+            let (_, error) = read(format!("{claim}\r\n").as_bytes(), &[]);
+            assert!(is_nonsense(&error), "{claim}: {error}");
+        }
+        let deep = |depth| format!("{}:1\r\n", "*1\r\n".repeat(depth));
+        assert_eq!(read(deep(DEEPEST).as_bytes(), &[]).0.len(), 1);
+        assert!(is_nonsense(&read(deep(DEEPEST + 1).as_bytes(), &[]).1));
+        assert!(is_nonsense(&read(deep(100_000).as_bytes(), &[]).1));
+        assert!(is_nonsense(&read(&vec![b'+'; LONGEST_LINE + 2], &[]).1));
+    }
+
+    /// One byte more than may be: it was all there, and is not kept.
+    #[test]
+    fn a_reply_without_an_end_ends() {
+        struct Endless;
+        impl Read for Endless {
+            fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+                let text = b":1\r\n";
+                let many = room.chunks_exact_mut(text.len());
+                let read = many.map(|chunk| chunk.copy_from_slice(text)).count() * text.len();
+                Ok(read)
+            }
+        }
+        let mut replies = Replies::new();
+        let mut stream = (&b"*33554432\r\n:1\r\n:"[..]).chain(Endless);
+        assert!(is_nonsense(&replies.take(&mut stream).unwrap_err()));
+        assert!(replies.room.len() <= 2 * LARGEST);
+    }
+
+    #[test]
+    fn what_was_read_before_a_timeout_is_kept_and_its_room_is_not() {
+        struct Slow<'a>(Vec<io::Result<&'a [u8]>>);
+        impl Read for Slow<'_> {
+            fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+                let piece = self.0.remove(0)?;
+                let (now, later) = piece.split_at(piece.len().min(room.len()));
+                room[..now.len()].copy_from_slice(now);
+                if !later.is_empty() {
+                    self.0.insert(0, Ok(later));
+                }
+                Ok(now.len())
+            }
+        }
+        let late = || Err(io::ErrorKind::WouldBlock.into());
+        let long = vec![b'x'; 20_000];
+        let mut stream =
+            Slow(vec![Ok(b"*2\r\n:"), late(), Ok(b"1\r"), late(), Ok(b"\n$20000\r\n")]);
+        stream.0.extend(long.chunks(10).map(Ok));
+        stream.0.extend([late(), Ok(&b"\r\n"[..])]);
+        let mut replies = Replies::new();
+        let mut lates = 0;
+        let reply = loop {
+            match replies.take(&mut stream) {
+                Ok(reply) => break reply,
+                Err(_) => lates += 1,
+            }
+        };
+        assert_eq!(lates, 3);
+        assert_eq!(reply, Value::Array(vec![Value::Int(1), Value::BulkString(long)]));
+        assert_eq!(replies.room.len(), ROOM);
+    }
+}
