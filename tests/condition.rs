@@ -341,7 +341,7 @@ fn leases_are_back_with_their_levels() {
 fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
     let _bounded = bounded();
     let server = server();
-    let lease = UNIT * 5;
+    let lease = RENEWED;
     let client = watched(&server, lease);
     let lock = client.reentrant_lock("mixed");
     let outer = lock.with_lease(UNIT * 300).lock().unwrap();

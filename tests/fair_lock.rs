@@ -608,15 +608,15 @@ fn a_killed_waiter_costs_the_others_nothing() {
     let server = server();
     for (round, dead) in [0, 2, 4].into_iter().enumerate() {
         let name = format!("dead {dead}");
-        let client = quick(&server);
-        let guard = client.fair_lock(&name).lock().unwrap();
+        let clients = [client(&server), client(&server)];
+        let guard = clients[0].fair_lock(&name).lock().unwrap();
         let mut line = Line::new(&server);
         let mut victim = None;
         for at in 0..5 {
             if at == dead {
-                victim = Some(process("waiter", &server, &name, round));
+                victim = Some(process("slow", &server, &name, round));
             } else {
-                line.add(&[&client, &quick(&server)][at % 2].fair_lock(&name));
+                line.add(&clients[at % 2].fair_lock(&name));
             }
         }
         victim.unwrap().sigkill();
@@ -624,7 +624,7 @@ fn a_killed_waiter_costs_the_others_nothing() {
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
         let took = begun.elapsed();
-        assert!(took < FAIR_WAIT / 2, "{dead}: {took:?}");
+        assert!(took < PROVISIONAL - UNIT * 5, "{dead}: {took:?}");
         leaves_nothing(&server, &name);
     }
     assert!(served(&server).is_empty());
@@ -1178,7 +1178,7 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     let begun = Instant::now();
     proxy.release();
     behind.join().unwrap();
-    assert!(begun.elapsed() < UNIT * 3, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PROVISIONAL - UNIT * 5, "{:?}", begun.elapsed());
     leader.join().unwrap();
     leaves_nothing(&server, "copies");
 }
@@ -1515,11 +1515,13 @@ fn a_java_holders_release_is_heard_by_whoever_is_first() {
 #[test]
 fn a_java_release_before_the_waiter_listens_is_made_up_for() {
     let _bounded = bounded();
-    let server = server();
-    let mut redis = server.connection();
     for round in 0..3 {
+        let server = server();
+        let mut redis = server.connection();
         let proxy = Proxy::before(&server);
         let client = behind(&proxy);
+        // Its subscriber has its connection, which stays.
+        wait_hearing(&server, 1);
         hold_as_redisson(&mut redis, "unheard", LONG);
         // Its subscription never arrives, and what is sent on that channel meanwhile is lost.
         proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
@@ -1556,6 +1558,8 @@ fn only_who_waits_behind_java_listens_to_a_channel_of_its_own() {
     for at in 0..6 {
         line.add(&[&one, &other][at % 2].fair_lock("channels"));
     }
+    wait_until("both clients listen", SOON, || numbers(&["*"]) == (2, 0));
+    // What is not to come would be there soon.
     thread::sleep(UNIT);
     assert_eq!(numbers(&["*{channels}*"]), (0, 0));
     assert_eq!(numbers(&["*"]), (2, 0), "one a client");

@@ -419,7 +419,7 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
 fn a_flush_of_the_scripts_is_not_noticed() {
     let _bounded = bounded();
     let server = server();
-    let clients = [watched(&server, LEASE * 2), watched(&server, LEASE * 2)];
+    let clients = [watched(&server, RENEWED), watched(&server, RENEWED)];
     let held = clients[0].reentrant_lock("held").lock().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let inside = Arc::new(AtomicU64::new(0));
@@ -445,7 +445,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
         })
         .collect();
     let mut redis = server.connection();
-    let until = Instant::now() + LEASE * 3;
+    let until = Instant::now() + RENEWED * 3 / 2;
     while Instant::now() < until {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
         thread::yield_now();
@@ -462,7 +462,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 fn without_memory_nothing_is_taken_and_all_is_released() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = watched(&server, LEASE);
+    let client = watched(&server, RENEWED);
     let mut redis = server.connection();
     let guards: Vec<_> = ["unlocked", "dropped", "renewed"]
         .map(|name| client.reentrant_lock(name).lock().unwrap())
@@ -484,7 +484,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
     wait_free(&server, "unlocked", SOON);
     wait_free(&server, "dropped", SOON);
     // Time is the subject.
-    thread::sleep(LEASE * 2);
+    thread::sleep(RENEWED * 3 / 2);
     let renewed = guards.next().unwrap();
     assert!(renewed.is_held());
     limit("0");
@@ -1015,19 +1015,23 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     let client = behind(&proxy);
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "between", LONG);
-    // The second try is the one after the subscription. Its answer, "busy", takes a while.
+    // The second try is the one after the subscription. Its answer, "busy", is on its way when the
+    // message comes.
     let tries = AtomicU64::new(0);
-    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 3), move |bytes| {
+    proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "between");
         acquire && tries.fetch_add(1, Ordering::SeqCst) == 1
     });
+    let before = Commands::so_far(&server).scripts();
     let lock = client.reentrant_lock("between");
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     proxy.wait_fired(1, SOON);
-    // The answer is on its way already.
-    thread::sleep(UNIT / 2);
+    wait_until("it is answered", SOON, || Commands::so_far(&server).scripts() == before + 2);
     let released = Instant::now();
+    proxy.on_reply("message", Action::DelayReply(Duration::ZERO));
     release_as_redisson(&mut redis, "between", &channel("between"));
+    proxy.wait_fired(2, SOON);
+    proxy.release();
     waiter.join();
     assert!(released.elapsed() < BEFORE_A_POLL, "{:?}", released.elapsed());
 }

@@ -239,7 +239,7 @@ fn with_gives_back_what_work_gives() {
 fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
     let _bounded = bounded();
     let server = server();
-    let lease = UNIT * 6;
+    let lease = RENEWED;
     let (ours, other) = (watched(&server, lease), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();
     let all = all_of(&ours, &["c", "b", "a"]);

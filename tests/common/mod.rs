@@ -19,6 +19,8 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// How long something may take that should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// A lease that a busy machine, too, renews in time, and whose end a test can wait for.
+pub(crate) const RENEWED: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// A waiter polls slowly, after 4 s at the earliest. Whoever is awake before this heard a message.
@@ -272,6 +274,20 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
         let (_, listeners): (String, u64) =
             redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
         listeners > 0
+    });
+}
+
+/// Waits until so many clients hear what is said to them alone.
+#[track_caller]
+pub(crate) fn wait_hearing(server: &Server, clients: usize) {
+    let mut redis = server.connection();
+    wait_until("they hear", SOON, || {
+        let channels: Vec<String> = redis::cmd("PUBSUB")
+            .arg("CHANNELS")
+            .arg("redisson_lock__channel:{redlatch:*")
+            .query(&mut redis)
+            .unwrap();
+        channels.len() >= clients
     });
 }
 

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_in_line,
-    wait_until, watched,
+    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_hearing,
+    wait_in_line, wait_until, watched,
 };
 use redis::Commands as _;
 use redlatch::{Client, LockGuard, ReentrantLock};
@@ -13,19 +13,6 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// For how long a lock is handed on at first.
 const PROVISIONAL: Duration = Duration::from_secs(2);
-
-/// Waits until so many clients hear what is said to them alone.
-fn wait_hearing(server: &Server, clients: usize) {
-    let mut redis = server.connection();
-    wait_until("they hear", SOON, || {
-        let channels: Vec<String> = redis::cmd("PUBSUB")
-            .arg("CHANNELS")
-            .arg("redisson_lock__channel:{redlatch:*")
-            .query(&mut redis)
-            .unwrap();
-        channels.len() >= clients
-    });
-}
 
 /// Hands the lock of `name` to who waits for it: runs `work` with a guard that came by message.
 fn handed<T: Send + 'static>(
