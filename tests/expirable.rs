@@ -70,13 +70,6 @@ fn on_lost(permit: &ExpirablePermit) -> mpsc::Receiver<LostReason> {
     lost
 }
 
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
-}
-
 // What it means.
 
 #[test]
@@ -981,10 +974,6 @@ fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
 
 // What breaks.
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 /// Whether it takes permits for the lease that [`impatient`] clients have.
 fn acquires(bytes: &[u8], name: &str) -> bool {
     contains(bytes, "EVAL") && contains(bytes, &channel(name)) && contains(bytes, "\r\n60000\r\n")
@@ -1007,9 +996,7 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
-    drop(semaphore(&client, "warm", 1).acquire().unwrap());
-    client
+    common::behind(proxy, |client| drop(semaphore(client, "warm", 1).acquire().unwrap()))
 }
 
 #[test]

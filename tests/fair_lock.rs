@@ -981,10 +981,6 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 
 // Lost messages and replies.
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
     let client =
@@ -1003,13 +999,6 @@ fn on_script(proxy: &Proxy, name: &str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
         contains(bytes, "EVAL") && contains(bytes, &name)
     });
-}
-
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
 }
 
 /// A connection that is dead and open costs a part of the provisional lease at each grant, unless

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LostReason};
+use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// Short enough to see its end.
@@ -67,10 +67,6 @@ fn worker() {
 fn process(role: &str, server: &Server, name: &str, lease: Duration) -> Worker {
     let lease = lease.as_millis().to_string();
     Worker::spawn_test("worker", role, &[&server.url(), name, &lease])
-}
-
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 macro_rules! lock_script {
@@ -128,20 +124,13 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
-    let lock = client.reentrant_lock("warm");
-    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
-    guards.0.unlock().unwrap();
-    guards.1.unlock().unwrap();
-    assert!(!lock.force_unlock().unwrap());
-    client
-}
-
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+    common::behind(proxy, |client| {
+        let lock = client.reentrant_lock("warm");
+        let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+        guards.0.unlock().unwrap();
+        guards.1.unlock().unwrap();
+        assert!(!lock.force_unlock().unwrap());
+    })
 }
 
 // Processes.

@@ -126,10 +126,6 @@ fn wait_left(server: &Server, name: &str) {
     wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
 }
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 const RENEW: &str = include_str!("../lua/lock/renew.lua");
 
 macro_rules! lock_script {

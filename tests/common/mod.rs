@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Commands as _, Connection};
-use redlatch::{Client, ClientBuilder};
-use redlatch_testkit::Server;
+use redlatch::{Client, ClientBuilder, Error, ErrorKind};
+use redlatch_testkit::{Proxy, Server};
 
 pub(crate) use redlatch_testkit::wait_until;
 
@@ -81,6 +81,27 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .watchdog_timeout(LONG)
         .response_timeout(IMPATIENT)
         .connect_timeout(IMPATIENT)
+}
+
+/// A client behind a network, of one connection, which is open; the server knows the scripts that
+/// `warm_up` runs.
+pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    warm_up(&client);
+    client
+}
+
+/// Whether an error is about the server, names what it is about, and has this in its text.
+#[track_caller]
+pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert_eq!(error.name(), Some(name), "{error}");
+    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+}
+
+/// Whether these bytes, a request's say, have this in them.
+pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 /// A thread of a test. Its panic is the test's.
@@ -381,7 +402,7 @@ impl User {
     }
 
     /// A client of this user's behind a network.
-    pub(crate) fn client_behind(&self, proxy: &redlatch_testkit::Proxy) -> Client {
+    pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()
     }
