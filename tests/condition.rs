@@ -894,8 +894,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     // It has left the lock, and heard so.
     wait_waiting(&server, "m", 1);
     wait_free(&server, "m", SOON);
-    waiter.wait_asleep();
-    thread::sleep(UNIT);
+    waiter.wait_queued();
     proxy.freeze();
     told.recv_timeout(SOON).unwrap();
     waiter.join();
