@@ -251,14 +251,17 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
         // after four seconds at the earliest: until then it is messages that are seen here.
         let second = Guest::in_line(&server, &clients[1], name, 1);
         let third = Guest::in_line(&server, &clients[2], name, 2);
+        let before = Commands::so_far(&server).scripts();
         let mut stopped = process(&server, name);
         let begun = Instant::now();
         wait_in_line(&server, name, 3);
         let last = Guest::in_line(&server, &clients[3], name, 4);
         let line = queue(&mut redis, name);
         wait_subscribed(&server, &own_channel(&line[2]));
-        // It has asked once more by then, since it listens now.
-        thread::sleep(UNIT);
+        // It asks once more, since it listens now, and the last one asked.
+        wait_until("it has asked again", SOON, || {
+            Commands::so_far(&server).scripts() >= before + 3
+        });
         stopped.sigstop();
         first.leaves();
         for guest in [second, third] {
