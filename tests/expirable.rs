@@ -325,7 +325,8 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let (next, entered) = waiter.join();
     let after = entered - taken;
     assert!(after >= LEASE, "{after:?}: before the lease's end");
-    assert!(after < LEASE + BEFORE_A_POLL, "{after:?}: it slept past the lease's end");
+    // A poll would come after 4 s.
+    assert!(after < LEASE + UNIT * 20, "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
     assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -620,7 +621,7 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
     let (permits, entered) = waiter.join();
     let after = entered - killed;
     assert!(after + UNIT / 2 >= left, "after {after:?} of {left:?}");
-    assert!(after < left + BEFORE_A_POLL, "after {after:?} of {left:?}");
+    assert!(after < left + UNIT * 20, "after {after:?} of {left:?}");
     assert!(semaphore.remaining_lease(&living[0]).unwrap().is_some(), "who lives keeps its own");
     assert!(permits.iter().all(ExpirablePermit::is_held));
     drop(permits);
