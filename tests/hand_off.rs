@@ -197,11 +197,6 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// What the client of this owner is told on.
-fn own_channel(owner: &str) -> String {
-    format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
-}
-
 // Messages.
 
 #[test]

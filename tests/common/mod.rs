@@ -302,6 +302,23 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
+/// Waits until the server knows that nobody listens to a channel any more: of a process that was
+/// killed it hears a moment later.
+#[track_caller]
+pub(crate) fn wait_deaf(server: &Server, channel: &str) {
+    let mut connection = server.connection();
+    wait_until(&format!("nobody listens to {channel:?}"), SOON, || {
+        let (_, listeners): (String, u64) =
+            redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
+        listeners == 0
+    });
+}
+
+/// What the client of this owner is told on.
+pub(crate) fn own_channel(owner: &str) -> String {
+    format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
+}
+
 /// Waits until so many clients hear what is said to them alone.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
