@@ -668,6 +668,8 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     let mut worker = process("waiter", &server, "stalls", 0);
     let mut line = Line::new(&server);
     line.add(&other.fair_lock("stalls"));
+    // Who does not listen yet counts as dead.
+    wait_subscribed(&server, &own_channel(&queue(&server, "stalls")[0]));
     worker.sigstop();
     let begun = Instant::now();
     guard.unlock().unwrap();
