@@ -117,21 +117,6 @@ fn first_waiting(server: &Server, name: &str) -> String {
     server.connection().lindex(waiting_key(name), 0).unwrap()
 }
 
-/// Waits until the server knows that a waiter's process does not listen.
-#[track_caller]
-fn wait_deaf(server: &Server, waiter: &str) {
-    let (uuid, _) = waiter.split_once(':').unwrap();
-    let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
-    wait_until("the server knows that it does not listen", SOON, || {
-        let (_, listeners): (String, u64) = redis::cmd("PUBSUB")
-            .arg("NUMSUB")
-            .arg(&channel)
-            .query(&mut server.connection())
-            .unwrap();
-        listeners == 0
-    });
-}
-
 /// Nobody waits, nobody was notified, nobody holds the lock.
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
@@ -341,7 +326,7 @@ fn leases_are_back_with_their_levels() {
 fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
     let _bounded = bounded();
     let server = server();
-    let lease = UNIT * 5;
+    let lease = RENEWED;
     let client = watched(&server, lease);
     let lock = client.reentrant_lock("mixed");
     let outer = lock.with_lease(UNIT * 300).lock().unwrap();
@@ -663,7 +648,7 @@ fn a_waiter_that_was_killed_is_passed_over() {
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     dead.sigkill();
     let there = REENTRANT.make(&client(&server), "m");
-    wait_deaf(&server, &first);
+    wait_deaf(&server, &own_channel(&first));
     let told = Instant::now();
     assert!(notify(&there));
     assert!(guest.wait_back() - told < BEFORE_A_LOOK);
@@ -695,7 +680,7 @@ fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
 fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", UNIT * 5);
+    let mut dead = process(&server, REENTRANT, "m", RENEWED * 2);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
     dead.expect_line("back", SOON);
@@ -809,7 +794,7 @@ fn a_message_that_was_lost_costs_a_look() {
     let first = first_waiting(&server, "m");
     proxy.refuse();
     assert_eq!(proxy.cut_matching("SUBSCRIBE"), 1);
-    wait_deaf(&server, &first);
+    wait_deaf(&server, &own_channel(&first));
     assert!(!notify(&there));
     guest.wait_back();
     proxy.accept();
@@ -894,8 +879,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     // It has left the lock, and heard so.
     wait_waiting(&server, "m", 1);
     wait_free(&server, "m", SOON);
-    waiter.wait_asleep();
-    thread::sleep(UNIT);
+    waiter.wait_queued();
     proxy.freeze();
     told.recv_timeout(SOON).unwrap();
     waiter.join();

@@ -182,7 +182,7 @@ fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let lease = UNIT * 30;
+    let lease = UNIT * 60;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock("idle");
     let held_and_renewed = |guard: &LockGuard| {

@@ -70,13 +70,6 @@ fn on_lost(permit: &ExpirablePermit) -> mpsc::Receiver<LostReason> {
     lost
 }
 
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
-}
-
 // What it means.
 
 #[test]
@@ -332,7 +325,8 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let (next, entered) = waiter.join();
     let after = entered - taken;
     assert!(after >= LEASE, "{after:?}: before the lease's end");
-    assert!(after < LEASE + UNIT * 3, "{after:?}: it slept past the lease's end");
+    // A poll would come after 4 s.
+    assert!(after < LEASE + UNIT * 20, "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
     assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -350,11 +344,11 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
 fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     let _bounded = bounded();
     let server = server();
-    let client = watched(&server, LEASE);
+    let client = watched(&server, RENEWED);
     let semaphore = semaphore(&client, "watched", 2);
     let permits = semaphore.acquire_many(2).unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < LEASE * 4 {
+    while begun.elapsed() < RENEWED * 3 {
         assert!(permits.iter().all(|permit| permit.is_held() && !permit.remaining().is_zero()));
         assert_eq!(semaphore.available_permits().unwrap(), 0);
         thread::sleep(UNIT / 4);
@@ -363,7 +357,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     stays(&server, "watched", 2, 0);
     // None is renewed that was given back.
     let before = Commands::so_far(&server).of("zadd");
-    thread::sleep(LEASE * 2);
+    thread::sleep(RENEWED);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
 }
 
@@ -377,12 +371,14 @@ fn permits_that_are_due_together_are_renewed_together() {
     let _lock = lock.lock().unwrap();
     let permits = (one.acquire_many(60).unwrap(), other.acquire_many(60).unwrap());
     let before = Commands::so_far(&server);
-    thread::sleep(UNIT * 30);
-    let after = Commands::so_far(&server);
+    let (mut renewed, mut scripts) = (0, 0);
+    wait_until("each was renewed four times", SOON, || {
+        let now = Commands::so_far(&server);
+        renewed = now.of("zadd") - before.of("zadd");
+        scripts = now.scripts() - before.scripts();
+        renewed >= 4 * 120
+    });
     assert!(permits.0.iter().chain(&permits.1).all(ExpirablePermit::is_held));
-    let renewed = after.of("zadd") - before.of("zadd");
-    let scripts = after.scripts() - before.scripts();
-    assert!(renewed >= 4 * 120, "{renewed} renewals");
     assert!(scripts <= 24, "{scripts} scripts for {renewed} renewals of 120 permits and a lock");
 }
 
@@ -477,7 +473,7 @@ fn permits_are_given_back_by_their_ids() {
 fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
     let _bounded = bounded();
     let server = server();
-    let (one, other) = (watched(&server, LEASE), client(&server));
+    let (one, other) = (watched(&server, RENEWED), client(&server));
     let semaphore = semaphore(&one, "others", 2);
     let (permit, second) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
     let lost = on_lost(&permit);
@@ -521,7 +517,7 @@ fn hold(job: &Job) {
 /// Takes and gives back until told to stop; who is inside is counted apart.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
-    let client = Client::builder(job.arg(0)).watchdog_timeout(LEASE).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (0..3)
         .map(|at| {
@@ -625,7 +621,7 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
     let (permits, entered) = waiter.join();
     let after = entered - killed;
     assert!(after + UNIT / 2 >= left, "after {after:?} of {left:?}");
-    assert!(after < left + UNIT * 5, "after {after:?} of {left:?}");
+    assert!(after < left + UNIT * 20, "after {after:?} of {left:?}");
     assert!(semaphore.remaining_lease(&living[0]).unwrap().is_some(), "who lives keeps its own");
     assert!(permits.iter().all(ExpirablePermit::is_held));
     drop(permits);
@@ -979,10 +975,6 @@ fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
 
 // What breaks.
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 /// Whether it takes permits for the lease that [`impatient`] clients have.
 fn acquires(bytes: &[u8], name: &str) -> bool {
     contains(bytes, "EVAL") && contains(bytes, &channel(name)) && contains(bytes, "\r\n60000\r\n")
@@ -1005,9 +997,7 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
-    drop(semaphore(&client, "warm", 1).acquire().unwrap());
-    client
+    common::behind(proxy, |client| drop(semaphore(client, "warm", 1).acquire().unwrap()))
 }
 
 #[test]
@@ -1365,7 +1355,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
 fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_comes_back() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = watched(&server, LEASE);
+    let client = watched(&server, RENEWED);
     let semaphore = semaphore(&client, "memory", 5);
     let (kept, back) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
     let limit = |bytes: &str| {
@@ -1375,7 +1365,7 @@ fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_com
     limit("1");
     is_clear(&semaphore.acquire().map(drop).unwrap_err(), "memory", "no permit was taken");
     let begun = Instant::now();
-    while begun.elapsed() < LEASE * 3 {
+    while begun.elapsed() < RENEWED * 2 {
         assert!(kept.is_held(), "{:?}", kept.state());
         thread::sleep(UNIT / 4);
     }
@@ -1500,10 +1490,10 @@ fn the_rights_that_the_message_names_are_enough() {
     let error = client.expirable_semaphore("rights").acquire().map(drop).unwrap_err().to_string();
     user.set_as_said(&error, "an expirable semaphore", "rights");
     user.set(&[&format!("~{}", timeouts("rights"))]);
-    let client = watched_by(&user, LEASE);
+    let client = watched_by(&user, RENEWED);
     let semaphore = semaphore(&client, "rights", 2);
     let all = semaphore.acquire_many(2).unwrap();
-    thread::sleep(LEASE * 2);
+    thread::sleep(RENEWED * 3 / 2);
     assert!(all.iter().all(ExpirablePermit::is_held));
     let waiting = user.client().expirable_semaphore("rights");
     let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());

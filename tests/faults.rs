@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LostReason};
+use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// Short enough to see its end.
@@ -67,10 +67,6 @@ fn worker() {
 fn process(role: &str, server: &Server, name: &str, lease: Duration) -> Worker {
     let lease = lease.as_millis().to_string();
     Worker::spawn_test("worker", role, &[&server.url(), name, &lease])
-}
-
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 macro_rules! lock_script {
@@ -128,20 +124,13 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
-    let lock = client.reentrant_lock("warm");
-    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
-    guards.0.unlock().unwrap();
-    guards.1.unlock().unwrap();
-    assert!(!lock.force_unlock().unwrap());
-    client
-}
-
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+    common::behind(proxy, |client| {
+        let lock = client.reentrant_lock("warm");
+        let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+        guards.0.unlock().unwrap();
+        guards.1.unlock().unwrap();
+        assert!(!lock.force_unlock().unwrap());
+    })
 }
 
 // Processes.
@@ -419,7 +408,7 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
 fn a_flush_of_the_scripts_is_not_noticed() {
     let _bounded = bounded();
     let server = server();
-    let clients = [watched(&server, LEASE * 2), watched(&server, LEASE * 2)];
+    let clients = [watched(&server, RENEWED), watched(&server, RENEWED)];
     let held = clients[0].reentrant_lock("held").lock().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let inside = Arc::new(AtomicU64::new(0));
@@ -445,7 +434,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
         })
         .collect();
     let mut redis = server.connection();
-    let until = Instant::now() + LEASE * 3;
+    let until = Instant::now() + RENEWED * 3 / 2;
     while Instant::now() < until {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
         thread::yield_now();
@@ -462,7 +451,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 fn without_memory_nothing_is_taken_and_all_is_released() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = watched(&server, LEASE);
+    let client = watched(&server, RENEWED);
     let mut redis = server.connection();
     let guards: Vec<_> = ["unlocked", "dropped", "renewed"]
         .map(|name| client.reentrant_lock(name).lock().unwrap())
@@ -484,7 +473,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
     wait_free(&server, "unlocked", SOON);
     wait_free(&server, "dropped", SOON);
     // Time is the subject.
-    thread::sleep(LEASE * 2);
+    thread::sleep(RENEWED * 3 / 2);
     let renewed = guards.next().unwrap();
     assert!(renewed.is_held());
     limit("0");
@@ -1011,25 +1000,36 @@ fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
 fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     let _bounded = bounded();
     let server = server();
-    let proxy = Proxy::before(&server);
-    let client = behind(&proxy);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "between", LONG);
-    // The second try is the one after the subscription. Its answer, "busy", takes a while.
-    let tries = AtomicU64::new(0);
-    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 3), move |bytes| {
-        let acquire = takes(bytes) && contains(bytes, "between");
-        acquire && tries.fetch_add(1, Ordering::SeqCst) == 1
+    // Another try, if the machine kept somebody from running.
+    let heard = (0..5).any(|_| {
+        let proxy = Proxy::before(&server);
+        let client = behind(&proxy);
+        hold_as_redisson(&mut redis, "between", LONG);
+        // The second try is the one after the subscription. Its answer, "busy", is on its way when
+        // the message comes.
+        let tries = AtomicU64::new(0);
+        proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
+            let acquire = takes(bytes) && contains(bytes, "between");
+            acquire && tries.fetch_add(1, Ordering::SeqCst) == 1
+        });
+        let before = Commands::so_far(&server).scripts();
+        let lock = client.reentrant_lock("between");
+        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+        proxy.wait_fired(1, SOON);
+        wait_until("it is answered", SOON, || Commands::so_far(&server).scripts() == before + 2);
+        wait_subscribed(&server, &channel("between"));
+        proxy.on_reply("message", Action::DelayReply(Duration::ZERO));
+        release_as_redisson(&mut redis, "between", &channel("between"));
+        proxy.wait_fired(2, SOON);
+        // It is read by then. If not, this run shows less.
+        thread::sleep(UNIT);
+        let answered = Instant::now();
+        proxy.release();
+        waiter.join();
+        answered.elapsed() < BEFORE_A_QUESTION
     });
-    let lock = client.reentrant_lock("between");
-    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-    proxy.wait_fired(1, SOON);
-    // The answer is on its way already.
-    thread::sleep(UNIT / 2);
-    let released = Instant::now();
-    release_as_redisson(&mut redis, "between", &channel("between"));
-    waiter.join();
-    assert!(released.elapsed() < BEFORE_A_POLL, "{:?}", released.elapsed());
+    assert!(heard, "it asked later, and did not hear");
 }
 
 #[test]

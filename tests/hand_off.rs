@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[path = "hand_off/handed.rs"]
+mod handed;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -124,10 +126,6 @@ fn wait_left(server: &Server, name: &str) {
     wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
 }
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 const RENEW: &str = include_str!("../lua/lock/renew.lua");
 
 macro_rules! lock_script {
@@ -199,11 +197,6 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// What the client of this owner is told on.
-fn own_channel(owner: &str) -> String {
-    format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
-}
-
 // Messages.
 
 #[test]
@@ -256,14 +249,17 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
         // after four seconds at the earliest: until then it is messages that are seen here.
         let second = Guest::in_line(&server, &clients[1], name, 1);
         let third = Guest::in_line(&server, &clients[2], name, 2);
+        let before = Commands::so_far(&server).scripts();
         let mut stopped = process(&server, name);
         let begun = Instant::now();
         wait_in_line(&server, name, 3);
         let last = Guest::in_line(&server, &clients[3], name, 4);
         let line = queue(&mut redis, name);
         wait_subscribed(&server, &own_channel(&line[2]));
-        // It has asked once more by then, since it listens now.
-        thread::sleep(UNIT);
+        // It asks once more, since it listens now, and the last one asked.
+        wait_until("it has asked again", SOON, || {
+            Commands::so_far(&server).scripts() >= before + 3
+        });
         stopped.sigstop();
         first.leaves();
         for guest in [second, third] {

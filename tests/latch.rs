@@ -554,10 +554,6 @@ fn the_last_message_opens_it_without_a_question() {
 
 // What breaks.
 
-fn contains(bytes: &[u8], part: &str) -> bool {
-    bytes.windows(part.len()).any(|window| window == part.as_bytes())
-}
-
 /// Does this to the next scripts of this name.
 fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| {
@@ -567,18 +563,11 @@ fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
 
 /// A client behind a network, which has its connection and knows its scripts.
 fn behind(proxy: &Proxy) -> Client {
-    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
-    let latch = latch(&client, "warm", 2);
-    latch.count_down().unwrap();
-    latch.delete().unwrap();
-    client
-}
-
-#[track_caller]
-fn is_clear(error: &Error, name: &str, hint: &str) {
-    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
-    assert_eq!(error.name(), Some(name), "{error}");
-    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+    common::behind(proxy, |client| {
+        let latch = latch(client, "warm", 2);
+        latch.count_down().unwrap();
+        latch.delete().unwrap();
+    })
 }
 
 #[test]

@@ -614,7 +614,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
     let _bounded = bounded();
     fn travels<T: Clone + Send + Sync + 'static>(_: &T) {}
     let server = server();
-    let lease = UNIT * 4;
+    let lease = RENEWED;
     let guard = {
         let client = watched(&server, lease);
         let lock = client.reentrant_lock("kept");
@@ -624,7 +624,7 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
         lock.lock().unwrap()
     };
     // Time is the subject: without its client nobody would renew it.
-    thread::sleep(lease * 2);
+    thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();
     wait_free(&server, "kept", SOON);

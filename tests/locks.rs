@@ -371,14 +371,14 @@ fn a_lease_ends_and_is_told(kind: Kind) {
 fn a_watched_hold_outlives_its_lease(kind: Kind) {
     let _bounded = bounded();
     let server = server();
-    let client = watched(&server, LEASE);
+    let client = watched(&server, RENEWED);
     let lock = kind.make(&client, "watched");
     let guard = lock.lock().unwrap();
     // Time is the subject.
-    std::thread::sleep(LEASE * 3);
+    std::thread::sleep(RENEWED * 2);
     assert!(guard.is_held() && lock.is_locked().unwrap());
     let left = pttl(&mut server.connection(), "watched");
-    assert!(left > 0 && left <= i64::try_from(LEASE.as_millis()).unwrap(), "{left}");
+    assert!(left > 0 && left <= i64::try_from(RENEWED.as_millis()).unwrap(), "{left}");
     guard.unlock().unwrap();
     leaves_nothing(&server);
 }

@@ -119,8 +119,8 @@ fn busy_client(server: &Server, url: &str) -> Client {
 
 #[test]
 fn an_outage_is_one_warning_and_its_end_is_one_line() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let server = server();
     // Not by its port, which another server may have while this one is away.
     let client = busy_client(&server, &server.unix_url());
@@ -149,8 +149,8 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
 
 #[test]
 fn a_server_that_does_not_answer_is_an_outage() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let server = server();
     let client = busy_client(&server, &server.url());
     server.pause();
@@ -167,8 +167,8 @@ fn a_server_that_does_not_answer_is_an_outage() {
 
 #[test]
 fn a_connection_that_breaks_alone_is_no_outage() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let client = busy_client(&server, &server.url());
     let mut redis = server.connection();
@@ -186,9 +186,9 @@ fn a_connection_that_breaks_alone_is_no_outage() {
 /// Its other connections work.
 #[test]
 fn a_server_that_lets_nobody_else_in_is_no_outage() {
+    let _turn = LOGGER.turn();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let _turn = LOGGER.turn();
     let mut redis = server.connection();
     let client = busy_client(&server, &server.url());
     let lock = client.reentrant_lock("name");
@@ -223,8 +223,8 @@ fn a_server_that_lets_nobody_else_in_is_no_outage() {
 
 #[test]
 fn a_right_that_every_wait_needs_is_missed_aloud_once() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let mut user = User::new(&server, "mute");
     let client = user.client();
@@ -250,8 +250,8 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
 
 #[test]
 fn a_lease_that_ran_out_says_why() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let server = server();
     let builder = || impatient(&server.url()).watchdog_timeout(UNIT * 10);
     let client = builder().connect().unwrap();
@@ -286,8 +286,8 @@ fn a_lease_that_ran_out_says_why() {
 #[test]
 fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let server = server();
     for connections in [1, 8] {
         let proxy = Proxy::before(&server);
@@ -341,11 +341,11 @@ fn lose(client: &Client, prefix: &str, locks: usize) {
 
 #[test]
 fn a_logger_that_blocks_or_panics_stops_nothing() {
-    let _bounded = bounded();
     let _turn = LOGGER.turn();
+    let _bounded = bounded();
     let server = server();
     let client = client(&server);
-    let watched = watched(&server, UNIT * 5);
+    let watched = watched(&server, RENEWED);
     let kept = watched.reentrant_lock("kept").lock().unwrap();
     LOGGER.set(true, false);
     // More than are kept.

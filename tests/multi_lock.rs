@@ -239,7 +239,7 @@ fn with_gives_back_what_work_gives() {
 fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
     let _bounded = bounded();
     let server = server();
-    let lease = UNIT * 6;
+    let lease = RENEWED;
     let (ours, other) = (watched(&server, lease), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();
     let all = all_of(&ours, &["c", "b", "a"]);
@@ -429,10 +429,10 @@ fn worker() {
     job.done();
 }
 
-/// For as many seconds as `REDLATCH_SOAK` says (20).
+/// For as many seconds as `REDLATCH_SOAK` says (10).
 #[test]
 fn whatever_is_taken_in_whatever_order_nothing_locks_up_and_no_two_are_in_one() {
-    let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(20);
+    let seconds = std::env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(10);
     let server = server();
     let mut random = Random::new();
     let length = (seconds * 1_000).to_string();

@@ -442,7 +442,11 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     replica_of(new, &["NO", "ONE"]);
     replica_of(old, &["127.0.0.1", &new.port().to_string()]);
     let call = spawn(move || lock.lock().map(drop));
-    thread::sleep(UNIT * 3);
+    wait_until("the replica refuses it", SOON, || {
+        let stats: String =
+            redis::cmd("INFO").arg("errorstats").query(&mut old.connection()).unwrap();
+        stats.contains("errorstat_READONLY")
+    });
     sentinels.sentinels().iter().for_each(Server::resume);
     // Whichever of the two the Sentinels make the master again, or keep.
     call.join().unwrap();

@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Commands as _, Connection};
-use redlatch::{Client, ClientBuilder};
-use redlatch_testkit::Server;
+use redlatch::{Client, ClientBuilder, Error, ErrorKind};
+use redlatch_testkit::{Proxy, Server};
 
 pub(crate) use redlatch_testkit::wait_until;
 
@@ -19,10 +19,16 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// How long something may take that should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// A lease that a busy machine, too, renews in time, and whose end a test can wait for.
+pub(crate) const RENEWED: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A waiter polls slowly, after 4 s at the earliest. Whoever is awake before this heard a message.
+/// Who waits for a fair lock, a semaphore or a latch polls slowly, after 4 s at the earliest. Whoever
+/// is awake before this heard a message.
 pub(crate) const BEFORE_A_POLL: Duration = Duration::from_millis(3_500);
+/// Who waits for another lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`). Whoever is
+/// in so soon after its last question heard a message.
+pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// What no test needs. Past it something hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -79,6 +85,27 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .watchdog_timeout(LONG)
         .response_timeout(IMPATIENT)
         .connect_timeout(IMPATIENT)
+}
+
+/// A client behind a network, of one connection, which is open; the server knows the scripts that
+/// `warm_up` runs.
+pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    warm_up(&client);
+    client
+}
+
+/// Whether an error is about the server, names what it is about, and has this in its text.
+#[track_caller]
+pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert_eq!(error.name(), Some(name), "{error}");
+    assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
+}
+
+/// Whether these bytes, a request's say, have this in them.
+pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 /// A thread of a test. Its panic is the test's.
@@ -275,6 +302,37 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
+/// Waits until the server knows that nobody listens to a channel any more: of a process that was
+/// killed it hears a moment later.
+#[track_caller]
+pub(crate) fn wait_deaf(server: &Server, channel: &str) {
+    let mut connection = server.connection();
+    wait_until(&format!("nobody listens to {channel:?}"), SOON, || {
+        let (_, listeners): (String, u64) =
+            redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
+        listeners == 0
+    });
+}
+
+/// What the client of this owner is told on.
+pub(crate) fn own_channel(owner: &str) -> String {
+    format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
+}
+
+/// Waits until so many clients hear what is said to them alone.
+#[track_caller]
+pub(crate) fn wait_hearing(server: &Server, clients: usize) {
+    let mut redis = server.connection();
+    wait_until("they hear", SOON, || {
+        let channels: Vec<String> = redis::cmd("PUBSUB")
+            .arg("CHANNELS")
+            .arg("redisson_lock__channel:{redlatch:*")
+            .query(&mut redis)
+            .unwrap();
+        channels.len() >= clients
+    });
+}
+
 /// Waits until so many processes stand in a lock's queue.
 pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     let key = if name.contains('{') {
@@ -365,7 +423,7 @@ impl User {
     }
 
     /// A client of this user's behind a network.
-    pub(crate) fn client_behind(&self, proxy: &redlatch_testkit::Proxy) -> Client {
+    pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()
     }

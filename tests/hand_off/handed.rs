@@ -1,15 +1,11 @@
 //! Holds that another process handed on: what is peculiar to them.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
-    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_in_line,
-    wait_until, watched,
+use crate::common::{
+    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_hearing,
+    wait_in_line, wait_until, watched,
 };
 use redis::Commands as _;
 use redlatch::{Client, LockGuard, ReentrantLock};
@@ -17,19 +13,6 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// For how long a lock is handed on at first.
 const PROVISIONAL: Duration = Duration::from_secs(2);
-
-/// Waits until so many clients hear what is said to them alone.
-fn wait_hearing(server: &Server, clients: usize) {
-    let mut redis = server.connection();
-    wait_until("they hear", SOON, || {
-        let channels: Vec<String> = redis::cmd("PUBSUB")
-            .arg("CHANNELS")
-            .arg("redisson_lock__channel:{redlatch:*")
-            .query(&mut redis)
-            .unwrap();
-        channels.len() >= clients
-    });
-}
 
 /// Hands the lock of `name` to who waits for it: runs `work` with a guard that came by message.
 fn handed<T: Send + 'static>(
@@ -56,7 +39,7 @@ fn handed<T: Send + 'static>(
 }
 
 fn renews(bytes: &[u8]) -> bool {
-    let code = include_str!("../lua/lock/renew.lua");
+    let code = include_str!("../../lua/lock/renew.lua");
     let has = |part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
     has(redis::Script::new(code).get_hash()) || has(code)
 }
@@ -213,7 +196,7 @@ fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    let first = common::client(&server);
+    let first = crate::common::client(&server);
     let names: Vec<String> = (0..60).map(|number| format!("far {number}")).collect();
     let guards: Vec<_> =
         names.iter().map(|name| first.reentrant_lock(name).lock().unwrap()).collect();
@@ -260,7 +243,7 @@ fn a_grant_that_an_older_refusal_makes_void_is_asked_for_at_once() {
     let client = behind(&proxy);
     // The subscriber has its connection.
     handed(&server, &client.reentrant_lock("before"), LockGuard::unlock).join().unwrap();
-    let first = common::client(&server);
+    let first = crate::common::client(&server);
     let guard = first.reentrant_lock("void").lock().unwrap();
     proxy.on_request("redlatch_queue:{void}", Action::HoldReply);
     let lock = client.reentrant_lock("void");
