@@ -38,6 +38,7 @@ pub(crate) struct Config {
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
+    pub(crate) client_tracking: bool,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) sentinel_credentials: Option<Credentials>,
 }
@@ -85,6 +86,7 @@ impl ClientBuilder {
             response_timeout: Duration::from_secs(3),
             connections: None,
             failover_timeout: Duration::from_secs(60),
+            client_tracking: true,
             credentials: None,
             sentinel_credentials: None,
         };
@@ -177,6 +179,22 @@ impl ClientBuilder {
         self
     }
 
+    /// Whether the server is asked to tell when something changes what is held (its `CLIENT TRACKING`):
+    /// then a lock that somebody deletes is lost within milliseconds, and not at its next renewal.
+    ///
+    /// It costs nothing for what is held for less than 100 ms. After that it is a question for each hold
+    /// and for each of its renewals, an entry in the server's table (`tracking-table-max-keys`), and the
+    /// connection for messages, which is opened then if no wait has opened it before. A key that changes
+    /// more often than ten times a second is asked for less often than that; of more than 10,000 keys
+    /// the others are left out; and where the server refuses, a line in the log says so: all of these
+    /// are lost at their next renewal, as without it.
+    ///
+    /// Defaults to `true`.
+    pub fn client_tracking(mut self, enabled: bool) -> Self {
+        self.config.client_tracking = enabled;
+        self
+    }
+
     /// User and password for the server, instead of those in the URL: as they are, with nothing
     /// written otherwise. An empty user is the server's default one. With Sentinels it is for the
     /// servers that they watch.
@@ -204,6 +222,7 @@ impl ClientBuilder {
             response_timeout,
             connections,
             failover_timeout,
+            client_tracking: _,
             credentials: _,
             sentinel_credentials: _,
         } = &self.config;

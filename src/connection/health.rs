@@ -63,6 +63,11 @@ pub(crate) enum News {
         address: Arc<str>,
         what: &'static str,
     },
+    /// The same of what is of use, and not needed.
+    Without {
+        address: Arc<str>,
+        what: &'static str,
+    },
 }
 
 impl Health {
@@ -90,6 +95,15 @@ impl Health {
 
     /// It does without something, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Lacks { address, what });
+    }
+
+    /// As [`lacks`](Self::lacks), of something that nobody has to have.
+    pub(crate) fn does_without(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Without { address, what });
+    }
+
+    fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {
         // Before a client is made nobody hears: then it is said of the next connection.
         if self.told.get().is_none() {
             return;
@@ -100,7 +114,7 @@ impl Health {
         }
         lacks.push(what);
         drop(lacks);
-        self.tell(|address| News::Lacks { address, what });
+        self.tell(news);
     }
 
     /// From here on `tell` hears when an outage begins and when it is over. It must only put the
@@ -185,7 +199,7 @@ impl News {
             Self::Out { .. } | Self::Refuses { .. } | Self::Moved { .. } | Self::Lacks { .. } => {
                 log::Level::Warn
             }
-            Self::Back { .. } | Self::LetsIn { .. } => log::Level::Info,
+            Self::Back { .. } | Self::LetsIn { .. } | Self::Without { .. } => log::Level::Info,
         }
     }
 }
@@ -212,7 +226,9 @@ impl fmt::Display for News {
                 "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
                  for there"
             ),
-            Self::Lacks { address, what } => write!(f, "the server at {address}: {what}"),
+            Self::Lacks { address, what } | Self::Without { address, what } => {
+                write!(f, "the server at {address}: {what}")
+            }
         }
     }
 }
