@@ -35,7 +35,7 @@ impl Hold {
 
 impl Site {
     /// Has the hold in the seat tracked, if it is time.
-    pub(super) fn track(self: &Arc<Self>, now: u64) {
+    pub(crate) fn track(self: &Arc<Self>, now: u64) {
         let begins = self.gate.with_seat(|seat| {
             seat.is_some_and(|seat| {
                 let granted = seat.facts().granted;

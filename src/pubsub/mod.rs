@@ -408,7 +408,12 @@ impl PubSub {
                 }
                 Event::Reply(reply) => {
                     if let Some(step) = pop_step(&mut asked) {
-                        asked.extend(self.step_done(&mut connection, tracking, step, &reply)?);
+                        asked.extend(self.step_done(
+                            &mut connection,
+                            tracking,
+                            step,
+                            Ok(&reply),
+                        )?);
                     }
                 }
                 Event::Refused(error) => match asked.pop_front() {
@@ -424,12 +429,8 @@ impl PubSub {
                     // What still comes there finds nobody.
                     Some(Asked::Unsubscribe) => {}
                     Some(Asked::Step(step)) => {
-                        asked.extend(self.step_done(
-                            &mut connection,
-                            tracking,
-                            step,
-                            &Value::Nil,
-                        )?);
+                        let error = Err(&error);
+                        asked.extend(self.step_done(&mut connection, tracking, step, error)?);
                     }
                     None => return Err(error),
                 },
@@ -464,7 +465,7 @@ impl PubSub {
         connection: &mut Connection,
         tracking: &mut Tracking,
         step: Step,
-        reply: &Value,
+        reply: Result<&Value, &RedisError>,
     ) -> Result<Vec<Asked>, RedisError> {
         let Some((told, steps)) = tracking.answered(step, reply) else { return Ok(Vec::new()) };
         match told {

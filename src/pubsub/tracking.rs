@@ -10,8 +10,9 @@
 //! Change: what the server tells here is a hint, and so is the answer. Only a renewal's answer is a
 //! loss: a hold that is being given back is not there any more, and is not lost.
 //!
-//! One question at a time: what the server tells while a question is not answered came before that,
-//! since it writes pushes and replies in the order in which things happen. So the answer knows of it.
+//! Every change that is told has its question after it, and pushes and replies come in the order in
+//! which things happened on the server: so no change is missed while there is a connection. A new one
+//! begins with all questions.
 //!
 //! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
 //! [`WINDOW`], and once more when the subscriber looks at its queue after that: at the next sign of
@@ -21,9 +22,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use redis::Value;
+use redis::{RedisError, Value};
 
-use crate::connection::Command;
+use crate::connection::{Command, reply_code};
 use crate::sync::clock;
 
 /// Something that is held under a key.
@@ -35,7 +36,7 @@ pub(crate) trait Tracked: Send + Sync {
 /// Whether the server has what is held: a read of its key.
 pub(crate) struct Question {
     pub(crate) command: Command,
-    /// Hears the answer, on the subscriber's thread: must not block. An error is `Nil`.
+    /// Hears the answer, on the subscriber's thread: must not block. `Nil`: the key holds something else.
     pub(crate) answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
@@ -57,7 +58,7 @@ const HANG_UPS: u32 = 2;
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// Those that were asked for too often.
+    /// Those that were asked for too often, or in vain.
     late: Vec<Arc<str>>,
     state: State,
     hang_ups: u32,
@@ -78,12 +79,12 @@ struct Key {
     /// When its window began, and how often was asked in it.
     since: u64,
     asks: u32,
+    /// It is among those that were asked for too often.
+    is_late: bool,
 }
 
 struct Held {
     who: Weak<dyn Tracked>,
-    /// How many questions about it are not answered.
-    unanswered: u32,
     /// It holds something that was not asked for yet.
     has_new: bool,
 }
@@ -92,7 +93,7 @@ struct Held {
 pub(super) enum Step {
     Hello,
     Begin,
-    Ask { key: Arc<str>, who: Weak<dyn Tracked>, answered: Box<dyn FnOnce(&Value) + Send> },
+    Ask { key: Arc<str>, answered: Box<dyn FnOnce(&Value) + Send> },
 }
 
 /// Commands to write, and what is to be done with their replies, in this order.
@@ -108,9 +109,6 @@ pub(super) enum Told {
 impl Tracking {
     /// A connection was opened: what to say first on it.
     pub(super) fn begin(&mut self) -> Steps {
-        for held in self.keys.values_mut().flat_map(|key| &mut key.held) {
-            held.unanswered = 0;
-        }
         if self.hang_ups >= HANG_UPS {
             self.hang_ups = 0;
             return Steps::default();
@@ -146,13 +144,15 @@ impl Tracking {
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
                 Some(held) => held.has_new = true,
-                None => held.push(Held { who, unanswered: 0, has_new: true }),
+                None => held.push(Held { who, has_new: true }),
             }
             keys.push(key);
         }
-        // Though a question may be on its way: it is about what was held before.
         keys.iter().for_each(|key| self.ask(key, &mut steps, |held| held.has_new));
         for key in std::mem::take(&mut self.late) {
+            if let Some(key) = self.keys.get_mut(&key) {
+                key.is_late = false;
+            }
             self.ask_again(&key, now, &mut steps);
         }
         steps
@@ -172,19 +172,22 @@ impl Tracking {
         steps
     }
 
-    /// What was answered to a step; an error is `Nil`. If that says whether the server tracks, then
-    /// what to ask, too.
-    pub(super) fn answered(&mut self, step: Step, reply: &Value) -> Option<(Told, Steps)> {
+    /// What was answered to a step. If that says whether the server tracks, then what to ask, too.
+    pub(super) fn answered(
+        &mut self,
+        step: Step,
+        reply: Result<&Value, &RedisError>,
+    ) -> Option<(Told, Steps)> {
         match (step, reply) {
             (Step::Hello, reply) => {
                 self.hang_ups = 0;
                 // In RESP2 it would track for a connection that is never told.
-                if !matches!(reply, Value::Map(_)) {
+                if !matches!(reply, Ok(Value::Map(_))) {
                     self.state = State::Off;
                 }
                 None
             }
-            (Step::Begin, Value::Okay) if self.state == State::Begun => {
+            (Step::Begin, Ok(Value::Okay)) if self.state == State::Begun => {
                 self.state = State::On;
                 let mut steps = Steps::default();
                 let all: Vec<_> = self.keys.keys().cloned().collect();
@@ -195,12 +198,13 @@ impl Tracking {
                 self.state = State::Off;
                 Some((Told::Refuses, Steps::default()))
             }
-            (Step::Ask { key, who, answered }, reply) => {
-                let held = self.keys.get_mut(&key).into_iter().flat_map(|key| &mut key.held);
-                for held in held.filter(|held| held.who.ptr_eq(&who)) {
-                    held.unanswered = held.unanswered.saturating_sub(1);
-                }
-                answered(reply);
+            // Not looked at (a script keeps it busy, say), and so not tracked either.
+            (Step::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
+                self.is_late(&key);
+                None
+            }
+            (Step::Ask { answered, .. }, reply) => {
+                answered(reply.unwrap_or(&Value::Nil));
                 None
             }
         }
@@ -214,9 +218,17 @@ impl Tracking {
         }
         if entry.asks < MOST_ASKS {
             entry.asks += 1;
-            // One question at a time.
-            self.ask(key, steps, |held| held.unanswered == 0);
-        } else if !self.late.contains(key) {
+            self.ask(key, steps, |_| true);
+        } else {
+            self.is_late(key);
+        }
+    }
+
+    /// It is asked for when the subscriber looks at its queue.
+    fn is_late(&mut self, key: &Arc<str>) {
+        if let Some(entry) = self.keys.get_mut(key)
+            && !std::mem::replace(&mut entry.is_late, true)
+        {
             self.late.push(Arc::clone(key));
         }
     }
@@ -233,11 +245,9 @@ impl Tracking {
             let question = held.who.upgrade().and_then(Tracked::question);
             let is_held = question.is_some();
             if let Some(Question { command, answered }) = question {
-                held.unanswered += 1;
                 held.has_new = false;
-                let (key, who) = (Arc::clone(key), Weak::clone(&held.who));
                 steps.0.push(command);
-                steps.1.push(Step::Ask { key, who, answered });
+                steps.1.push(Step::Ask { key: Arc::clone(key), answered });
             }
             is_held
         });
