@@ -394,6 +394,29 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
     held.iter().for_each(|held| held.losses.wait());
 }
 
+#[test]
+fn a_question_that_the_server_does_not_answer_is_asked_again() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let () = redis::cmd("CONFIG").arg(&["SET", "lua-time-limit", "10"]).query(&mut redis).unwrap();
+    let proxy = counting(&server);
+    let client = counted(&proxy, LEASE);
+    let held = Held::lock(&client, "refused");
+    wait_tracked(&server, 1);
+    // The server tells of the change, and answers BUSY to the question.
+    let script = "redis.call('pexpire', KEYS[1], 300000) \
+                  local begun = redis.call('time')[1] \
+                  while redis.call('time')[1] - begun < 2 do end";
+    let () = redis::Script::new(script).key("refused").invoke(&mut redis).unwrap();
+    assert_eq!(proxy.fired(), 2);
+    wait_tracked(&server, 1);
+    assert_eq!(proxy.fired(), 3);
+    assert_eq!(held.losses.so_far(), []);
+    let () = redis.del("refused").unwrap();
+    held.losses.wait();
+}
+
 /// One server that knows no such commands, one whose rights forbid them, and a client that does without.
 #[test]
 fn where_the_server_does_not_track_a_renewal_tells() {

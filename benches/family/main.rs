@@ -54,6 +54,7 @@ mod witness;
 
 mod held;
 mod latches;
+mod lost;
 mod notified;
 mod opening;
 mod permits;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("lost", lost::section),
             ("readers", readers::section),
         ],
         roles: &[
@@ -111,5 +113,5 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
-readers. None named: all.
+lost, readers. None named: all.
 ";
