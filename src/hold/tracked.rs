@@ -8,6 +8,7 @@ use redis::Value;
 
 use super::{Hold, Site};
 use crate::node::{Core, Member};
+use crate::protocol::Owner;
 use crate::pubsub::{Question, Tracked};
 use crate::script;
 use crate::watchdog::renewal::TRACKED_AFTER;
@@ -47,21 +48,20 @@ impl Site {
             self.core.track(&self.name, who);
         }
     }
+
+    fn tracked_owner(&self) -> Option<Owner> {
+        let tenancy = self.gate.tenant()?;
+        tenancy.hold.is_tracked().then_some(tenancy.hold.owner)
+    }
 }
 
 impl Tracked for Site {
     fn question(self: Arc<Self>) -> Option<Question> {
-        let tracked = |site: &Self| {
-            let tenancy = site.gate.tenant()?;
-            tenancy.hold.is_tracked().then_some(tenancy.hold.owner)
-        };
-        let owner = tracked(&self)?;
+        let owner = self.tracked_owner()?;
         let command = script::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
             // Change: it is only a hint. And what was given back meanwhile is not asked for.
-            if *reply != Value::Int(1)
-                && tracked(&self).is_some_and(|now| now.as_bytes() == owner.as_bytes())
-            {
+            if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());
             }
