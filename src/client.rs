@@ -27,7 +27,7 @@ mod model_tests;
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
-/// messages, is opened when one of them waits for the first time. It has three threads of its own,
+/// messages, is opened when one of them waits for the first time, or has held something for 100 ms. It has three threads of its own,
 /// and a fourth while `on_lost` callbacks run or log lines are written.
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what

@@ -38,6 +38,7 @@ pub(crate) struct Config {
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) failover_timeout: Duration,
+    pub(crate) client_tracking: bool,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) sentinel_credentials: Option<Credentials>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
@@ -123,6 +124,7 @@ impl ClientBuilder {
             response_timeout: Duration::from_secs(3),
             connections: None,
             failover_timeout: Duration::from_secs(60),
+            client_tracking: true,
             credentials: None,
             sentinel_credentials: None,
             replica_acks: None,
@@ -215,6 +217,22 @@ impl ClientBuilder {
     /// Up to a year. Defaults to 60 s. Without Sentinels it does nothing.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
+        self
+    }
+
+    /// Whether the server is asked to tell when something changes what is held (its `CLIENT TRACKING`):
+    /// then a lock that somebody deletes is lost within milliseconds, and not at its next renewal.
+    ///
+    /// It costs nothing for what is held for less than 100 ms. After that it is a question for each hold
+    /// and for each of its renewals, an entry in the server's table (`tracking-table-max-keys`), and the
+    /// connection for messages, which is opened then if no wait has opened it before. A key that changes
+    /// more often than ten times a second is asked for less often than that; of more than 10,000 keys
+    /// the others are left out; and where the server refuses, a line in the log says so: all of these
+    /// are lost at their next renewal, as without it.
+    ///
+    /// Defaults to `true`.
+    pub fn client_tracking(mut self, enabled: bool) -> Self {
+        self.config.client_tracking = enabled;
         self
     }
 

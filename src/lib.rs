@@ -64,7 +64,9 @@
 //!   it is with a virtual machine that its host pauses or migrates: its clocks stand still meanwhile.
 //! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
 //!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
-//!   at its next renewal at the latest; one with a fixed lease has none.
+//!   within milliseconds, where the server tells
+//!   ([`client_tracking`](ClientBuilder::client_tracking)), and at its next renewal at the latest; one
+//!   with a fixed lease has none.
 //! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies takes
 //!   its own along. An [`ExpirableSemaphore`]'s have one.
 //!
@@ -98,7 +100,7 @@
 //! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a few
 //! connections (4 to 16 for commands, by the distance of the server, or as many as
 //! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
-//! wait; one for renewals).
+//! wait, or when something was held for 100 ms; one for renewals).
 //! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
 //! the drop of the last handle, releases what is held and ends the threads.
 //!
@@ -126,7 +128,7 @@
 //! |---|---|
 //! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
 //! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; another server is the master; a right is missing, and what that costs; lines were left out |
-//! | `info` | the outage is over, or connections are let in again, after how long |
+//! | `info` | the outage is over, or connections are let in again, after how long; the server does not tell when keys change |
 //! | `debug` | what failed and is tried again |
 //!
 //! An outage is one `warn` and one `info`, however many threads and connections meet it: it begins

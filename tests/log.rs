@@ -166,6 +166,29 @@ fn a_server_that_does_not_answer_is_an_outage() {
 }
 
 #[test]
+fn a_server_that_does_not_tell_of_changes_is_one_line() {
+    let _bounded = bounded();
+    let _turn = LOGGER.turn();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "untold");
+    user.set(&["-client"]);
+    let without = |command| Server::with_args(&["--rename-command", command, ""]).unwrap();
+    let (no_client, no_hello) = (without("CLIENT"), without("HELLO"));
+    let lines = || LOGGER.lines("does not tell when a key changes");
+    for (url, expected) in
+        [(user.url(), 1), (&no_client.url(), 2), (&no_hello.url(), 3), (&server.url(), 3)]
+    {
+        let client = Client::connect(url).unwrap();
+        let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
+        // Time is the subject: long enough for all to be tracked, and for the line.
+        thread::sleep(UNIT * 5);
+        wait_until("it is said", SOON, || lines().len() >= expected);
+        drop(held);
+    }
+    assert_eq!(lines().iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::Info; 3]);
+}
+
+#[test]
 fn a_connection_that_breaks_alone_is_no_outage() {
     let _turn = LOGGER.turn();
     let _bounded = bounded();

@@ -56,6 +56,7 @@ mod acknowledged;
 mod fenced;
 mod held;
 mod latches;
+mod lost;
 mod notified;
 mod opening;
 mod permits;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("lost", lost::section),
             ("readers", readers::section),
             ("acknowledged", acknowledged::section),
         ],
@@ -115,5 +117,5 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, readers, acknowledged. None named: all.
+notified, lost, readers, acknowledged. None named: all.
 ";

@@ -15,7 +15,8 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
 use crate::node::{Core, Session};
-use crate::sync::explore;
+use crate::sync::{clock, explore};
+use crate::watchdog::Job;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
@@ -29,7 +30,10 @@ struct Process {
 
 impl Process {
     fn start() -> Self {
-        let core = Core::model();
+        Self::of(Core::model())
+    }
+
+    fn of(core: Arc<Core>) -> Self {
         let subscriber = core.connect();
         Self { client: Client(Session::model(Arc::clone(&core))), core, subscriber }
     }
@@ -251,4 +255,88 @@ fn a_shutdown_ends_every_wait() {
         }
         process.end();
     });
+}
+
+/// A lock is held for a while, and taken away; its holder keeps it or gives it back, and connections of
+/// the subscriber break meanwhile.
+fn take_away(keeps: bool, breaks: bool) {
+    let server = Server::start(0);
+    let (core, jobs) = Core::model_with_jobs();
+    let process = Process::of(Arc::clone(&core));
+    let lock = process.client.reentrant_lock(NAME);
+    let guard = lock.lock().unwrap();
+    let site = Site::of(&core, NAME);
+    clock::model::advance(1_000_000_000);
+    let wheel = thread::spawn({
+        let site = Arc::clone(&site);
+        move || site.track(clock::now())
+    });
+    let thief = thread::spawn({
+        let server = Arc::clone(&server);
+        move || {
+            for at in 0..3 {
+                if at == 1 {
+                    server.take_away(NAME);
+                } else if breaks {
+                    server.break_subscribers();
+                }
+                thread::yield_now();
+            }
+        }
+    });
+    let done = Arc::new(AtomicUsize::new(0));
+    let renewer = thread::spawn({
+        let (server, core, done) = (Arc::clone(&server), Arc::clone(&core), Arc::clone(&done));
+        move || {
+            while done.load(Ordering::SeqCst) == 0 {
+                match jobs.try_recv() {
+                    Ok(Job::TellSubscriber) => core.tell_subscriber(),
+                    Ok(Job::Renew(renewals)) => {
+                        for due in renewals {
+                            let owner = server.owner(NAME);
+                            let is_there = owner.as_deref() == Some(due.owner.as_bytes());
+                            let lease = due.lease.unwrap_or_default();
+                            (due.renewed)(clock::now(), lease, Ok(is_there));
+                        }
+                    }
+                    _ => thread::yield_now(),
+                }
+            }
+        }
+    });
+    if keeps {
+        // Nothing else would tell it.
+        while guard.is_held() {
+            thread::yield_now();
+        }
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    } else if let Err(error) = guard.unlock() {
+        assert_eq!(error.kind(), ErrorKind::LeaseLost);
+        assert_eq!(server.owner(NAME), None, "it was there, and its holder was told otherwise");
+    }
+    wheel.join().unwrap();
+    thief.join().unwrap();
+    // Whoever comes next has a hold of its own, of which nothing was told.
+    let next = lock.lock().unwrap();
+    assert!(next.is_held());
+    next.unlock().unwrap();
+    done.store(1, Ordering::SeqCst);
+    renewer.join().unwrap();
+    drop((lock, site));
+    process.end();
+}
+
+#[test]
+fn what_is_taken_away_is_told() {
+    explore(500, || take_away(true, false));
+}
+
+#[test]
+fn what_is_taken_away_is_told_whatever_breaks() {
+    explore(500, || take_away(true, true));
+}
+
+#[test]
+fn what_is_given_back_is_not_told_as_lost() {
+    explore(500, || take_away(false, true));
 }

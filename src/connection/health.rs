@@ -63,6 +63,11 @@ pub(crate) enum News {
         address: Arc<str>,
         what: &'static str,
     },
+    /// The same of what is of use, and not needed.
+    Without {
+        address: Arc<str>,
+        what: &'static str,
+    },
 }
 
 impl Health {
@@ -90,11 +95,20 @@ impl Health {
 
     /// It does without something, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Lacks { address, what });
+    }
+
+    /// As [`lacks`](Self::lacks), of something that nobody has to have.
+    pub(crate) fn does_without(&self, what: &'static str) {
+        self.tell_lack(what, |address| News::Without { address, what });
+    }
+
+    fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
             // Before there is anybody to hear it is kept for them.
-            self.tell(|address| News::Lacks { address, what });
+            self.tell(news);
         }
     }
 
@@ -183,7 +197,7 @@ impl News {
             Self::Out { .. } | Self::Refuses { .. } | Self::Moved { .. } | Self::Lacks { .. } => {
                 log::Level::Warn
             }
-            Self::Back { .. } | Self::LetsIn { .. } => log::Level::Info,
+            Self::Back { .. } | Self::LetsIn { .. } | Self::Without { .. } => log::Level::Info,
         }
     }
 }
@@ -210,7 +224,9 @@ impl fmt::Display for News {
                 "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
                  for there"
             ),
-            Self::Lacks { address, what } => write!(f, "the server at {address}: {what}"),
+            Self::Lacks { address, what } | Self::Without { address, what } => {
+                write!(f, "the server at {address}: {what}")
+            }
         }
     }
 }

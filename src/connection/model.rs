@@ -61,6 +61,8 @@ struct State {
 struct Peer {
     replies: VecDeque<Value>,
     channels: Vec<Vec<u8>>,
+    /// What it has read since it last heard of a change, if it is told of changes.
+    tracked: Option<Vec<Vec<u8>>>,
     broken: bool,
 }
 
@@ -106,6 +108,14 @@ impl Server {
         let mut state = self.state();
         state.locks.remove(key.as_bytes());
         state.publish(channel.as_bytes(), b"0");
+        self.news.notify_all();
+    }
+
+    /// Somebody takes the lock away, and tells nobody.
+    pub(crate) fn take_away(&self, key: &str) {
+        let mut state = self.state();
+        state.locks.remove(key.as_bytes());
+        state.changed(key.as_bytes());
         self.news.notify_all();
     }
 
@@ -261,7 +271,15 @@ impl State {
                 self.echoed.push(command[1].clone());
                 Value::BulkString(command[1].clone())
             }
+            b"HELLO" => Value::Map(Vec::new()),
+            b"CLIENT" => {
+                self.connections[peer].tracked = Some(Vec::new());
+                Value::Okay
+            }
             b"HEXISTS" => {
+                if let Some(tracked) = &mut self.connections[peer].tracked {
+                    tracked.push(command[1].clone());
+                }
                 let is_owner = self.locks.get(argument(1)).is_some_and(|o| o == argument(2));
                 let holds = self.holders(argument(1)).know(argument(2));
                 Value::Int(i64::from(is_owner || holds))
@@ -279,18 +297,39 @@ impl State {
             b"EVAL" => {
                 let script = redis::Script::new(&String::from_utf8_lossy(argument(1)));
                 self.scripts.push(script.get_hash().to_owned());
-                self.evaluate(script.get_hash(), &command[3..])
+                self.run_script(script.get_hash(), &command[3..])
             }
             b"EVALSHA" => {
                 let sha = String::from_utf8_lossy(argument(1));
                 if !self.scripts.iter().any(|known| *known == *sha) {
                     return redis::parse_redis_value(b"-NOSCRIPT No matching script.\r\n").ok();
                 }
-                self.evaluate(&sha, &command[3..])
+                self.run_script(&sha, &command[3..])
             }
             other => panic!("the model's server knows no {}", String::from_utf8_lossy(other)),
         };
         Some(reply)
+    }
+
+    /// The key has changed: those who have read it are told once.
+    fn changed(&mut self, key: &[u8]) {
+        for peer in &mut self.connections {
+            let Some(tracked) = &mut peer.tracked else { continue };
+            if tracked.extract_if(.., |read| read == key).count() > 0 {
+                let keys = Value::Array(vec![Value::BulkString(key.to_vec())]);
+                let kind = redis::PushKind::Invalidate;
+                peer.replies.push_back(Value::Push { kind, data: vec![keys] });
+            }
+        }
+    }
+
+    fn run_script(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Value {
+        let before = self.locks.get(&arguments[0]).cloned();
+        let reply = self.evaluate(sha, arguments);
+        if self.locks.get(&arguments[0]) != before.as_ref() {
+            self.changed(&arguments[0]);
+        }
+        reply
     }
 
     /// Runs a script of locks.

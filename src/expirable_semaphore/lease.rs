@@ -39,6 +39,13 @@ struct State {
     alarm: Option<Alarm>,
 }
 
+impl State {
+    /// Since when somebody has had it.
+    fn since(&self, now: u64) -> u64 {
+        self.tenancy.as_ref().map_or(now, |tenancy| tenancy.since)
+    }
+}
+
 /// What a thread needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
@@ -192,7 +199,9 @@ impl Lease {
         if state.is_over {
             return;
         }
-        let Due { at, .. } = self.next(&state, clock::now());
+        let now = clock::now();
+        let tracked = self.hold.tracked_from(state.since(now), &self.site.core);
+        let at = self.next(&state, now).at.min(tracked);
         // One that goes off too early sets the next one; only too late is wrong.
         if state.alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
             let watchdog = &self.site.core.watchdog;
@@ -205,7 +214,7 @@ impl Lease {
 
     /// What is next about it.
     fn next(&self, state: &State, now: u64) -> Due {
-        let since = state.tenancy.as_ref().map_or(now, |tenancy| tenancy.since);
+        let since = state.since(now);
         let facts = Facts {
             granted: since,
             since,
@@ -307,7 +316,11 @@ impl Task for Lease {
         let Due { at, lease } = self.next(&state, now);
         let lease = lease.filter(|_| at <= now);
         let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
+        let is_tracked = self.hold.begins_to_be_tracked(state.since(now), now, &self.site.core);
         drop(state);
+        if is_tracked {
+            self.site.track();
+        }
         self.arm();
         lease.map(|lease| self.renewal(Some(lease)))
     }

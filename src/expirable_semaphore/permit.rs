@@ -56,8 +56,8 @@ impl ExpirablePermit {
     /// The permit's id, under which another process can look after it or give it back
     /// ([`ExpirableSemaphore::release`]): one of Redisson's as well. No I/O.
     ///
-    /// Such a release is a loss to this guard, since nobody tells it: at its next renewal. By a handle
-    /// of the same client it is none. A permit whose id was read is not passed on within the
+    /// Such a release is a loss to this guard, as soon as the server tells of it
+    /// ([`on_lost`](Self::on_lost)), or at its next renewal. By a handle of the same client it is none. A permit whose id was read is not passed on within the
     /// process: its drop gives it back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
@@ -128,6 +128,10 @@ impl ExpirablePermit {
     /// or at a renewal that the server answers with "not there any more". If it is lost already, soon
     /// after this call. A loss that nobody knows of before [`release`](Self::release) asks the server
     /// is told by its error alone.
+    ///
+    /// Of what was held for 100 ms the server tells when something changes the semaphore's leases, and
+    /// then it is asked at once whether the permit is there; where they change more than ten times a
+    /// second, after some seconds at most ([`client_tracking`](crate::ClientBuilder::client_tracking)).
     ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {

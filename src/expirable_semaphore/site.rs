@@ -1,8 +1,10 @@
 //! One expirable semaphore of one client: its requests to the server, and what this process has.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use redis::Value;
 
 use super::lease::{Lease, Need};
 use crate::acquire::Queued;
@@ -12,6 +14,7 @@ use crate::hold::Asked;
 use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
 use crate::protocol::{ExpirableKeys, PermitId, SemaphoreKeys};
+use crate::pubsub::{Question, Tracked};
 use crate::script::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
 use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::{Mutex, clock};
@@ -69,6 +72,12 @@ impl ExpirableSite {
     /// What this process has under an id.
     pub(super) fn held(&self, id: &PermitId) -> Option<Arc<Lease>> {
         self.held.lock().get(id).cloned()
+    }
+
+    /// Has the key of the leases tracked: one of them is held for a while now.
+    pub(super) fn track(self: &Arc<Self>) {
+        let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
+        self.core.track(&self.timeouts, who);
     }
 
     pub(super) fn forget(&self, id: &PermitId) {
@@ -284,6 +293,36 @@ impl Member for ExpirableSite {
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         held.iter().filter_map(|lease| lease.renew_now()).collect()
+    }
+}
+
+impl Tracked for ExpirableSite {
+    fn question(self: Arc<Self>) -> Option<Question> {
+        let held = self.held.lock();
+        let tracked = held.values().filter(|lease| lease.hold.is_tracked());
+        let ids: Vec<_> = tracked.map(|lease| lease.id).collect();
+        drop(held);
+        if ids.is_empty() {
+            return None;
+        }
+        let command = self.scripts().are_held_command(&ids);
+        let answered = Box::new(move |reply: &Value| {
+            let is_there: &[Value] = match reply {
+                Value::Array(ends) if ends.len() == ids.len() => ends,
+                _ => &[],
+            };
+            // Change: it is only a hint. And what was given back meanwhile is not asked for.
+            let gone = ids
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| is_there.get(*at).is_none_or(|ends| *ends == Value::Nil));
+            let leases = gone.filter_map(|(_, id)| self.held(id));
+            let renewals: Vec<_> = leases.filter_map(|lease| lease.renew_now()).collect();
+            if !renewals.is_empty() {
+                self.core.watchdog.renew_now(renewals);
+            }
+        });
+        Some(Question { command, answered })
     }
 }
 

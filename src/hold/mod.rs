@@ -12,6 +12,7 @@ mod place;
 mod release;
 mod site;
 mod stay;
+mod tracked;
 mod watch;
 
 use std::fmt;
@@ -164,6 +165,8 @@ pub(crate) struct Hold {
     unconfirmed: AtomicBool,
     /// Why, in words for people.
     trouble: Mutex<Option<Arc<str>>>,
+    /// See `tracked.rs`.
+    tracked: AtomicBool,
 }
 
 impl Hold {
@@ -192,6 +195,7 @@ impl Hold {
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
+            tracked: AtomicBool::new(false),
         }
     }
 

@@ -24,8 +24,12 @@ impl Site {
 
     /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
     pub(crate) fn arm(self: &Arc<Self>) {
-        let next = |seat: &mut Seat| seat.facts().next(&self.core.config, clock::now());
-        let Some(Due { at, .. }) = self.gate.with_seat(|seat| seat.map(next)) else { return };
+        let next = |seat: &mut Seat| {
+            let facts = seat.facts();
+            let tracked = seat.tenancy.hold.tracked_from(facts.granted, &self.core);
+            facts.next(&self.core.config, clock::now()).at.min(tracked)
+        };
+        let Some(at) = self.gate.with_seat(|seat| seat.map(next)) else { return };
         let mut alarm = self.alarm.lock();
         // An alarm that goes off too early sets the next one; only too late is wrong.
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -153,6 +157,7 @@ impl Task for Site {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         *self.alarm.lock() = None;
         let now = clock::now();
+        self.track(now);
         let (tenancy, lease) = self.begin_renewal(false, now)?;
         if now >= tenancy.hold.deadline() {
             self.lose(&tenancy, LostReason::LeaseExpired);

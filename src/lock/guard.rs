@@ -115,6 +115,11 @@ impl LockGuard {
     /// If it is lost already, soon after this call. A loss that nobody knows of before
     /// [`unlock`](Self::unlock) asks the server is told by its error alone.
     ///
+    /// Of what was held for 100 ms the server tells when something changes it
+    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it, flushes
+    /// the server's data or shortens its time to live, the renewal is made at once, and the callback is
+    /// called some milliseconds later. So it is with a fixed lease.
+    ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         self.held.on_lost(Box::new(callback));

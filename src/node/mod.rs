@@ -27,7 +27,7 @@ use crate::connection::{
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
-use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription};
+use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription, Tracked};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Process, Registry, clock};
 use crate::watchdog::{Job, Orphan, Watchdog};
@@ -79,14 +79,16 @@ impl Core {
         let (watchdog, jobs) = Watchdog::new(alive);
         let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
-            pubsub: Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), {
+            pubsub: {
                 let core = Weak::clone(itself);
-                move |owner, news| {
+                let stray = move |owner, news: &News<'_>| {
                     if let Some(core) = core.upgrade() {
                         stray(&core, owner, news);
                     }
-                }
-            })),
+                };
+                let tracks = config.client_tracking;
+                Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), tracks, stray))
+            },
             id,
             config,
             round_trip,
@@ -218,6 +220,13 @@ impl Core {
             lane.settle(self.deadline(lane));
         } else if posted == Posted::LookAfter {
             self.watchdog.look_after(lane);
+        }
+    }
+
+    /// Has the server tell when `key` changes, under which `who` holds something. No I/O.
+    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
+        if self.pubsub.track(key, who) {
+            self.watchdog.tell_subscriber();
         }
     }
 

@@ -122,6 +122,7 @@ impl Renewer {
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::Chores(chores) => self.do_chores(chores),
+            Job::TellSubscriber => self.core.tell_subscriber(),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::End => {}
         }

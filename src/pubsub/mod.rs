@@ -7,6 +7,7 @@
 
 mod entry;
 mod own;
+mod tracking;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
@@ -21,6 +22,8 @@ use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK, Said};
+use tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
+pub(crate) use tracking::{Question, Tracked};
 
 use crate::connection::{self, Closer, Command, Connection, Endpoint, Rights};
 use crate::error::Error;
@@ -52,6 +55,9 @@ pub(crate) struct PubSub {
     fences: AtomicU64,
     /// Whether the server refuses the control message, which has been said.
     muted: AtomicBool,
+    /// Whether it is asked to track what is held; and whether it does, as far as is known.
+    may_track: bool,
+    tracks: AtomicBool,
     /// Ends the thread's connection, and with it its read.
     closer: Mutex<Option<Closer>>,
     /// Counts what the server has said.
@@ -65,6 +71,8 @@ struct State {
     entries: HashMap<Arc<str>, Arc<Entry>>,
     /// Channels to ask the server for.
     wanted: Vec<Arc<Entry>>,
+    /// What is held for a while now, to be tracked under its key.
+    to_track: Vec<(Arc<str>, Weak<dyn Tracked>)>,
     /// Whether the thread sleeps in a read, where only a control message reaches it.
     reading: bool,
     /// Where the versions of new entries begin: past those of all that are gone, so that no
@@ -97,14 +105,21 @@ impl State {
 
 impl PubSub {
     /// `stray` hears of messages to owners of this client that do not wait. It is called on the
-    /// subscriber's thread and must not block.
+    /// subscriber's thread and must not block. `may_track`: the server is asked to tell when keys
+    /// change under which something is held.
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         client: &str,
+        may_track: bool,
         stray: impl Fn(u64, &News<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let state =
-            State { entries: HashMap::new(), wanted: Vec::new(), reading: false, first_version: 0 };
+        let state = State {
+            entries: HashMap::new(),
+            wanted: Vec::new(),
+            to_track: Vec::new(),
+            reading: false,
+            first_version: 0,
+        };
         let control = LockKeys::control_channel(client).into();
         Self {
             endpoint,
@@ -114,6 +129,8 @@ impl PubSub {
             work: Condvar::new(),
             fences: AtomicU64::new(0),
             muted: AtomicBool::new(false),
+            may_track,
+            tracks: AtomicBool::new(may_track),
             closer: Mutex::new(None),
             heard: AtomicU64::new(0),
             suspected: Mutex::new(None),
@@ -176,6 +193,25 @@ impl PubSub {
     /// Moves when messages on the client's own channel may have been missed.
     pub(crate) fn own_version(&self) -> u64 {
         self.own.version()
+    }
+
+    /// Whether it is worth while to [`track`](Self::track): the server may do so, as far as is known.
+    pub(crate) fn tracks(&self) -> bool {
+        self.tracks.load(Ordering::Relaxed)
+    }
+
+    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. `true`: the
+    /// thread must be told with a [`control_message`](Self::control_message).
+    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) -> bool {
+        if !self.tracks() {
+            return false;
+        }
+        let mut state = self.state.lock();
+        // Who put the first one there has told it of all.
+        let tell = state.reading && state.to_track.is_empty();
+        state.to_track.push((Arc::clone(key), who));
+        self.work.notify_one();
+        tell
     }
 
     /// Somebody found out by asking what a message should have told. That may be on its way. But if
@@ -262,12 +298,14 @@ impl PubSub {
     /// The subscriber thread's whole life.
     pub(crate) fn run(&self) {
         let mut retry = FIRST_RETRY;
-        while self.wait_for_work() {
+        let mut tracking = Tracking::default();
+        while self.wait_for_work(&mut tracking) {
             // A panic is an outage: those who wait must not be left with a channel that says nothing.
-            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut retry)));
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut retry, &mut tracking)));
             if matches!(served, Ok(Ok(()))) {
                 return;
             }
+            tracking.end();
             let mut state = self.state.lock();
             state.reading = false;
             for entry in self.all_entries(&state) {
@@ -282,10 +320,16 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until somebody wants a channel. `false`: shut down.
-    fn wait_for_work(&self) -> bool {
+    /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
+    /// down.
+    fn wait_for_work(&self, tracking: &mut Tracking) -> bool {
+        let tracked = tracking.is_needed();
         let mut state = self.state.lock();
-        while state.entries.is_empty() && !self.own.is_listened_to() && !self.is_shut_down() {
+        while state.entries.is_empty()
+            && !self.own.is_listened_to()
+            && !(self.tracks() && (tracked || !state.to_track.is_empty()))
+            && !self.is_shut_down()
+        {
             state = self.work.wait(state);
         }
         !self.is_shut_down()
@@ -293,7 +337,7 @@ impl PubSub {
 
     /// Connects, subscribes to every channel there is, and dispatches until something breaks
     /// (`Err`) or the client is shut down (`Ok`).
-    fn serve(&self, retry: &mut Duration) -> Result<(), RedisError> {
+    fn serve(&self, retry: &mut Duration, tracking: &mut Tracking) -> Result<(), RedisError> {
         let mut connection = self.endpoint.open()?;
         connection.set_read_timeout(SILENCE);
         *self.closer.lock() = Some(connection.closer());
@@ -312,9 +356,17 @@ impl PubSub {
             entries.iter().for_each(|entry| entry.ask_again());
             entries
         };
-        send_each(&mut connection, b"SUBSCRIBE", &channels)?;
         // What was asked for and not answered yet, in order. The server does not say what it refuses.
-        let mut asked: VecDeque<_> = channels.into_iter().map(Asked::Subscribe).collect();
+        let mut asked = VecDeque::new();
+        if self.may_track {
+            let steps = tracking.begin();
+            if steps.0.is_empty() {
+                self.does_not_track();
+            }
+            asked.extend(take_steps(&mut connection, steps)?);
+        }
+        send_each(&mut connection, b"SUBSCRIBE", &channels)?;
+        asked.extend(channels.into_iter().map(Asked::Subscribe));
         loop {
             let event = Event::of(connection.recv_response()?);
             self.heard.fetch_add(1, Ordering::Relaxed);
@@ -327,7 +379,7 @@ impl PubSub {
                     asked.pop_front();
                     if let Some(entry) = self.entry(&channel) {
                         if entry.kind() == Kind::Own {
-                            asked.extend(self.look_after_channels(&mut connection)?);
+                            asked.extend(self.look(&mut connection, tracking)?);
                         }
                         entry.stand(Standing::Confirmed);
                     }
@@ -335,9 +387,7 @@ impl PubSub {
                 Event::Unsubscribed => drop(asked.pop_front()),
                 Event::Message(channel, message) if channel == self.own.channel().as_bytes() => {
                     match Said::parse(&message) {
-                        Some(Said::Look) => {
-                            asked.extend(self.look_after_channels(&mut connection)?);
-                        }
+                        Some(Said::Look) => asked.extend(self.look(&mut connection, tracking)?),
                         Some(Said::Fence { number, channel }) => {
                             if let Some(entry) = self.entry(channel.as_bytes()) {
                                 entry.pass(number);
@@ -352,6 +402,20 @@ impl PubSub {
                         entry.moved(&message);
                     }
                 }
+                Event::Changed(keys) => {
+                    let steps = tracking.changed(keys.as_deref());
+                    asked.extend(take_steps(&mut connection, steps)?);
+                }
+                Event::Reply(reply) => {
+                    if let Some(step) = pop_step(&mut asked) {
+                        asked.extend(self.step_done(
+                            &mut connection,
+                            tracking,
+                            step,
+                            Ok(&reply),
+                        )?);
+                    }
+                }
                 Event::Refused(error) => match asked.pop_front() {
                     // Without the own channel nothing would ever make the thread look again, so
                     // nobody can wait.
@@ -364,6 +428,10 @@ impl PubSub {
                     }
                     // What still comes there finds nobody.
                     Some(Asked::Unsubscribe) => {}
+                    Some(Asked::Step(step)) => {
+                        let error = Err(&error);
+                        asked.extend(self.step_done(&mut connection, tracking, step, error)?);
+                    }
                     None => return Err(error),
                 },
                 Event::Other => {}
@@ -371,18 +439,45 @@ impl PubSub {
         }
     }
 
-    /// Asks for new channels and gives up those that nobody has listened to for a while.
-    /// Returns what it asked for.
-    fn look_after_channels(&self, connection: &mut Connection) -> Result<Vec<Asked>, RedisError> {
-        let (wanted, unwanted) = {
+    /// Asks for new channels, gives up those that nobody has listened to for a while, and asks for what
+    /// is to be tracked. Returns what it asked for.
+    fn look(
+        &self,
+        connection: &mut Connection,
+        tracking: &mut Tracking,
+    ) -> Result<Vec<Asked>, RedisError> {
+        let (wanted, unwanted, to_track) = {
             let mut state = self.state.lock();
             let wanted: Vec<_> = state.wanted.drain(..).collect();
-            (wanted, state.sweep(GRACE))
+            (wanted, state.sweep(GRACE), std::mem::take(&mut state.to_track))
         };
         send_each(connection, b"SUBSCRIBE", &wanted)?;
         send_each(connection, b"UNSUBSCRIBE", &unwanted)?;
+        let tracked = take_steps(connection, tracking.look(to_track))?;
         let subscribed = wanted.into_iter().map(Asked::Subscribe);
-        Ok(subscribed.chain(unwanted.into_iter().map(|_| Asked::Unsubscribe)).collect())
+        let unsubscribed = unwanted.into_iter().map(|_| Asked::Unsubscribe);
+        Ok(subscribed.chain(unsubscribed).chain(tracked).collect())
+    }
+
+    /// A step towards tracking was answered. Returns what was asked for then.
+    fn step_done(
+        &self,
+        connection: &mut Connection,
+        tracking: &mut Tracking,
+        step: Step,
+        reply: Result<&Value, &RedisError>,
+    ) -> Result<Vec<Asked>, RedisError> {
+        let Some((told, steps)) = tracking.answered(step, reply) else { return Ok(Vec::new()) };
+        match told {
+            Told::Tracks => self.tracks.store(true, Ordering::Relaxed),
+            Told::Refuses => self.does_not_track(),
+        }
+        Ok(take_steps(connection, steps)?.collect())
+    }
+
+    fn does_not_track(&self) {
+        self.tracks.store(false, Ordering::Relaxed);
+        self.endpoint.health().does_without(NO_TRACKING);
     }
 
     fn entry(&self, channel: &[u8]) -> Option<Arc<Entry>> {
@@ -399,6 +494,10 @@ impl PubSub {
     }
 
     fn refuse_all(&self, error: &RedisError) {
+        if self.may_track {
+            // And nothing would tell the thread of what is held.
+            self.does_not_track();
+        }
         let state = self.state.lock();
         let entries = self.all_entries(&state);
         drop(state);
@@ -420,6 +519,29 @@ fn refused(error: &RedisError) -> Error {
 enum Asked {
     Subscribe(Arc<Entry>),
     Unsubscribe,
+    Step(Step),
+}
+
+/// The step that is answered next, if it is one.
+fn pop_step(asked: &mut VecDeque<Asked>) -> Option<Step> {
+    match asked.pop_front() {
+        Some(Asked::Step(step)) => return Some(step),
+        Some(other) => asked.push_front(other),
+        None => {}
+    }
+    None
+}
+
+/// Writes the commands of some steps.
+fn take_steps(
+    connection: &mut Connection,
+    (commands, steps): Steps,
+) -> Result<impl Iterator<Item = Asked> + use<>, RedisError> {
+    if !commands.is_empty() {
+        let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
+        connection.send_packed_command(&bytes, Instant::now())?;
+    }
+    Ok(steps.into_iter().map(Asked::Step))
 }
 
 /// One command a channel: the server refuses or takes each by itself.
@@ -442,14 +564,19 @@ enum Event {
     Unsubscribed,
     /// A channel's message.
     Message(Vec<u8>, Vec<u8>),
+    /// These keys have changed; `None`: any may have.
+    Changed(Option<Vec<Arc<str>>>),
     Refused(RedisError),
+    /// The answer to a question.
+    Reply(Value),
+    /// Nothing that anybody waits for.
     Other,
 }
 
 impl Event {
     fn of(value: Value) -> Self {
         match value {
-            Value::Array(parts) => {
+            Value::Array(parts) if matches!(parts[..], [Value::BulkString(_), ..]) => {
                 let mut parts = parts.into_iter();
                 match (parts.next(), parts.next()) {
                     (Some(Value::BulkString(kind)), Some(Value::BulkString(channel))) => {
@@ -473,12 +600,22 @@ impl Event {
                     (PushKind::Message, Some(Value::BulkString(channel))) => {
                         Self::message(channel, data.next())
                     }
+                    (PushKind::Invalidate, keys) => Self::changed(keys),
                     _ => Self::Other,
                 }
             }
             Value::ServerError(error) => Self::Refused(error.into()),
-            _ => Self::Other,
+            reply => Self::Reply(reply),
         }
+    }
+
+    fn changed(keys: Option<Value>) -> Self {
+        let Some(Value::Array(keys)) = keys else { return Self::Changed(None) };
+        let name = |key| match key {
+            Value::BulkString(key) => String::from_utf8(key).ok().map(Arc::from),
+            _ => None,
+        };
+        Self::Changed(Some(keys.into_iter().filter_map(name).collect()))
     }
 
     fn message(channel: Vec<u8>, message: Option<Value>) -> Self {
@@ -555,7 +692,7 @@ mod tests {
     fn a_channel_that_nobody_listens_to_is_given_up() {
         const MINUTE: Duration = Duration::from_secs(60);
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
-        let pubsub = PubSub::new(Arc::new(endpoint), "client", |_, _| {});
+        let pubsub = PubSub::new(Arc::new(endpoint), "client", true, |_, _| {});
         let listened =
             ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()).0);
         listened[0].entry.stand(Standing::Confirmed);

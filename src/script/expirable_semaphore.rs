@@ -129,6 +129,13 @@ impl ExpirableScripts<'_> {
         Command::script(&RELEASE, &self.keys(), &arguments)
     }
 
+    /// Answered with when the lease of each ends, or nothing for one that is not there.
+    pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
+        let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];
+        parts.extend(ids.iter().map(|id| &id.as_bytes()[..]));
+        Command::plain(&parts)
+    }
+
     /// Sends a release and waits for the reply; once more after a reset.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
         let (outcome, twice) = self.lane.call_twice(command, || command.clone());

@@ -573,8 +573,12 @@ fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
 }
 
 pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
-    let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
-    ask(lane, &command, Rights::Locks, flag)
+    ask(lane, &is_held_by_command(key, owner), Rights::Locks, flag)
+}
+
+/// Answered with 1 or 0.
+pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
+    Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()])
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts

@@ -87,6 +87,8 @@ pub(crate) enum Job {
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
+    /// There is something for it to look at.
+    TellSubscriber,
     Look(Vec<Arc<Lane>>),
     /// The client has ended; there is no job after this.
     End,
@@ -184,6 +186,12 @@ impl Watchdog {
     pub(crate) fn schedule(&self, chore: &Arc<dyn Chore>, pause: Duration) {
         let due = clock::now().saturating_add(clock::nanos(pause));
         self.insert(due, Item::Chore(Arc::downgrade(chore)));
+    }
+
+    /// Has the subscriber woken from its read.
+    pub(crate) fn tell_subscriber(&self) {
+        // The other end goes away at the end of the client only.
+        let _ = self.jobs.send(Job::TellSubscriber);
     }
 
     /// Sends an orphan now, and again with back-off until it is done.

@@ -41,6 +41,9 @@ const RAISED_AFTER: u64 = 50 * MS;
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
+/// What is held for so long is tracked, so that its loss is heard of: a shorter hold costs no command.
+pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
+
 /// A fair lock's waiters give a sign of life so often while they count as living, and sooner by this
 /// part of that after one that failed.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;

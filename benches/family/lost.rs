@@ -1,0 +1,76 @@
+//! From the DEL of a lock that is held to its holder's `on_lost`.
+//!
+//! In between lie the server's word that the key has changed, the question whether the hold is still
+//! there, and the renewal that finds out: two round trips and a half, and four threads that wake.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use redlatch::Client;
+
+use crate::clock::{self, MILLISECOND};
+use crate::cores::Cores;
+use crate::lab::Lab;
+use crate::raw;
+use crate::report::{Goals, Table, time};
+use crate::round_trips::Figures;
+
+/// Held at the same time, and deleted one after the other.
+const LOCKS: usize = 20;
+/// By then all are tracked.
+const A_WHILE: Duration = Duration::from_millis(400);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
+    println!("From the DEL of a lock that is held for a while to its holder's on_lost:\n");
+    let mut table = Table::new(&["where", "what", "number", "least", "median", "most"]);
+    for delayed in [false, true] {
+        let mut told = Figures::default();
+        lab.put_server(Cores::Any);
+        lab.rounds(|| told.0.extend(losses(lab, delayed)));
+        let place = if delayed { "1 ms away".to_owned() } else { Cores::Any.to_string() };
+        let [least, median, most] = [0.0, 0.5, 1.0].map(|part| told.at(part));
+        let number = told.0.len();
+        let figures = [least, median, most].map(time);
+        table.row(&[&place, &"lock", &number, &figures[0], &figures[1], &figures[2]]);
+        goals.add(
+            format!("a DEL of a held lock until on_lost, {place}: most"),
+            time(most),
+            "≤ 20 ms",
+        );
+    }
+    println!("{table}");
+}
+
+/// How long each took.
+fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
+    let client = Client::connect(&lab.url(delayed)).unwrap();
+    let mut redis = raw::connect(&lab.url(delayed));
+    let (sender, told) = mpsc::channel();
+    let end = clock::now() + lab.options.length.as_nanos() as u64;
+    let mut times = Vec::new();
+    while times.is_empty() || clock::now() < end {
+        let names: Vec<_> = (0..LOCKS).map(|at| format!("bench {} {at}", lab.next())).collect();
+        let guards: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let guard = client.reentrant_lock(name).lock().unwrap();
+                let sender = sender.clone();
+                guard.on_lost(move |_| sender.send(clock::now()).unwrap());
+                guard
+            })
+            .collect();
+        thread::sleep(A_WHILE);
+        for name in &names {
+            // Each one alone: all who have to wake are asleep.
+            clock::sleep_until(clock::now() + 5 * MILLISECOND);
+            let begun = clock::now();
+            redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();
+            let heard = told.recv_timeout(PATIENCE).unwrap();
+            times.push((heard - begun) as f64);
+        }
+        drop(guards);
+    }
+    times
+}

@@ -1,0 +1,71 @@
+//! How the loss of what is held is heard of: after a while the subscriber has the server track its key
+//! (`pubsub/tracking.rs`). What is held for a shorter time costs nothing.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use redis::Value;
+
+use super::{Hold, Site};
+use crate::node::{Core, Member};
+use crate::protocol::Owner;
+use crate::pubsub::{Question, Tracked};
+use crate::script;
+use crate::watchdog::renewal::TRACKED_AFTER;
+
+impl Hold {
+    /// When it is to be tracked, if it was granted at `granted`. `u64::MAX`: it is, or the server does
+    /// not track.
+    pub(crate) fn tracked_from(&self, granted: u64, core: &Core) -> u64 {
+        if self.is_tracked() || !core.pubsub.tracks() {
+            return u64::MAX;
+        }
+        granted.saturating_add(TRACKED_AFTER)
+    }
+
+    /// Whether it is to be tracked from now on. Once.
+    pub(crate) fn begins_to_be_tracked(&self, granted: u64, now: u64, core: &Core) -> bool {
+        self.tracked_from(granted, core) <= now && !self.tracked.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether it is tracked, or has been.
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tracked.load(Ordering::Relaxed)
+    }
+}
+
+impl Site {
+    /// Has the hold in the seat tracked, if it is time.
+    pub(crate) fn track(self: &Arc<Self>, now: u64) {
+        let begins = self.gate.with_seat(|seat| {
+            seat.is_some_and(|seat| {
+                let granted = seat.facts().granted;
+                seat.tenancy.hold.begins_to_be_tracked(granted, now, &self.core)
+            })
+        });
+        if begins {
+            let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
+            self.core.track(&self.name, who);
+        }
+    }
+
+    fn tracked_owner(&self) -> Option<Owner> {
+        let tenancy = self.gate.tenant()?;
+        tenancy.hold.is_tracked().then_some(tenancy.hold.owner)
+    }
+}
+
+impl Tracked for Site {
+    fn question(self: Arc<Self>) -> Option<Question> {
+        let owner = self.tracked_owner()?;
+        let command = script::lock::is_held_by_command(&self.name, &owner);
+        let answered = Box::new(move |reply: &Value| {
+            // Change: it is only a hint. And what was given back meanwhile is not asked for.
+            if *reply != Value::Int(1) && self.tracked_owner().is_some() {
+                let core = Arc::clone(&self.core);
+                core.watchdog.renew_now(self.renew_now());
+            }
+        });
+        Some(Question { command, answered })
+    }
+}
