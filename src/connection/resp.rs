@@ -226,18 +226,18 @@ mod tests {
     /// What comes, in pieces of these lengths, and the rest as one; then the end.
     struct Pieces<'a> {
         bytes: &'a [u8],
-        lengths: std::vec::IntoIter<usize>,
+        lengths: std::slice::Iter<'a, usize>,
     }
 
     impl<'a> Pieces<'a> {
-        fn of(bytes: &'a [u8], lengths: &[usize]) -> Self {
-            Self { bytes, lengths: lengths.to_vec().into_iter() }
+        fn of(bytes: &'a [u8], lengths: &'a [usize]) -> Self {
+            Self { bytes, lengths: lengths.iter() }
         }
     }
 
     impl Read for Pieces<'_> {
         fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-            let length = self.lengths.next().unwrap_or(usize::MAX).max(1);
+            let length = self.lengths.next().copied().unwrap_or(usize::MAX);
             (&mut self.bytes).take(length as u64).read(room)
         }
     }
