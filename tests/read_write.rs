@@ -593,7 +593,9 @@ fn who_may_tell_nobody_leaves_the_next_one_its_place_and_no_hold() {
 fn who_is_let_in_beside_a_hold_that_the_server_has_lost_has_one_of_its_own() {
     let _bounded = bounded();
     let server = server();
-    let lock = client(&server).read_write_lock("stale");
+    // The server does not tell it of its loss.
+    let untold = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
+    let lock = untold.connect().unwrap().read_write_lock("stale");
     let other = client(&server).read_write_lock("stale");
     let mut redis = server.connection();
     let stale = lock.read().lock().unwrap();
