@@ -35,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
+    pub(crate) sharded_channels: Option<bool>,
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -54,6 +55,7 @@ impl ClientBuilder {
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(3),
             connections: None,
+            sharded_channels: None,
         };
         Self { url: url.to_owned(), config }
     }
@@ -131,6 +133,18 @@ impl ClientBuilder {
         self
     }
 
+    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`, from Redis 7.0 on) or by
+    /// those of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or they do
+    /// not wake each other: Redisson's have the first from 3.22 on, unless their
+    /// `shardedSubscriptionMode` is `OFF`, and the second before that.
+    ///
+    /// Defaults to the first where the server knows it, as Redisson's does. Of no meaning with one
+    /// server.
+    pub fn sharded_channels(mut self, sharded: bool) -> Self {
+        self.config.sharded_channels = Some(sharded);
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
@@ -140,6 +154,7 @@ impl ClientBuilder {
             connect_timeout,
             response_timeout,
             connections,
+            sharded_channels: _,
         } = &self.config;
         if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
             return unusable(format!(

@@ -10,7 +10,7 @@ use crate::acquire::{
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::Lane;
+use crate::connection::Route;
 use crate::error::{Error, ErrorKind};
 use crate::node::{Core, Member, Session};
 use crate::protocol::{self, LatchKeys};
@@ -261,6 +261,14 @@ impl CountDownLatch {
             let message = "a latch needs a name that is not empty".to_owned();
             return Err(Error::new(ErrorKind::Config, message));
         }
+        if self.site.core.is_cluster() && self.site.name.contains('{') {
+            // Redisson puts braces around it for the channel, whatever it has.
+            let message =
+                "in a cluster a latch's name has no braces: its channel would be in another \
+                           slot than its key"
+                    .to_owned();
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
         Ok(())
     }
 
@@ -297,7 +305,7 @@ impl Synchronizer for CountDownLatch {
     /// The message says it all, and it came before the one that woke this thread. A latch that was
     /// set anew meanwhile was open nevertheless, for all who waited then.
     fn take(&self, lead: &mut Lead<Asked>, _: &Claim<'_, ()>) -> Option<()> {
-        let Asked { exact, fence, arrivals } = &lead.place;
+        let Asked { exact, fence, arrivals, .. } = &lead.place;
         let open =
             exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
         open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
@@ -309,11 +317,11 @@ impl Synchronizer for CountDownLatch {
         let Lead { listening, place } = lead;
         // Who comes after this may wait for another count: a latch may be set anew.
         place.arrivals = site.arrivals();
-        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.opened));
+        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.name, &site.opened));
         place.fence = fence.as_ref().map(|fence| fence.number);
         let count = match &fence {
             None => site.scripts().count(),
-            Some(fence) => site.scripts().wait(fence.control, &fence.message),
+            Some(fence) => site.scripts().wait(&fence.control, &fence.message),
         };
         match count {
             Ok(count) if count <= 0 => {
@@ -324,7 +332,11 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     // Before the other channel: once that one is confirmed, this one is. Where it
                     // is refused the latch is asked for.
-                    place.exact.get_or_insert_with(|| core.listen(&site.opened));
+                    if core.is_cluster() {
+                        // Where the fence is heard: of one server it always is.
+                        place.own.get_or_insert_with(|| core.pubsub.listen_to_own(&site.name));
+                    }
+                    place.exact.get_or_insert_with(|| core.pubsub.listen(&site.opened));
                     listening.public.listen(core, &site.channel);
                 }
                 Ok(Try::Busy(slow_poll()))
@@ -349,6 +361,7 @@ impl fmt::Debug for CountDownLatch {
 /// What the leader asked last.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
+    own: Option<Subscription>,
     /// To the channel where this latch alone is said to be open.
     exact: Option<Subscription>,
     fence: Option<u64>,
@@ -360,7 +373,7 @@ pub(crate) struct Asked {
 pub(crate) struct LatchSite {
     core: Arc<Core>,
     name: Arc<str>,
-    lane: Arc<Lane>,
+    route: Route,
     channel: Arc<str>,
     opened: Arc<str>,
     requests: Arc<Requests>,
@@ -374,7 +387,7 @@ impl LatchSite {
             // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
             let requests_key = protocol::requests(&name, core.id.as_str());
             Self {
-                lane: core.lane(&name),
+                route: core.route(&name),
                 channel: LatchKeys::channel(&name).into(),
                 opened: LatchKeys::opened(&name, core.database()).into(),
                 requests: core
@@ -389,7 +402,7 @@ impl LatchSite {
 
     fn scripts(&self) -> LatchScripts<'_> {
         LatchScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: &self.name,
             channel: &self.channel,
             opened: &self.opened,
@@ -430,6 +443,10 @@ impl Queued for LatchSite {
 }
 
 impl Member for LatchSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
     }

@@ -491,8 +491,8 @@ impl ExpirableSemaphore {
         };
         let sent_at = clock::now();
         held.hold.ask(lease);
-        let (lane, owner) = (&site.lane, &held.hold.owner);
-        let updated = lock::extend(Renewals::Permits, lane, &site.timeouts, owner, lease);
+        let (route, owner) = (&site.route, &held.hold.owner);
+        let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease);
         let updated = updated.map_err(|trouble| site.error(trouble))?;
         held.updated(sent_at, lease, updated);
         Ok(updated)

@@ -100,8 +100,8 @@ impl FairLock {
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        let Site { lane, name, .. } = &*self.handle.site;
-        script::lock::force_unlock(lane, name, &self.queue.scripts().force_unlock_command())
+        let Site { route, name, .. } = &*self.handle.site;
+        script::lock::force_unlock(route, name, &self.queue.scripts().force_unlock_command())
     }
 
     /// Mine already? Else one script, or a place in the queue that Redis keeps.
@@ -113,7 +113,7 @@ impl FairLock {
                 let (owner, asked) = self.attempt();
                 let Self { handle: Handle { site, .. }, queue, .. } = self;
                 let lease = self.handle.terms().lease(&site.core);
-                let replied = queue.scripts().try_acquire(&site.lane, &owner, lease);
+                let replied = queue.scripts().try_acquire(&site.route, &owner, lease);
                 return self.tried(thread, owner, asked, replied);
             }
         }
@@ -131,7 +131,7 @@ impl FairLock {
         let (owner, asked) = self.attempt();
         let site = &self.handle.site;
         let lease = self.handle.terms().lease(&site.core);
-        let heard = self.queue.scripts().begin_try(&site.lane, &owner, lease);
+        let heard = self.queue.scripts().begin_try(&site.route, &owner, lease);
         Box::new(move |until| self.tried(thread, owner, asked, heard(until)))
     }
 
@@ -228,7 +228,7 @@ impl FairLock {
                     Ok(FairAcquired::Granted { already, followers, .. }) => {
                         if already {
                             // The message of that is on its way, or was lost.
-                            core.pubsub.suspect();
+                            core.pubsub.suspect(&site.name);
                         }
                         break Some(place.hold(asked, followers));
                     }
@@ -236,7 +236,7 @@ impl FairLock {
                         if came_back {
                             // Its place was used up by a grant of which nothing was heard, or it did
                             // not listen.
-                            core.pubsub.suspect();
+                            core.pubsub.suspect(&site.name);
                         }
                         place.refused(asked, now);
                         if by_redisson {

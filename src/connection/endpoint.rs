@@ -6,15 +6,19 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
+use super::cluster::Place;
 use super::server::{Runs, Server};
 use super::url::{FORMS, explain_url};
-use super::{Connection, Health};
+use super::{Channels, Connection, Health};
 use crate::error::{Error, ErrorKind};
 
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
+    /// Counts the servers of a cluster.
+    number: usize,
+    channels: Channels,
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
@@ -38,10 +42,61 @@ impl Endpoint {
             Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
                 .caused_by(source)
         })?;
+        Ok(Self::of(info, 0, Channels::Server, [connect_timeout, response_timeout]))
+    }
+
+    /// A server of a cluster, before it is known how channels are spoken to there.
+    pub(super) fn of_cluster(
+        info: &ConnectionInfo,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> Self {
+        Self::of(info.clone(), 0, Channels::Cluster, [connect_timeout, response_timeout])
+    }
+
+    /// Another server of the same cluster.
+    pub(super) fn at(&self, place: &Place, number: usize) -> Self {
+        let info = self.info.clone().set_addr(place.instead_of(self.info.addr()));
+        Self::of(info, number, self.channels, [self.connect_timeout, self.response_timeout])
+    }
+
+    fn of(
+        info: ConnectionInfo,
+        number: usize,
+        channels: Channels,
+        [connect_timeout, response_timeout]: [Duration; 2],
+    ) -> Self {
         let health = Arc::new(Health::new(&info.addr().to_string()));
         let runs = Arc::new(Runs::new());
         let (asks, opened) = (false, Arc::default());
-        Ok(Self { info, connect_timeout, response_timeout, runs, asks, health, opened })
+        Self {
+            info,
+            number,
+            channels,
+            connect_timeout,
+            response_timeout,
+            runs,
+            asks,
+            health,
+            opened,
+        }
+    }
+
+    pub(super) fn with_channels(self, channels: Channels) -> Self {
+        Self { channels, ..self }
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// How channels are spoken to there.
+    pub(crate) fn channels(&self) -> Channels {
+        self.channels
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place::of(self.info.addr())
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -111,9 +166,9 @@ impl Endpoint {
         let _only_once = self.opened.set(Box::new(tell));
     }
 
-    /// Which run of the server was met last.
+    /// Which run of the server was met last. No two servers of a client have the same.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.runs.incarnation()
+        (self.number as u64) << 32 | self.runs.incarnation()
     }
 
     /// What the server said of itself when it was met last.

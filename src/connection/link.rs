@@ -1,5 +1,6 @@
 //! One connection and what it still owes: commands written whose replies are not read.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, ServerErrorKind, Value};
 
 use super::reply::is_wrong_server;
-use super::{Command, Connection, Endpoint, Health};
+use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::sync::clock;
 
 /// A connection that has been silent for longer is looked at before it is trusted with a command: a
@@ -75,6 +76,7 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     response_timeout: Duration,
+    channels: Channels,
     health: Arc<Health>,
     /// Until its first reply that is none of a wrong server.
     untold: Option<Endpoint>,
@@ -113,6 +115,7 @@ impl Link {
             connection,
             owed: VecDeque::new(),
             response_timeout: endpoint.response_timeout(),
+            channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
             untold: Some(endpoint.clone()),
             wrote_at: begun,
@@ -154,13 +157,13 @@ impl Link {
     ///
     /// After an `Err` the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        self.write(command.bytes())?;
+        self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
             let until = deadline_in(self.response_timeout);
             self.settle_all(until)?;
             let reply = self.read(until)?;
-            match command.to_eval() {
+            match command.to_eval(self.channels) {
                 Some(eval) if !retried && is_noscript(&reply) => self.write(&eval)?,
                 _ => return Ok(reply),
             }
@@ -176,7 +179,7 @@ impl Link {
     ) -> Result<(), Failure> {
         let mut bytes = Vec::new();
         for (command, receiver, awaited) in batch {
-            bytes.extend_from_slice(command.bytes());
+            bytes.extend_from_slice(&command.bytes_for(self.channels));
             // Owed before it is written: whatever goes wrong from here on, its receiver hears.
             self.owed.push_back(Owed { command, receiver, awaited, retried: false });
         }
@@ -194,13 +197,14 @@ impl Link {
         let text = match command.script_id() {
             Some(script) if !self.known.contains(&script) => {
                 self.known.push(script);
-                command.to_eval()
+                command.to_eval(self.channels)
             }
             _ => None,
         };
-        let bytes = text.as_deref().unwrap_or_else(|| command.bytes());
+        let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(bytes);
+        let written = self.connection.send_packed_command(&bytes);
+        drop(bytes);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
@@ -259,7 +263,7 @@ impl Link {
         };
         if !owed.retried
             && is_noscript(&reply)
-            && let Some(eval) = owed.command.to_eval()
+            && let Some(eval) = owed.command.to_eval(self.channels)
         {
             // The scripts were flushed: of none is it known any more.
             self.known.clear();

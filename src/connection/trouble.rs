@@ -206,8 +206,8 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "LOADING" => "the server is still loading its data: try again in a moment",
         "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
         "MOVED" | "ASK" | "CLUSTERDOWN" => {
-            "the server is part of a Cluster and has not this key: redlatch talks to one server, not \
-             yet to a Cluster"
+            "the server is part of a Cluster and has not this key, now: connect to the cluster, by \
+             redis-cluster:// instead of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => {
@@ -293,7 +293,7 @@ mod tests {
             let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
             let Value::ServerError(error) = reply else { panic!("{reply:?}") };
             let error = refused(error.into(), Rights::Locks);
-            assert!(error.to_string().contains("not yet to a Cluster"), "{error}");
+            assert!(error.to_string().contains("redis-cluster://"), "{error}");
             assert_eq!(error.kind(), ErrorKind::Redis);
         }
     }

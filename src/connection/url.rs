@@ -1,5 +1,9 @@
 //! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
 
+mod cluster;
+
+pub(super) use cluster::ClusterUrl;
+
 /// Why a URL cannot be used, if it is clear why. A URL that cannot be used for another reason is
 /// refused where it is read.
 pub(super) fn explain_url(url: &str) -> Option<String> {
@@ -8,7 +12,9 @@ pub(super) fn explain_url(url: &str) -> Option<String> {
 }
 
 pub(super) const FORMS: &str = "A URL is redis://[[user]:password@]host[:port][/database], with rediss:// for TLS \
-                     (feature `tls`), or redis+unix:///path/to.sock[?db=number][&user=…&pass=…]";
+                     (feature `tls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], or for a cluster \
+                     redis-cluster://[[user]:password@]host[:port][,host[:port]…], with rediss-cluster:// for \
+                     TLS";
 const ESCAPE: &str =
     "in a user or a password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
 
@@ -20,8 +26,8 @@ fn explain(url: &str) -> Option<String> {
     let unix = match scheme.to_ascii_lowercase().as_str() {
         "redis" | "rediss" | "valkey" | "valkeys" => false,
         "unix" | "redis+unix" | "valkey+unix" => true,
-        scheme if ["sentinel", "cluster"].iter().any(|kind| scheme.contains(kind)) => {
-            return say("redlatch talks to one server, not yet to a Sentinel or a Cluster");
+        scheme if scheme.contains("sentinel") => {
+            return say("redlatch talks to one server or a cluster, not yet to a Sentinel");
         }
         _ => {
             return say(
@@ -85,8 +91,8 @@ fn explain_host(host: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
     if host.contains([',', ';']) {
         return say(
-            "the URL names several hosts: redlatch talks to one server, not yet to a Sentinel or a \
-             Cluster",
+            "the URL names several hosts, which is for a cluster (redis-cluster://); redlatch does not \
+             talk to a Sentinel yet",
         );
     }
     if host.contains(|c: char| c.is_control() || " <>^|\\{}$\"`".contains(c)) {
@@ -225,7 +231,6 @@ mod tests {
             ("redis://u:secret@one:7000,two:7001,[::1]/0", "several hosts"),
             ("redis://:secret@127.0.0.1;127.0.0.2", "several hosts"),
             ("redis-sentinel://:secret@one:26379/master", "Sentinel"),
-            ("redis+cluster://one", "Cluster"),
             ("redis://${SECRET}:6379", "character"),
             ("redis://<host>", "character"),
             ("redis://local host", "character"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::lease::{Lease, Need};
 use crate::acquire::Queued;
-use crate::connection::{Lane, Outcome, Receiver};
+use crate::connection::{Outcome, Receiver, Route};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Asked;
 use crate::node::{Core, Member};
@@ -22,7 +22,7 @@ pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
     pub(super) timeouts: Arc<str>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
     gate: PermitGate<Vec<Arc<Lease>>>,
@@ -36,7 +36,7 @@ impl ExpirableSite {
         core.members.of::<Self>().get(name, |name| {
             let requests_key = protocol::requests(&name, core.id.as_str());
             Self {
-                lane: core.lane(&name),
+                route: core.route(&name),
                 timeouts: ExpirableKeys::timeouts(&name).into(),
                 channel: SemaphoreKeys::channel(&name).into(),
                 requests: core
@@ -52,7 +52,7 @@ impl ExpirableSite {
 
     pub(super) fn scripts(&self) -> ExpirableScripts<'_> {
         ExpirableScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: &self.name,
             timeouts: &self.timeouts,
             channel: &self.channel,
@@ -158,7 +158,7 @@ impl ExpirableSite {
     }
 
     fn asked(&self) -> Asked {
-        Asked { forced: 0, incarnation: self.core.incarnation(), at: clock::now() }
+        Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
     /// The server gave these: from here on they are renewed, or noticed to end.
@@ -168,7 +168,7 @@ impl ExpirableSite {
         drop(held);
         leases.iter().for_each(|lease| lease.arm());
         // A run of the server that was met meanwhile asked for all when these were not to be seen.
-        if self.core.incarnation() != asked.incarnation {
+        if self.route.incarnation() != asked.incarnation {
             let renewals = leases.iter().filter_map(|lease| lease.renew_now());
             self.core.watchdog.renew_now(renewals.collect());
         }
@@ -251,7 +251,7 @@ impl Source for ExpirableSite {
         let ids: Vec<_> = leases.iter().map(|lease| lease.id).collect();
         let command = self.scripts().release_command(&ids, false);
         let release = Release::of(self, leases);
-        self.core.post(&self.lane, command, Arc::new(release));
+        self.core.post(&self.route, command, Arc::new(release));
     }
 
     fn give_back(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
@@ -265,6 +265,10 @@ impl Source for ExpirableSite {
 }
 
 impl Member for ExpirableSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();

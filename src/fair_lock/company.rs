@@ -135,7 +135,7 @@ impl FairQueue {
         let owners: Vec<Owner> = company.iter().map(|waiter| waiter.owner).collect();
         let (asked, lease) = (Asked::now(site), leader.terms.lease(&site.core));
         let others = Others::Company(&owners);
-        let replied = self.scripts().acquire(&site.lane, &leader.owner, lease, others);
+        let replied = self.scripts().acquire(&site.route, &leader.owner, lease, others);
         let next = self.waiters.lock().newcomers.hand_on();
         if let Some(next) = next {
             next.tell(Word::Lead);

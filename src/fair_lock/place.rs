@@ -79,7 +79,7 @@ impl Place {
             let asked = Asked::now(site);
             let (lease, older) = (waiter.terms.lease(&site.core), self.older());
             let older = Others::Older(&older);
-            (asked, queue.scripts().acquire(&site.lane, &waiter.owner, lease, older))
+            (asked, queue.scripts().acquire(&site.route, &waiter.owner, lease, older))
         };
         self.began.get_or_insert(asked.at);
         self.asked = Some(asked);
@@ -109,7 +109,7 @@ impl Place {
     pub(super) fn take_grant(&self) -> Option<Hold> {
         let Self { queue, site, waiter, .. } = self;
         let Granted { now, received, lease, followers } = waiter.granted.lock().take()?;
-        let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
+        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.
         let not_before = match self.anchor {
@@ -150,7 +150,8 @@ impl Place {
     /// stands behind.
     pub(super) fn listen_to_redisson(&mut self) {
         let Self { queue, waiter, redisson, .. } = self;
-        redisson.get_or_insert_with(|| queue.core.listen_once(&queue.redissons_channel(waiter)));
+        redisson
+            .get_or_insert_with(|| queue.core.pubsub.listen_once(&queue.redissons_channel(waiter)));
     }
 
     /// Whether no message can have been missed since a request before which it listened like this.
@@ -252,7 +253,7 @@ impl Drop for Place {
             return;
         }
         let leaving = Leave { site: Arc::clone(site), command: command.clone(), lease };
-        site.core.post(&site.lane, command, Arc::new(leaving));
+        site.core.post(&site.route, command, Arc::new(leaving));
     }
 }
 

@@ -135,7 +135,7 @@ impl FairQueue {
         owner: Owner,
         terms: Terms,
     ) -> Place {
-        let own = self.core.pubsub.listen_to_own();
+        let own = self.core.pubsub.listen_to_own(&self.name);
         let waiter = Arc::new(FairWaiter {
             core: Arc::downgrade(&self.core),
             owner,
@@ -210,6 +210,10 @@ impl FairQueue {
 }
 
 impl Member for FairQueue {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
     }

@@ -256,7 +256,7 @@ impl Place {
             let mail = Mail { name, database, state };
             self.mail = Some(Expected::new(&site.core, self.owner.number(), mail));
         }
-        listening.own.known(site.core.pubsub.own_version());
+        listening.own.known(site.core.pubsub.own_version(&site.name));
         let (scripts, lease, arrivals) = self.asks(site, claim);
         let replied = if waits {
             scripts.acquire(&self.owner, lease)
@@ -296,7 +296,7 @@ impl Place {
             Acquired::Granted { already, places, tokens } => {
                 if already {
                     // The message of that is on its way, or was lost.
-                    site.core.pubsub.suspect();
+                    site.core.pubsub.suspect(&site.name);
                 }
                 let hold = self.granted_by_reply(site, claim.need, places, tokens);
                 if clock::now() < hold.deadline() {
@@ -370,23 +370,23 @@ impl Place {
         });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
-            site.core.pubsub.suspect();
+            site.core.pubsub.suspect(&site.name);
         }
         self.at = refused.place;
         let place = refused.place.unwrap_or(0);
         let latest = Listening::latest(&site.core);
-        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own());
+        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if refused.place.is_none() || refused.by_redisson && place < FIRST {
             let keys = site.keys();
             if refused.place.is_some() {
                 // First: it must never look as if there were one more of Redisson's.
-                self._companion.get_or_insert_with(|| site.core.listen(&keys.companion));
+                self._companion.get_or_insert_with(|| site.core.pubsub.listen(&keys.companion));
             } else {
                 site.no_place(refused.refusal.as_deref());
             }
             // Only who has no place depends on it.
             let latest = latest.filter(|_| refused.place.is_none());
-            listening.public.subscribe(latest, || site.core.listen(&keys.channel));
+            listening.public.subscribe(latest, || site.core.pubsub.listen(&keys.channel));
         }
         let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
         let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
@@ -414,7 +414,7 @@ impl Place {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
-        let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
+        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
         // The server granted it not before this, whenever the message was read: the process may have
         // been stopped, and the lock be another's by now.
         let not_before = match self.anchor {

@@ -26,12 +26,12 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
-                self.core.post(&self.lane, command, Arc::new(receiver));
+                self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
             Leaving::Awaited => {
-                let outcome = script::lock::release(&self.lane, &command, || {
-                    self.core.incarnation() == hold.asked.incarnation
+                let outcome = script::lock::release(&self.route, &command, || {
+                    self.route.incarnation() == hold.asked.incarnation
                 });
                 self.released(hold, outcome)
             }
@@ -49,12 +49,12 @@ impl Site {
         hold: &Arc<Hold>,
     ) -> impl FnOnce(Instant) -> Result<(), Error> + use<> {
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let begun = self.lane.begin(&self.release_command(&hold));
+        let begun = self.route.begin(&self.release_command(&hold));
         if let Some(line) = &hold.line {
             line.released();
         }
         move |until| {
-            let same_server = || site.core.incarnation() == hold.asked.incarnation;
+            let same_server = || site.route.incarnation() == hold.asked.incarnation;
             let outcome = script::lock::released_twice(begun.finish(until), same_server);
             site.released(&hold, outcome)
         }
@@ -163,7 +163,7 @@ impl Site {
                 later();
             }
         };
-        self.core.post(&self.lane, command, Arc::new(receiver));
+        self.core.post(&self.route, command, Arc::new(receiver));
     }
 }
 
@@ -187,9 +187,9 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     let owner = format!("{}:{owner}", core.id.as_str());
     let keys = if share.tokens.is_some() { LockKeys::fenced(&name) } else { LockKeys::new(&name) };
     let alone = AtomicBool::new(false);
-    let lane = core.lane(&name);
+    let route = core.route(&name);
     let scripts = LockScripts {
-        lane: &lane,
+        route: &route,
         name: &name,
         keys: &keys,
         database: grant.database,

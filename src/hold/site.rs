@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::gate::Threads;
 use super::{Admitted, Gate, Hold, Leaving, Left, Place, Tenancy, Terms, clock};
 use crate::acquire::{Baton, Lead, Queued};
-use crate::connection::Lane;
+use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
 use crate::protocol::LockKeys;
@@ -21,7 +21,7 @@ use crate::watchdog::{Alarm, Renewal};
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Arc<str>,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) route: Route,
     pub(crate) gate: Gate,
     /// Its holds have fencing tokens.
     is_fenced: bool,
@@ -48,11 +48,11 @@ impl Site {
     }
 
     fn new(core: Arc<Core>, name: Arc<str>, is_fenced: bool) -> Self {
-        let lane = core.lane(&name);
+        let route = core.route(&name);
         Self {
             is_fenced,
             name,
-            lane,
+            route,
             gate: Gate::new(),
             core,
             keys: OnceLock::new(),
@@ -69,7 +69,7 @@ impl Site {
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
         LockScripts {
-            lane: &self.lane,
+            route: &self.route,
             name: &self.name,
             keys: self.keys(),
             database: self.core.database(),
@@ -147,7 +147,7 @@ impl Site {
                 // they were made.
                 Admitted::Taken(other) => {
                     let owner = &tenancy.hold.owner;
-                    match script::lock::is_held_by(&self.lane, &self.name, owner) {
+                    match script::lock::is_held_by(&self.route, &self.name, owner) {
                         Ok(true) => gone = Some(other),
                         Ok(false) => return Ok(false),
                         Err(trouble) => {
@@ -280,6 +280,10 @@ impl Site {
 }
 
 impl Member for Site {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
         if let Some((tenancy, _)) = self.gate.tenant() {

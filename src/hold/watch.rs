@@ -17,7 +17,7 @@ impl Site {
     /// holds when this one was not to be seen.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation {
+        if self.route.incarnation() != tenancy.hold.asked.incarnation {
             self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
         }
     }
@@ -85,7 +85,7 @@ impl Site {
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
-        match script::lock::extend(Renewals::Locks, &self.lane, &self.name, &hold.owner, lease) {
+        match script::lock::extend(Renewals::Locks, &self.route, &self.name, &hold.owner, lease) {
             Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
             // The renewer tries again.
             Err(trouble) => {
@@ -101,7 +101,7 @@ impl Site {
     pub(crate) fn prolong(&self, hold: &Arc<Hold>, lease: Duration) {
         let sent_at = clock::now();
         hold.ask(lease);
-        match script::lock::extend(Renewals::Locks, &self.lane, &self.name, &hold.owner, lease) {
+        match script::lock::extend(Renewals::Locks, &self.route, &self.name, &hold.owner, lease) {
             Ok(true) => hold.confirm(sent_at, lease),
             Ok(false) | Err(_) => hold.unconfirm(),
         }

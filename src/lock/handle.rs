@@ -65,7 +65,7 @@ impl Handle {
                 hold.ask(lease);
                 match script::lock::extend(
                     Renewals::Locks,
-                    &site.lane,
+                    &site.route,
                     &site.name,
                     &hold.owner,
                     lease,
@@ -137,7 +137,7 @@ impl Handle {
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { lane, name, gate, .. } = &*self.site;
+        let Site { route, name, gate, .. } = &*self.site;
         let before = gate.tenant();
         let outcome = send();
         // Before the look at the seat: a hold granted meanwhile is either there, or its thread
@@ -148,7 +148,7 @@ impl Handle {
             // The hold may have been passed on meanwhile, or a new one granted before the deletion
             // or after it; only the server knows which.
             let same = before.is_some_and(|(before, _)| Arc::ptr_eq(&before.hold, &now.hold));
-            match script::lock::is_held_by(lane, name, &now.hold.owner) {
+            match script::lock::is_held_by(route, name, &now.hold.owner) {
                 _ if same && known => self.site.lose(&now, LostReason::ForceUnlocked),
                 Ok(false) => self.site.lose(&now, LostReason::ForceUnlocked),
                 Ok(true) => {}
@@ -168,8 +168,8 @@ impl Handle {
 
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { lane, name, .. } = &*self.site;
-        script::lock::is_locked(lane, name).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, .. } = &*self.site;
+        script::lock::is_locked(route, name).map_err(|trouble| trouble.into_error().of(name))
     }
 
     pub(crate) fn hold_count(&self) -> usize {
@@ -178,8 +178,8 @@ impl Handle {
 
     pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
         self.check_usable()?;
-        let Site { lane, name, .. } = &*self.site;
-        script::lock::remaining_lease(lane, name).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, .. } = &*self.site;
+        script::lock::remaining_lease(route, name).map_err(|trouble| trouble.into_error().of(name))
     }
 
     /// The calling thread's tenancy with its count, if it has the seat.

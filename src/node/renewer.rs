@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -10,7 +11,7 @@ use redis::Value;
 
 use super::todo::Todo;
 use super::{Core, Member};
-use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
+use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted};
 use crate::pubsub::HEARTBEAT;
 use crate::script::lock::{Renewals, Renewed};
 use crate::script::{self, Trouble};
@@ -26,9 +27,14 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 
-/// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
+/// A server's thread with its own connection: renewals neither wait for the callers' commands nor delay them.
 pub(crate) struct Renewer {
     core: Arc<Core>,
+    /// The number of the server.
+    server: usize,
+    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two are in two slots, or, while their
+    /// slot is on its way to another server, at two servers.
+    names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
     /// Those that are not done yet.
@@ -38,11 +44,14 @@ pub(crate) struct Renewer {
 }
 
 impl Renewer {
-    pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
+    pub(crate) fn new(core: Arc<Core>, node: &Node) -> Self {
         let patience = renewal::patience(core.config.watchdog_timeout);
-        let patience = patience.min(endpoint.response_timeout());
-        let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None, orphans: Vec::new(), ask_again: None }
+        let patience = patience.min(node.endpoint.response_timeout());
+        let endpoint = node.endpoint.with_response_timeout(patience);
+        let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
+        let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
+        let (link, orphans, ask_again) = (None, Vec::new(), None);
+        Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
     }
 
     /// The thread's whole life: until the client's end and the last job.
@@ -73,7 +82,9 @@ impl Renewer {
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.see_to_orphans(now));
             }
-            self.core.heartbeat();
+            if self.core.servers.cluster().is_none() {
+                self.core.heartbeat();
+            }
         }
     }
 
@@ -100,15 +111,26 @@ impl Renewer {
                 self.ask_again = None;
                 // The old one may lead to a server that is none any more, and answers.
                 self.link = None;
-                let members = self.core.members.all();
+                let mut members = self.core.members.all();
+                members.retain(|member| self.is_home(member.name()));
                 self.renew_each(members.into_iter().flat_map(Member::renew_now).collect());
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
-            Job::Chores(chores) => self.do_chores(chores),
+            Job::Chores(chores) => {
+                let due = chores.into_iter();
+                let due = due.filter_map(|chore| chore.command().map(|command| (chore, command)));
+                self.do_chores(due.collect());
+            }
+            Job::Chore(chore, command) => self.do_chores(vec![(chore, command)]),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
-            Job::End => {}
+            Job::Moved(_) | Job::End => {}
         }
+    }
+
+    /// Whether this server has the key of a name, as far as is known.
+    fn is_home(&self, name: &str) -> bool {
+        self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
     /// Renews what is due, and asks for what is not, the longest lease first. Each lease is a call of
@@ -116,9 +138,10 @@ impl Renewer {
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind);
         renewals.sort_by_key(sort);
+        let names_a_call = self.names_a_call;
         let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
         let (mut packet, mut names) = (Vec::new(), 0);
-        for call in same.flat_map(|same| same.chunks(NAMES_A_CALL)) {
+        for call in same.flat_map(|same| same.chunks(names_a_call)) {
             if names + call.len() > NAMES_A_PACKET {
                 self.renew(&packet);
                 packet.clear();
@@ -186,7 +209,13 @@ impl Renewer {
 
     /// Sends the orphans that are due, and keeps those that are not done for later.
     fn see_to_orphans(&mut self, now: u64) {
-        let due: Vec<_> = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        let mut due: Vec<_> = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
+            // The server may be gone for good, and the slot another one's.
+            let here = |orphan: &mut Orphan| self.is_home(orphan.name());
+            let elsewhere: Vec<_> = due.extract_if(.., |orphan| !here(orphan)).collect();
+            elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
+        }
         let sent = due.into_iter().filter_map(|orphan| Some((orphan.command()?, orphan)));
         let (commands, orphans): (Vec<_>, Vec<_>) = sent.unzip();
         let mut orphans = orphans.into_iter();
@@ -203,11 +232,7 @@ impl Renewer {
     }
 
     /// Sends what is to be sent regularly, all in one packet.
-    fn do_chores(&mut self, chores: Vec<Arc<dyn Chore>>) {
-        let due: Vec<_> = chores
-            .into_iter()
-            .filter_map(|chore| chore.command().map(|command| (chore, command)))
-            .collect();
+    fn do_chores(&mut self, due: Vec<(Arc<dyn Chore>, Command)>) {
         let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
         let outcomes = self.exchange(&commands, None).0;
         for (chore, outcome) in chores.into_iter().zip(outcomes) {
@@ -237,10 +262,17 @@ impl Renewer {
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);
-        match outcomes.first() {
+        let (outcomes, twice) = match outcomes.first() {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
             _ => (outcomes, false),
+        };
+        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, twice) };
+        if outcomes.first().is_some_and(Result::is_err) {
+            // Another server may have the slots, and is asked next time.
+            cluster.look();
         }
+        let sent = commands.iter().zip(outcomes);
+        (sent.map(|(command, outcome)| cluster.resend(command, outcome)).collect(), twice)
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
@@ -278,11 +310,12 @@ impl Renewer {
 
 impl Core {
     /// Shows the subscriber that its connection is alive.
-    fn heartbeat(&self) {
+    pub(super) fn heartbeat(&self) {
         if self.heartbeat_due() {
+            self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
             self.members.sweep();
-            if self.pubsub.wants_heartbeat() {
-                self.tell_subscriber();
+            for node in self.pubsub.heartbeats() {
+                self.tell_subscriber(&node);
             }
         }
     }

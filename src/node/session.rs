@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 
-use super::Core;
+use super::errands::Errands;
 use super::renewer::Renewer;
+use super::{Core, Stray};
 use crate::config::Config;
-use crate::connection::{Endpoint, Lane, greet};
+use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, greet};
 use crate::error::{Error, ErrorKind};
-use crate::pubsub::News;
 use crate::script;
-use crate::sync::{Mutex, on_own_thread, own_thread, spin};
+use crate::sync::{Mutex, on_own_thread, spin};
 use crate::watchdog::Job;
 
 /// What each handle and guard keeps: the last one to go ends the client, as
@@ -26,33 +26,36 @@ pub(crate) struct Session(pub(super) Arc<Threads>);
 impl Session {
     /// Connects. `stray` hears of messages to owners of this client that do not wait. It is called
     /// on the subscriber's thread and must not block.
-    pub(crate) fn open(
-        url: &str,
-        config: Config,
-        stray: fn(&Arc<Core>, u64, &News<'_>),
-    ) -> Result<Self, Error> {
+    pub(crate) fn open(url: &str, config: Config, stray: Stray) -> Result<Self, Error> {
         script::prepare();
         spin::prepare();
-        let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
-        let endpoint = Arc::new(endpoint);
-        let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
-        let round_trip = greet(&lane, &endpoint)?;
-        let count = config.connections.unwrap_or_else(|| lanes_for(round_trip));
-        let mut lanes = vec![lane];
-        lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
-
+        let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone(), stray)?;
-        endpoint.on_new_run(core.watchdog.renew_all());
-        endpoint.health().on_news(core.watchdog.log_news());
-        endpoint.on_opened(core.watchdog.connected());
+        let (core, jobs) = Core::new(servers, config, round_trip, alive, stray)?;
+        core.watch_servers();
         // From here on a failure drops this, which ends the threads that did start.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
-        session.0.start(&endpoint, jobs, alive).map_err(|source| {
+        session.0.start(jobs).map_err(|source| {
             let message = "the client's background threads cannot be started".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         Ok(session)
+    }
+
+    /// Connects to the server, or to one of a cluster's; how far away it is.
+    fn find(url: &str, config: &Config) -> Result<(Servers, Duration), Error> {
+        let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
+        if let Some(cluster) = Cluster::connect(url, config) {
+            let cluster = cluster?;
+            let node = cluster.node(0);
+            let round_trip = greet(node.any_lane(), &node.endpoint)?;
+            cluster.set_lanes(lanes(round_trip));
+            return Ok((Servers::Cluster(cluster), round_trip));
+        }
+        let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let round_trip = greet(&lane, lane.endpoint())?;
+        Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -84,6 +87,30 @@ impl fmt::Debug for Session {
     }
 }
 
+impl Core {
+    /// From here on it hears of what becomes of its servers.
+    fn watch_servers(self: &Arc<Self>) {
+        let core = Arc::downgrade(self);
+        let watch = move |node: &Arc<Node>| {
+            let Some(core) = core.upgrade() else { return };
+            node.endpoint.on_new_run(core.watchdog.renew_all());
+            node.endpoint.health().on_news(core.watchdog.log_news());
+            node.endpoint.on_opened(core.watchdog.connected());
+        };
+        match &self.servers {
+            Servers::One(node) => watch(node),
+            Servers::Cluster(cluster) => {
+                cluster.on_node(watch);
+                let (core, renew) = (Arc::downgrade(self), self.watchdog.moved());
+                cluster.on_moved(move |slots| {
+                    core.upgrade().inspect(|core| core.pubsub.moved(slots));
+                    renew(slots);
+                });
+            }
+        }
+    }
+}
+
 /// Four connections nearby, so that the server has work while threads write and read (more, and
 /// each packet costs more than it brings); over a network as many as keep threads from waiting for
 /// others' replies.
@@ -105,14 +132,24 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    fn start(&self, endpoint: &Endpoint, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
-        let alive = Some(alive);
+    fn start(&self, jobs: Receiver<Job>) -> io::Result<()> {
         let core = Arc::clone(&self.core);
-        own_thread("redlatch-watchdog", alive.clone(), move || core.watchdog.run())?;
-        let renewer = Renewer::new(Arc::clone(&self.core), endpoint);
-        own_thread("redlatch-renewer", alive.clone(), move || renewer.run(&jobs))?;
-        let pubsub = Arc::clone(&self.core.pubsub);
-        own_thread("redlatch-subscriber", alive, move || pubsub.run())
+        self.core.spawn("redlatch-watchdog", move || core.watchdog.run())?;
+        let core = Arc::clone(&self.core);
+        match &self.core.servers {
+            Servers::One(node) => {
+                let renewer = Renewer::new(core, node);
+                self.core.spawn("redlatch-renewer", move || renewer.run(&jobs))?;
+                let pubsub = Arc::clone(&self.core.pubsub);
+                let subscriber = pubsub.subscriber(node);
+                self.core.spawn("redlatch-subscriber", move || pubsub.run(&subscriber))
+            }
+            // The others when they are needed.
+            Servers::Cluster(cluster) => {
+                let errands = Errands::new(core, Arc::clone(cluster));
+                self.core.spawn("redlatch-errands", move || errands.run(&jobs))
+            }
+        }
     }
 
     /// `false`: somebody else has begun to end it, or it is the parent's.
@@ -122,6 +159,9 @@ impl Threads {
         }
         let core = &self.core;
         core.shut_down.store(true, Ordering::SeqCst);
+        if let Servers::Cluster(cluster) = &core.servers {
+            cluster.end();
+        }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
         // Every release is answered, or has become an orphan, before the wheel stops. What is posted
@@ -129,7 +169,8 @@ impl Threads {
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.response_timeout;
         let begun = Instant::now();
-        for lane in &core.lanes {
+        let nodes = core.servers.all();
+        for lane in nodes.iter().flat_map(|node| node.lanes()) {
             if begun.elapsed() < patience {
                 lane.settle(begun + patience);
             }
@@ -137,6 +178,7 @@ impl Threads {
             lane.close();
         }
         core.watchdog.shut_down();
+        core.alive.lock().take();
         self.await_threads(begun);
         core.members.close();
         true

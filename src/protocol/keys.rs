@@ -14,6 +14,11 @@ fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
 
+/// Whether all that belongs to a name is in one slot of a cluster.
+pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
+    !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
+}
+
 /// What belongs to one lock besides the key that bears its name.
 #[derive(Debug)]
 pub(crate) struct LockKeys {
@@ -59,6 +64,11 @@ impl LockKeys {
     /// `lua/lock/queue.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
+    }
+
+    /// The same in a cluster, where it must be in the slot of what a script is about: its first key.
+    pub(crate) fn own_channel(key: &str, client: &str) -> String {
+        format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }
 }
 

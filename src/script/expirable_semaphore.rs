@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::once::{Once, Requests, Ticket};
 use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, millis, number, unexpected};
-use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::PermitId;
 
 macro_rules! script {
@@ -57,7 +57,7 @@ pub(super) fn prepare() {
 /// One expirable semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {
-    pub(crate) lane: &'a Lane,
+    pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) timeouts: &'a str,
     pub(crate) channel: &'a str,
@@ -114,7 +114,7 @@ impl ExpirableScripts<'_> {
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
         // Sent twice, it takes once: its ids are found.
-        let (outcome, twice) = self.lane.call_twice(&command, || command.clone());
+        let (outcome, twice) = self.route.call_twice(&command, || command.clone());
         let reply = acquired(answered(outcome, twice, RIGHTS)?)?;
         Ok(Replied { reply, twice })
     }
@@ -131,7 +131,7 @@ impl ExpirableScripts<'_> {
 
     /// Sends a release and waits for the reply; once more after a reset.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
-        let (outcome, twice) = self.lane.call_twice(command, || command.clone());
+        let (outcome, twice) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, twice, RIGHTS)?)?;
         Ok(Replied { reply, twice })
     }
@@ -140,7 +140,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
-        ask(self.lane, &command, RIGHTS, |reply| match number(reply)? {
+        ask(self.route, &command, RIGHTS, |reply| match number(reply)? {
             -1 => Ok(Some(Duration::MAX)),
             left => Ok(u64::try_from(left).ok().map(Duration::from_millis)),
         })
@@ -148,7 +148,7 @@ impl ExpirableScripts<'_> {
 
     pub(crate) fn counts(self) -> Result<Counts, Trouble> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
-        ask(self.lane, &command, RIGHTS, |reply| match pair(&reply) {
+        ask(self.route, &command, RIGHTS, |reply| match pair(&reply) {
             Some((free, out)) => Ok(Counts { free, out }),
             None => Err(unexpected(&reply)),
         })
@@ -197,7 +197,7 @@ impl ExpirableScripts<'_> {
     ) -> Result<Value, Trouble> {
         let Self { key, timeouts, requests, .. } = self;
         let another = Some(timeouts);
-        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments }.call(self.lane)
+        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments }.call(self.route)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The scripts of the fair lock.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
 use super::{Replied, Rights, Trouble, accepted, answered, call_again, flag, millis, unexpected};
-use crate::connection::{Command, Lane, Outcome, Script};
+use crate::connection::{Command, Outcome, Route, Script};
 use crate::protocol::{FairKeys, Owner};
 
 macro_rules! script {
@@ -101,7 +101,7 @@ impl FairScripts<'_> {
     /// Takes the lock or a place in the queue; asks how it stands if it has one already.
     pub(crate) fn acquire(
         self,
-        lane: &Lane,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
         others: Others<'_>,
@@ -114,7 +114,7 @@ impl FairScripts<'_> {
         let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
         arguments.extend(others.iter().map(Owner::as_bytes));
         let command = self.command(&ACQUIRE, &arguments);
-        let (reply, twice) = call_again(lane, &command, Rights::FairLocks, || command.clone())?;
+        let (reply, twice) = call_again(route, &command, Rights::FairLocks, || command.clone())?;
         let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
         let number = |number: i64| u64::try_from(number).unwrap_or_default();
         let reply = match reply.as_slice() {
@@ -142,22 +142,22 @@ impl FairScripts<'_> {
     /// Takes the lock if nobody holds it or waits for it.
     pub(crate) fn try_acquire(
         self,
-        lane: &Lane,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
-        tried(lane.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
+        tried(route.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
     }
 
     /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
     /// a time.
     pub(crate) fn begin_try(
         self,
-        lane: &Arc<Lane>,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
     ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
-        let begun = lane.begin(&self.try_command(owner, lease));
+        let begun = route.begin(&self.try_command(owner, lease));
         move |until| tried(begun.finish(until))
     }
 

@@ -1,7 +1,7 @@
 //! The scripts of a lock that one process hands to the next.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -10,7 +10,7 @@ use super::expirable_semaphore;
 use super::{
     Replied, Rights, Trouble, accepted, ask, call, error_reply, flag, millis, refused, unexpected,
 };
-use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::{LockKeys, Owner};
 use crate::sync::clock;
 
@@ -122,7 +122,7 @@ pub(crate) struct Refused {
 /// One lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
-    pub(crate) lane: &'a Arc<Lane>,
+    pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
     pub(crate) keys: &'a LockKeys,
     pub(crate) database: i64,
@@ -159,7 +159,7 @@ impl<'a> LockScripts<'a> {
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
         let owner = *owner;
         let was_alone = self.alone.load(Ordering::Relaxed);
-        let begun = self.lane.begin(&self.request(&TRY, &owner, lease));
+        let begun = self.route.begin(&self.request(&TRY, &owner, lease));
         move |until| self.heard(&TRY, &owner, lease, was_alone, begun.finish(until))
     }
 
@@ -171,7 +171,7 @@ impl<'a> LockScripts<'a> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let was_alone = self.alone.load(Ordering::Relaxed);
         let command = self.request(script, owner, lease);
-        let sent = self.lane.call_twice(&command, || command.clone());
+        let sent = self.route.call_twice(&command, || command.clone());
         self.heard(script, owner, lease, was_alone, sent)
     }
 
@@ -185,7 +185,7 @@ impl<'a> LockScripts<'a> {
     ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.request(script, owner, lease);
-            let (again, resent) = self.lane.call_twice(&command, || command.clone());
+            let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
         let reply = super::answered(outcome, twice, self.rights())?;
@@ -220,7 +220,7 @@ impl<'a> LockScripts<'a> {
 
     /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
-        let send = || send_force_unlock(self.lane, self.name, &self.command(&FORCE_UNLOCK, &[]));
+        let send = || send_force_unlock(self.route, self.name, &self.command(&FORCE_UNLOCK, &[]));
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
         if self.is_refused_the_queue(was_alone, &outcome) {
@@ -318,11 +318,11 @@ pub(crate) enum Released {
 /// reset; then "not held" most likely means that the first one did it, unless the server was
 /// started anew meanwhile and knows nothing of the hold.
 pub(crate) fn release(
-    lane: &Lane,
+    route: &Route,
     command: &Command,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    released_twice(lane.call_twice(command, || command.clone()), same_server)
+    released_twice(route.call_twice(command, || command.clone()), same_server)
 }
 
 /// The reply to a release that was perhaps sent twice.
@@ -411,14 +411,14 @@ fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
 /// Raises one hold's lease now. `false`: it is not this owner's any more.
 pub(crate) fn extend(
     renewals: Renewals,
-    lane: &Lane,
+    route: &Route,
     key: &str,
     owner: &Owner,
     lease: Duration,
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
     let command = renew_command(renewals, std::iter::once((key, owner)), lease);
-    match each_renewed(call(lane, &command, rights)?)?.pop() {
+    match each_renewed(call(route, &command, rights)?)?.pop() {
         Some(Renewed::Done) => Ok(true),
         Some(Renewed::NotHeld) => Ok(false),
         Some(Renewed::Failed(refusal)) => {
@@ -430,29 +430,29 @@ pub(crate) fn extend(
 
 /// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
 /// lock from the next holder. `false`: there was nothing to unlock.
-pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
-    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
+pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
+    flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
-fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
+fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
     // A connection that has been dead for a while is found out by a question.
-    is_locked(lane, key)?;
-    Ok(lane.call_once(command))
+    is_locked(route, key)?;
+    Ok(route.call_once(command))
 }
 
-pub(crate) fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
-    ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
+pub(crate) fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
+    ask(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
-pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
+pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool, Trouble> {
     let command = Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()]);
-    ask(lane, &command, Rights::Locks, flag)
+    ask(route, &command, Rights::Locks, flag)
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
 /// `Duration::MAX`.
-pub(crate) fn remaining_lease(lane: &Lane, key: &str) -> Result<Option<Duration>, Trouble> {
-    ask(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
+pub(crate) fn remaining_lease(route: &Route, key: &str) -> Result<Option<Duration>, Trouble> {
+    ask(route, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
         Value::Int(-2) => Ok(None),
         Value::Int(-1) => Ok(Some(Duration::MAX)),
         Value::Int(left) => Ok(Some(time_left(left))),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{Rights, Trouble, call, call_again, millis, unexpected};
-use crate::connection::{Command, Lane, Script, decimal};
+use crate::connection::{Command, Route, Script, decimal};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicI64, Ordering};
@@ -185,10 +185,10 @@ impl Once<'_> {
     }
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
-    pub(crate) fn call(&self, lane: &Lane) -> Result<Value, Trouble> {
+    pub(crate) fn call(&self, route: &Route) -> Result<Value, Trouble> {
         if !self.requests.server.is_known() {
             // Nothing was sent so far, whatever becomes of the question.
-            self.learn(lane).map_err(|trouble| match trouble {
+            self.learn(route).map_err(|trouble| match trouble {
                 Trouble::Unknown(error) => Trouble::Unsent(error),
                 trouble => trouble,
             })?;
@@ -196,7 +196,7 @@ impl Once<'_> {
         let mut again = false;
         loop {
             let copy = || self.command(true);
-            let (reply, twice) = call_again(lane, &self.command(false), self.rights, copy)?;
+            let (reply, twice) = call_again(route, &self.command(false), self.rights, copy)?;
             if !self.requests.is_late(&reply) {
                 return Ok(reply);
             } else if twice {
@@ -212,8 +212,8 @@ impl Once<'_> {
     }
 
     /// Asks the server for its time.
-    fn learn(&self, lane: &Lane) -> Result<(), Trouble> {
-        let reply = call(lane, &Command::plain(&[b"TIME"]), self.rights)?;
+    fn learn(&self, route: &Route) -> Result<(), Trouble> {
+        let reply = call(route, &Command::plain(&[b"TIME"]), self.rights)?;
         let number = |part: &Value| match part {
             Value::BulkString(text) => str::from_utf8(text).ok()?.parse::<i64>().ok(),
             _ => None,

@@ -66,6 +66,10 @@ impl Condvar {
         self.wait_for(guard, until.saturating_duration_since(Instant::now()))
     }
 
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
     pub(crate) fn notify_one(&self) {
         self.0.notify_one();
     }

@@ -84,6 +84,10 @@ pub(crate) enum Job {
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
+    /// One that is due, with what it sends.
+    Chore(Arc<dyn Chore>, Command),
+    /// In a cluster: these slots have another server.
+    Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
     /// The client has ended; there is no job after this.
     End,
@@ -169,6 +173,12 @@ impl Watchdog {
     pub(crate) fn renew_now(&self, renewals: Vec<Renewal>) {
         // The other end goes away at the end of the client only.
         let _ = self.jobs.send(Job::Renew(renewals));
+    }
+
+    /// What to call when slots of a cluster have another server: what is held there is asked for.
+    pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
     }
 
     /// What to call when a connection was opened: what waits to be sent again is sent now.

@@ -2,6 +2,7 @@
 //!
 //! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
 //!   machine has none.
+//! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
 //! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod cluster;
 mod proxy;
 mod server;
 mod signal;
@@ -20,6 +22,7 @@ pub use baseline::{
     PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle, PlainSemaphore,
     PlainSemaphoreHandle,
 };
+pub use cluster::Cluster;
 pub use proxy::{Action, Direction, Proxy};
 pub use server::{Provided, Server, ServerBuilder, ServerError};
 pub use workers::{Job, Worker, wait_until};

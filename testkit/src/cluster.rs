@@ -1,0 +1,307 @@
+//! A cluster of real servers, whose slots can be moved and whose masters can be killed.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult, Value, cmd};
+
+use crate::{Server, ServerError, wait_until};
+
+/// How long the servers may take until all know all others, or agree on a new master.
+const BOUND: Duration = Duration::from_secs(60);
+const SLOTS: u16 = 16_384;
+
+/// Three masters with as many slots each and, if they are wanted, a replica of each, on free ports of
+/// 127.0.0.1.
+#[derive(Debug)]
+pub struct Cluster {
+    servers: Vec<Server>,
+    masters: usize,
+}
+
+impl Cluster {
+    /// Three masters and three replicas. Returns when all know all others.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had that knows clusters, or it does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        Self::of(3, true)
+    }
+
+    /// Three masters alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn without_replicas() -> Result<Self, ServerError> {
+        Self::of(3, false)
+    }
+
+    fn of(masters: usize, replicas: bool) -> Result<Self, ServerError> {
+        let all = if replicas { 2 * masters } else { masters };
+        let servers: Vec<_> = (0..all).map(|_| node()).collect::<Result<_, _>>()?;
+        let cluster = Self { servers, masters };
+        cluster.make();
+        Ok(cluster)
+    }
+
+    fn make(&self) {
+        for (at, server) in self.servers.iter().enumerate() {
+            let mut node = server.connection();
+            let epoch: RedisResult<Value> =
+                cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).query(&mut node);
+            epoch.unwrap_or_else(|error| panic!("no epoch: {error}"));
+            for other in &self.servers {
+                let _: Value = cmd("CLUSTER")
+                    .arg("MEET")
+                    .arg("127.0.0.1")
+                    .arg(other.port())
+                    .arg(other.port() + BUS)
+                    .query(&mut node)
+                    .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
+            }
+        }
+        let share = usize::from(SLOTS).div_ceil(self.masters);
+        for (at, server) in self.servers[..self.masters].iter().enumerate() {
+            let last = ((at + 1) * share).min(usize::from(SLOTS)) - 1;
+            let _: Value = cmd("CLUSTER")
+                .arg("ADDSLOTSRANGE")
+                .arg(at * share)
+                .arg(last)
+                .query(&mut server.connection())
+                .unwrap_or_else(|error| panic!("no slots: {error}"));
+        }
+        self.wait_until("all servers know all others", |info| {
+            info.contains(&format!("cluster_known_nodes:{}", self.servers.len()))
+        });
+        for (at, server) in self.servers[self.masters..].iter().enumerate() {
+            let master = self.id(&self.servers[at]);
+            let mut node = server.connection();
+            wait_until("a replica finds its master", BOUND, || {
+                let replicates: RedisResult<Value> =
+                    cmd("CLUSTER").arg("REPLICATE").arg(&master).query(&mut node);
+                replicates.is_ok()
+            });
+            wait_until("a replica has its master's data", BOUND, || {
+                let info: RedisResult<String> = cmd("INFO").arg("replication").query(&mut node);
+                info.is_ok_and(|info| info.contains("master_link_status:up"))
+            });
+        }
+        self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
+        if self.servers.len() > self.masters {
+            // Else nobody would take the place of a master that is killed at once.
+            for master in &self.servers[..self.masters] {
+                wait_until("a master knows its replica", BOUND, || {
+                    let info: RedisResult<String> =
+                        cmd("INFO").arg("replication").query(&mut master.connection());
+                    info.is_ok_and(|info| info.contains("state=online"))
+                });
+            }
+        }
+    }
+
+    /// Waits until each server that runs says of the cluster what is expected.
+    fn wait_until(&self, what: &str, expected: impl Fn(&str) -> bool) {
+        for server in &self.servers {
+            let mut node = server.connection();
+            wait_until(what, BOUND, || {
+                let info: RedisResult<String> = cmd("CLUSTER").arg("INFO").query(&mut node);
+                info.is_ok_and(|info| expected(&info))
+            });
+        }
+    }
+
+    /// `redis-cluster://host:port,…` with all servers.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> =
+            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// The servers: at first masters, and then their replicas in the same order.
+    #[must_use]
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The slot of a key.
+    #[must_use]
+    pub fn slot(&self, key: &str) -> u16 {
+        cmd("CLUSTER")
+            .arg("KEYSLOT")
+            .arg(key)
+            .query(&mut self.servers[0].connection())
+            .unwrap_or_else(|error| panic!("no slot: {error}"))
+    }
+
+    /// The server that has a slot, by its own word.
+    ///
+    /// # Panics
+    ///
+    /// If none has it for long.
+    #[must_use]
+    pub fn owner(&self, slot: u16) -> &Server {
+        let mut found = None;
+        wait_until("a server has the slot", BOUND, || {
+            found = self.servers.iter().position(|server| has(server, slot));
+            found.is_some()
+        });
+        found.map_or_else(|| panic!("no server has slot {slot}"), |at| &self.servers[at])
+    }
+
+    /// A master that has not the slot.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[must_use]
+    pub fn another(&self, slot: u16) -> &Server {
+        let owner = self.owner(slot).port();
+        let others = self.servers[..self.masters].iter().filter(|it| it.port() != owner);
+        let alive = others.filter(|server| server.is_running()).next();
+        alive.unwrap_or_else(|| panic!("there is no other master"))
+    }
+
+    /// The server that has a key.
+    #[must_use]
+    pub fn home(&self, key: &str) -> &Server {
+        self.owner(self.slot(key))
+    }
+
+    /// Moves a slot with its keys to another server, as a reshard does.
+    pub fn move_slot(&self, slot: u16, to: &Server) {
+        self.begin_move(slot, to);
+        self.move_keys(slot, to);
+        self.end_move(slot, to);
+    }
+
+    /// The first step of [`move_slot`](Self::move_slot): the slot's keys may be at both from here on.
+    pub fn begin_move(&self, slot: u16, to: &Server) {
+        let from = self.owner(slot);
+        set_slot(to, slot, &["IMPORTING", &self.id(from)]);
+        set_slot(from, slot, &["MIGRATING", &self.id(to)]);
+    }
+
+    /// The second step: moves the keys that are there now.
+    pub fn move_keys(&self, slot: u16, to: &Server) {
+        let mut from = self.owner(slot).connection();
+        loop {
+            let keys: Vec<String> = cmd("CLUSTER")
+                .arg("GETKEYSINSLOT")
+                .arg(slot)
+                .arg(100)
+                .query(&mut from)
+                .unwrap_or_else(|error| panic!("no keys of slot {slot}: {error}"));
+            if keys.is_empty() {
+                return;
+            }
+            self.move_key_of(&mut from, &keys, to);
+        }
+    }
+
+    /// Moves one key, after [`begin_move`](Self::begin_move).
+    pub fn move_key(&self, key: &str, to: &Server) {
+        self.move_key_of(&mut self.home(key).connection(), &[key.to_owned()], to);
+    }
+
+    fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
+        let _: Value = cmd("MIGRATE")
+            .arg("127.0.0.1")
+            .arg(to.port())
+            .arg("")
+            .arg(0)
+            .arg(5_000)
+            .arg("KEYS")
+            .arg(keys)
+            .query(from)
+            .unwrap_or_else(|error| panic!("the keys are not moved: {error}"));
+    }
+
+    /// The last step: the slot is the other server's.
+    pub fn end_move(&self, slot: u16, to: &Server) {
+        let (from, id) = (self.owner(slot), self.id(to));
+        set_slot(to, slot, &["NODE", &id]);
+        set_slot(from, slot, &["NODE", &id]);
+        for server in &self.servers[..self.masters] {
+            if server.is_running() {
+                set_slot(server, slot, &["NODE", &id]);
+            }
+        }
+    }
+
+    /// Waits until another server than `old` has the slot; returns when that was.
+    pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
+        wait_until("another server has taken over", BOUND, || {
+            let others = self.servers.iter().filter(|server| server.port() != old.port());
+            others.into_iter().any(|server| has(server, slot))
+        });
+        Instant::now()
+    }
+
+    /// Kills the server of a slot, and waits until its replica has taken over.
+    pub fn fail_over(&self, slot: u16) {
+        let old = self.owner(slot);
+        old.kill();
+        self.wait_taken_over(slot, old);
+    }
+
+    fn id(&self, server: &Server) -> String {
+        cmd("CLUSTER")
+            .arg("MYID")
+            .query(&mut server.connection())
+            .unwrap_or_else(|error| panic!("a server without a name: {error}"))
+    }
+}
+
+/// So much higher is the port on which the servers talk to each other. (10,000, if it is not said: that
+/// is not always a port.)
+const BUS: u16 = 20_000;
+
+fn node() -> Result<Server, ServerError> {
+    for _ in 0..20 {
+        let port = crate::server::ports::free();
+        let started = Server::builder()
+            .port(port)
+            .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
+            .args(&["--cluster-port", &(port + BUS).to_string()])
+            .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
+            .args(&["--cluster-allow-replica-migration", "no"])
+            .start();
+        match started {
+            Err(error) if error.to_string().contains("taken") => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            started => return started,
+        }
+    }
+    Err(ServerError::new("no two free ports for a server of a cluster"))
+}
+
+fn has(server: &Server, slot: u16) -> bool {
+    if !server.is_running() {
+        return false;
+    }
+    let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
+    let nodes = nodes.unwrap_or_default();
+    let own = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
+    own.contains("master")
+        && own.split(' ').skip(8).any(|range| {
+            let mut ends = range.split('-').map(str::parse::<u16>);
+            match (ends.next(), ends.next()) {
+                (Some(Ok(first)), Some(Ok(last))) => (first..=last).contains(&slot),
+                (Some(Ok(only)), None) => only == slot,
+                _ => false,
+            }
+        })
+}
+
+fn set_slot(server: &Server, slot: u16, words: &[&str]) {
+    let _: Value = cmd("CLUSTER")
+        .arg("SETSLOT")
+        .arg(slot)
+        .arg(words)
+        .query(&mut server.connection())
+        .unwrap_or_else(|error| panic!("SETSLOT {words:?}: {error}"));
+}
