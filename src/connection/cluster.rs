@@ -86,10 +86,13 @@ pub(crate) struct Cluster {
     state: Mutex<State>,
     /// Somebody has looked who has which slot.
     looked: Condvar,
-    on_node: OnceLock<Box<dyn Fn(&Arc<Node>) + Send + Sync>>,
-    on_moved: OnceLock<Box<dyn Fn(&[u16]) + Send + Sync>>,
+    on_node: OnceLock<OnNode>,
+    on_moved: OnceLock<OnMoved>,
     ended: AtomicBool,
 }
+
+type OnNode = Box<dyn Fn(&Arc<Node>) + Send + Sync>;
+type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 struct State {
     /// By number. None goes.
@@ -449,11 +452,22 @@ impl Slot {
                 }
             }
             if Instant::now() + pause >= until || self.cluster.is_ended() {
-                return (outcome, twice);
+                return (outcome.map(Self::nobody), twice);
             }
             thread::sleep(pause);
             pause = Self::longer(pause);
             outcome = self.lane().call_once(copied.as_ref().unwrap_or(command));
+        }
+    }
+
+    /// The last word of servers that sent a command to each other until its time was over.
+    fn nobody(reply: Value) -> Value {
+        match redirect(&reply) {
+            Some(Redirect::Moved { .. } | Redirect::Ask { .. }) => {
+                let word = b"-CLUSTERDOWN the servers do not agree whose the slot is\r\n";
+                redis::parse_redis_value(word).unwrap_or(reply)
+            }
+            _ => reply,
         }
     }
 

@@ -60,6 +60,14 @@ impl Servers {
         }
     }
 
+    /// The number of the database: a cluster has one. (No mutex: a forked child asks.)
+    pub(crate) fn database(&self) -> i64 {
+        match self {
+            Self::One(node) => node.endpoint.database(),
+            Self::Cluster(_) => 0,
+        }
+    }
+
     /// How channels are spoken to there.
     pub(crate) fn channels(&self) -> Channels {
         self.first().endpoint.channels()

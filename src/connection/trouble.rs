@@ -205,7 +205,11 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "MISCONF" => "the server refuses writes since it cannot save its data",
         "LOADING" => "the server is still loading its data: try again in a moment",
         "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
-        "MOVED" | "ASK" | "CLUSTERDOWN" => {
+        "CLUSTERDOWN" | "TRYAGAIN" => {
+            "no server of the cluster has this key, now: it is on its way to another one, or its server \
+             is gone and no other has taken over yet, or they do not agree whose it is"
+        }
+        "MOVED" | "ASK" => {
             "the server is part of a Cluster and has not this key, now: connect to the cluster, by \
              redis-cluster:// instead of redis://"
         }
@@ -285,11 +289,7 @@ mod tests {
 
     #[test]
     fn a_clusters_refusals_say_that_it_is_one() {
-        for text in [
-            "MOVED 866 127.0.0.1:7001",
-            "ASK 866 127.0.0.1:7001",
-            "CLUSTERDOWN Hash slot not served",
-        ] {
+        for text in ["MOVED 866 127.0.0.1:7001", "ASK 866 127.0.0.1:7001"] {
             let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
             let Value::ServerError(error) = reply else { panic!("{reply:?}") };
             let error = refused(error.into(), Rights::Locks);

@@ -11,18 +11,21 @@ use super::Core;
 use super::renewer::Renewer;
 use crate::connection::{Cluster, Node, slot_of};
 use crate::pubsub::HEARTBEAT;
+use crate::sync::own_thread;
 use crate::watchdog::{Job, Renewal};
 
 pub(super) struct Errands {
     core: Arc<Core>,
     cluster: Arc<Cluster>,
+    /// Kept by each renewer until it ends.
+    alive: Sender<()>,
     /// By the number of the server, from its first errand on.
     renewers: HashMap<usize, Sender<Job>>,
 }
 
 impl Errands {
-    pub(super) fn new(core: Arc<Core>, cluster: Arc<Cluster>) -> Self {
-        Self { core, cluster, renewers: HashMap::new() }
+    pub(super) fn new(core: Arc<Core>, cluster: Arc<Cluster>, alive: Sender<()>) -> Self {
+        Self { core, cluster, alive, renewers: HashMap::new() }
     }
 
     /// The thread's whole life: until the client's end and the last job.
@@ -102,11 +105,13 @@ impl Errands {
     }
 
     fn give_to(&mut self, node: &Arc<Node>, job: Job) {
-        let core = &self.core;
+        let (core, alive) = (&self.core, &self.alive);
         let renewer = self.renewers.entry(node.number()).or_insert_with(|| {
             let (sender, jobs) = crossbeam_channel::unbounded();
             let renewer = Renewer::new(Arc::clone(core), node);
-            if let Err(error) = core.spawn("redlatch-renewer", move || renewer.run(&jobs)) {
+            if let Err(error) =
+                own_thread("redlatch-renewer", Some(alive.clone()), move || renewer.run(&jobs))
+            {
                 core.watchdog.log(Level::Error, || {
                     format!("nothing is renewed: a background thread cannot be started: {error}")
                 });

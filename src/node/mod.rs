@@ -118,7 +118,7 @@ impl Core {
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.servers.first().endpoint.database()
+        self.servers.database()
     }
 
     pub(crate) fn is_cluster(&self) -> bool {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 
 use super::errands::Errands;
 use super::renewer::Renewer;
@@ -31,11 +31,11 @@ impl Session {
         spin::prepare();
         let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(servers, config, round_trip, alive, stray)?;
+        let (core, jobs) = Core::new(servers, config, round_trip, alive.clone(), stray)?;
         core.watch_servers();
         // From here on a failure drops this, which ends the threads that did start.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
-        session.0.start(jobs).map_err(|source| {
+        session.0.start(jobs, alive).map_err(|source| {
             let message = "the client's background threads cannot be started".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
@@ -47,10 +47,20 @@ impl Session {
         let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
         if let Some(cluster) = Cluster::connect(url, config) {
             let cluster = cluster?;
-            let node = cluster.node(0);
-            let round_trip = greet(node.any_lane(), &node.endpoint)?;
-            cluster.set_lanes(lanes(round_trip));
-            return Ok((Servers::Cluster(cluster), round_trip));
+            let mut refusal = None;
+            for node in cluster.nodes() {
+                match greet(node.any_lane(), &node.endpoint) {
+                    Ok(round_trip) => {
+                        cluster.set_lanes(lanes(round_trip));
+                        return Ok((Servers::Cluster(cluster), round_trip));
+                    }
+                    // One may be away just now.
+                    Err(error) if error.is_transient() => refusal = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            let nobody = || Error::new(ErrorKind::Redis, "the cluster has no server".to_owned());
+            return Err(refusal.unwrap_or_else(nobody));
         }
         let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
@@ -132,7 +142,7 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    fn start(&self, jobs: Receiver<Job>) -> io::Result<()> {
+    fn start(&self, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
         let core = Arc::clone(&self.core);
         self.core.spawn("redlatch-watchdog", move || core.watchdog.run())?;
         let core = Arc::clone(&self.core);
@@ -146,7 +156,7 @@ impl Threads {
             }
             // The others when they are needed.
             Servers::Cluster(cluster) => {
-                let errands = Errands::new(core, Arc::clone(cluster));
+                let errands = Errands::new(core, Arc::clone(cluster), alive);
                 self.core.spawn("redlatch-errands", move || errands.run(&jobs))
             }
         }

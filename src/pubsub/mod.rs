@@ -530,9 +530,8 @@ impl PubSub {
                             }
                         }
                         Some(Said::To { owner, news }) => {
-                            if !self.addressees.tell(owner, &news) {
-                                self.host.stray(owner, &news);
-                            }
+                            let expected = self.addressees.tell(owner, &news);
+                            (!expected).then(|| self.host.stray(owner, &news));
                         }
                         None => {}
                     }

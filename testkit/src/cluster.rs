@@ -159,9 +159,9 @@ impl Cluster {
     #[must_use]
     pub fn another(&self, slot: u16) -> &Server {
         let owner = self.owner(slot).port();
-        let others = self.servers[..self.masters].iter().filter(|it| it.port() != owner);
-        let alive = others.filter(|server| server.is_running()).next();
-        alive.unwrap_or_else(|| panic!("there is no other master"))
+        let mut all = self.servers[..self.masters].iter();
+        let other = all.find(|server| server.port() != owner && server.is_running());
+        other.unwrap_or_else(|| panic!("there is no other master"))
     }
 
     /// The server that has a key.
@@ -224,11 +224,17 @@ impl Cluster {
         let (from, id) = (self.owner(slot), self.id(to));
         set_slot(to, slot, &["NODE", &id]);
         set_slot(from, slot, &["NODE", &id]);
-        for server in &self.servers[..self.masters] {
-            if server.is_running() {
-                set_slot(server, slot, &["NODE", &id]);
-            }
-        }
+        let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
+        masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
+        // Each move has a number, and the higher one counts: who moves the slot on before all know of
+        // this one may give that the same number, and then the servers do not agree for good.
+        let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
+        wait_until("all know of the move", BOUND, || {
+            let number = epoch(to);
+            masters().all(|server| {
+                epoch(server) == number && line(server, &id).is_some_and(|it| names(&it, slot))
+            })
+        });
     }
 
     /// Waits until another server than `old` has the slot; returns when that was.
@@ -283,18 +289,27 @@ fn has(server: &Server, slot: u16) -> bool {
     if !server.is_running() {
         return false;
     }
+    let own = line(server, "myself").unwrap_or_default();
+    own.contains("master") && names(&own, slot)
+}
+
+/// What a server knows of one server.
+fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();
-    let own = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
-    own.contains("master")
-        && own.split(' ').skip(8).any(|range| {
-            let mut ends = range.split('-').map(str::parse::<u16>);
-            match (ends.next(), ends.next()) {
-                (Some(Ok(first)), Some(Ok(last))) => (first..=last).contains(&slot),
-                (Some(Ok(only)), None) => only == slot,
-                _ => false,
-            }
-        })
+    nodes.lines().find(|line| line.contains(word)).map(str::to_owned)
+}
+
+/// Whether a slot is among those of such a line.
+fn names(line: &str, slot: u16) -> bool {
+    line.split(' ').skip(8).any(|range| {
+        let mut ends = range.split('-').map(str::parse::<u16>);
+        match (ends.next(), ends.next()) {
+            (Some(Ok(first)), Some(Ok(last))) => (first..=last).contains(&slot),
+            (Some(Ok(only)), None) => only == slot,
+            _ => false,
+        }
+    })
 }
 
 fn set_slot(server: &Server, slot: u16, words: &[&str]) {

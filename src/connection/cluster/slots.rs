@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use redis::Value;
 
-use super::super::SLOTS;
 use super::Place;
+use crate::connection::SLOTS;
 
 /// Slots in a row, and who has them.
 #[derive(Debug, PartialEq, Eq)]
