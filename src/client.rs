@@ -22,7 +22,7 @@ use crate::semaphore::Semaphore;
 #[cfg(shuttle)]
 mod model_tests;
 
-/// A client of one Redis server, from which locks are made.
+/// A client of one Redis server or cluster, from which locks are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
@@ -57,7 +57,8 @@ impl Client {
     /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS (feature
     /// `tls`; `#insecure` at its end trusts any certificate), or
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
-    /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
+    /// `protocol=resp3`. A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
+    /// `rediss-cluster://` with TLS, with some of its servers, which name the others. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
     ///
     /// # Errors
     ///
@@ -162,7 +163,7 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel, or too old, or has no database of the number in the URL, or if the system gives
+    ///   Sentinel, or of a cluster's URL none of a cluster, or too old, or has no database of the number in the URL, or if the system gives
     ///   no threads or no random numbers. Trying again does not help.
     /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or
     ///   lets the client not in: its password, its protected mode, its number of connections, the

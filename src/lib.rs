@@ -76,7 +76,8 @@
 //! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
 //! logged), and a few connections (4 to 16 for commands, by the distance of the server, or as many
 //! as [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the
-//! first wait; one for renewals).
+//! first wait; one for renewals). In a cluster that is for each server of which something is used,
+//! with a thread for each of the last two, and `redlatch-errands` gives them their work.
 //! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
 //! the drop of the last handle, releases what is held and ends the threads.
 //!
