@@ -10,7 +10,7 @@ use rand::seq::IndexedRandom;
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
-use crate::connection::Endpoint;
+use crate::connection::{Endpoint, Lane};
 use crate::script::number;
 use crate::script::semaphore::SemaphoreScripts;
 
@@ -20,7 +20,8 @@ const A_LITTLE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
 fn route(url: &str) -> Route {
-    Route::new(Arc::new(Endpoint::new(url, LONG, LONG).unwrap()))
+    let endpoint = Arc::new(Endpoint::new(url, LONG, LONG).unwrap());
+    Route::Server(Arc::new(Lane::new(endpoint)))
 }
 
 /// A semaphore "pool" of one client, whose server remembers for so long.
