@@ -22,7 +22,8 @@ use crate::semaphore::Semaphore;
 #[cfg(shuttle)]
 mod model_tests;
 
-/// A client of one Redis server or cluster, from which locks are made.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster, from which locks
+/// are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
@@ -59,6 +60,28 @@ impl Client {
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
     /// `protocol=resp3`. A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
     /// `rediss-cluster://` with TLS, with some of its servers, which name the others. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
+    ///
+    /// Behind Sentinels it is
+    /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with
+    /// `rediss-sentinel://` where Sentinels and servers speak TLS: the hosts are Sentinels (port 26379
+    /// if there is none; one that works is enough, it tells of the others), the service is what they
+    /// call the master. User and password are the servers'; those of the Sentinels are the
+    /// parameters `sentinelUsername` and `sentinelPassword`, or
+    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). As
+    /// other clients have it, the service may be the parameter `sentinelServiceName` (fred) or
+    /// `sentinelMasterId` (Lettuce), behind the hosts stands the database then, and further hosts may be
+    /// parameters `node`. What a failover does to a lock: [the crate's page](crate#failover).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// use redlatch::Client;
+    ///
+    /// let one_server = Client::connect("redis://:secret@redis.example/2")?;
+    /// let by_sentinels = Client::connect(
+    ///     "redis-sentinel://:secret@s1.example,s2.example,s3.example/mymaster/2?sentinelPassword=other",
+    /// )?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -163,9 +186,10 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel, or of a cluster's URL none of a cluster, or too old, or has no database of the number in the URL, or if the system gives
+    ///   Sentinel though the URL is no Sentinels', or of a cluster's URL none of a cluster, if no Sentinel
+    ///   knows the master, if the server is too old, or has no database of the number in the URL, or if the system gives
     ///   no threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server cannot be reached, does not answer in time, or
+    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not answer in time, or
     ///   lets the client not in: its password, its protected mode, its number of connections, the
     ///   right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.

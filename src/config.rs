@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use redis::RedisConnectionInfo;
+
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
@@ -36,6 +38,34 @@ pub(crate) struct Config {
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
     pub(crate) sharded_channels: Option<bool>,
+    pub(crate) failover_timeout: Duration,
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) sentinel_credentials: Option<Credentials>,
+}
+
+/// A user and a password that are in no URL.
+#[derive(Clone)]
+pub(crate) struct Credentials {
+    user: String,
+    password: String,
+}
+
+impl Credentials {
+    /// These instead of the URL's, if there are any.
+    pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
+        let settings = url.clone();
+        match these {
+            None => settings,
+            Some(Self { user, password }) if user.is_empty() => settings.set_password(password),
+            Some(Self { user, password }) => settings.set_username(user).set_password(password),
+        }
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Credentials")
+    }
 }
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -56,6 +86,9 @@ impl ClientBuilder {
             response_timeout: Duration::from_secs(3),
             connections: None,
             sharded_channels: None,
+            failover_timeout: Duration::from_secs(60),
+            credentials: None,
+            sentinel_credentials: None,
         };
         Self { url: url.to_owned(), config }
     }
@@ -145,6 +178,36 @@ impl ClientBuilder {
         self
     }
 
+    /// How long a call that waits goes on while there is no master, of a client with Sentinels or of
+    /// a cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a cancel. A call that does
+    /// not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the master for
+    /// [`connect_timeout`](Self::connect_timeout).
+    ///
+    /// At least what the Sentinels take to choose another master, which is their
+    /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at once.
+    /// Up to a year. Defaults to 60 s. Without Sentinels it does nothing.
+    pub fn failover_timeout(mut self, timeout: Duration) -> Self {
+        self.config.failover_timeout = timeout;
+        self
+    }
+
+    /// User and password for the server, instead of those in the URL: as they are, with nothing
+    /// written otherwise. An empty user is the server's default one. With Sentinels it is for the
+    /// servers that they watch.
+    pub fn credentials(mut self, user: &str, password: &str) -> Self {
+        let (user, password) = (user.to_owned(), password.to_owned());
+        self.config.credentials = Some(Credentials { user, password });
+        self
+    }
+
+    /// User and password for the Sentinels, instead of `sentinelUsername` and `sentinelPassword` in the
+    /// URL. An empty user is their default one.
+    pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
+        let (user, password) = (user.to_owned(), password.to_owned());
+        self.config.sentinel_credentials = Some(Credentials { user, password });
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
@@ -155,7 +218,15 @@ impl ClientBuilder {
             response_timeout,
             connections,
             sharded_channels: _,
+            failover_timeout,
+            credentials: _,
+            sentinel_credentials: _,
         } = &self.config;
+        if *failover_timeout > LONGEST_TIMEOUT {
+            return unusable(format!(
+                "failover_timeout is {failover_timeout:?}; it must be a year at most"
+            ));
+        }
         if !(SHORTEST_FAIR_WAIT..=LONGEST_FAIR_WAIT).contains(fair_wait_timeout) {
             return unusable(format!(
                 "fair_wait_timeout is {fair_wait_timeout:?}; it must be from 100 ms to a minute"

@@ -69,12 +69,31 @@
 //!
 //! The whole list, and the promises in full, are in README.md.
 //!
+//! # Failover
+//!
+//! With a URL of Sentinels ([`Client::connect`]) the client follows the master. Whoever is connected to
+//! the old one is cut off from it as soon as a Sentinel says that there is another, and
+//!
+//! - a call that waits goes on waiting, for [`failover_timeout`](ClientBuilder::failover_timeout) at
+//!   most; another call looks for the master for
+//!   [`connect_timeout`](ClientBuilder::connect_timeout);
+//! - what is held is asked for on the new master at once. A lock that it knows is kept and renewed. One
+//!   that it does not know is lost, and told so: replication does not wait, and the old master may have
+//!   granted it and died before it sent that on. **Then another may have had the lock before its first
+//!   holder was told.** The same holds for what an old master grants that is cut off from its
+//!   Sentinels and not from its clients, until they hear of the new one;
+//! - a release that the old master answered and did not send on is undone: the lock is held by nobody
+//!   until its lease ends. Permits and counts may go back in the same way.
+//!
+//! What keeps that from doing harm is a write that is conditional by itself. (Fencing tokens come from
+//! the same server, and may repeat.)
+//!
 //! # Threads and connections
 //!
 //! A process usually has one [`Client`]. Its clones and all that it made share what it has: three
 //! background threads, however much is held (`redlatch-watchdog`, `redlatch-renewer` and
 //! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
-//! logged), and a few connections (4 to 16 for commands, by the distance of the server, or as many
+//! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a few connections (4 to 16 for commands, by the distance of the server, or as many
 //! as [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the
 //! first wait; one for renewals). In a cluster that is for each server of which something is used,
 //! with a thread for each of the last two, and `redlatch-errands` gives them their work.
@@ -104,7 +123,7 @@
 //! | level | what |
 //! |---|---|
 //! | `error` | a callback panicked; a release of permits or a count-down was given up; a fault of this library |
-//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; a right is missing without which waiting takes longer; lines were left out |
+//! | `warn` | a lock was lost, and why; a release failed, and what becomes of it; an outage of the server begins, and its cause; the server lets no further connection in, and why; another server is the master; a right is missing, and what that costs; lines were left out |
 //! | `info` | the outage is over, or connections are let in again, after how long |
 //! | `debug` | what failed and is tried again |
 //!

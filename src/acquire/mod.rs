@@ -138,7 +138,15 @@ pub(crate) fn acquire<S: Synchronizer>(
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
-        let lead = match synchronizer.enter(claim)? {
+        let began = Instant::now();
+        let entered = match synchronizer.enter(claim) {
+            Ok(entered) => entered,
+            Err(error) => {
+                go_on(synchronizer, claim, began, error)?;
+                continue;
+            }
+        };
+        let lead = match entered {
             Enter::Granted(grant) => return Ok(Some(grant)),
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead,
@@ -148,7 +156,10 @@ pub(crate) fn acquire<S: Synchronizer>(
                     None => continue,
                     granted => return Ok(granted),
                 },
-                Some(Signal::Failed(error)) => return Err(error),
+                Some(Signal::Failed(error)) => {
+                    go_on(synchronizer, claim, began, error)?;
+                    continue;
+                }
                 None => return Ok(None),
             },
         };
@@ -197,7 +208,15 @@ fn lead_until_granted<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
         let lead = baton.lead_or(|| synchronizer.place(claim));
-        let Some(grant) = await_grant(synchronizer, lead, claim)? else { return Ok(None) };
+        let began = Instant::now();
+        let granted = match await_grant(synchronizer, lead, claim) {
+            Ok(granted) => granted,
+            Err(error) => {
+                go_on(synchronizer, claim, began, error)?;
+                continue;
+            }
+        };
+        let Some(grant) = granted else { return Ok(None) };
         // What it was granted was perhaps taken away meanwhile: only the server knows.
         lead.listening.ask_at = 0;
         if let Some(grant) = synchronizer.install(&mut baton, grant, claim)? {
@@ -248,6 +267,25 @@ fn await_grant<S: Synchronizer>(
         }
     }
 }
+
+/// After trouble: while another server takes over the wait goes on, a moment later. It began no
+/// earlier than that outage ended, if it is over. Otherwise the trouble is the wait's.
+fn go_on<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+    began: Instant,
+    error: Error,
+) -> Result<(), Error> {
+    let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
+    if !wait.blocks() || !core.is_taken_over(&error, began) {
+        return Err(error);
+    }
+    doze(core, name, claim.thread, wait, wait.sleep_until(TAKEN_OVER), || false)?;
+    if wait.is_over() { Err(error) } else { Ok(()) }
+}
+
+/// How long a wait leaves the servers alone that are just choosing a master.
+const TAKEN_OVER: Duration = Duration::from_millis(100);
 
 /// Sleeps until there is `news`, or until `until`.
 fn doze(

@@ -18,7 +18,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::acquire::await_confirmation;
 use crate::connection::{Command, Outcome, Receiver};
@@ -133,12 +133,19 @@ impl<'a> Place<'a> {
             let moved = self.seen != version && self.own.is_confirmed();
             if moved || clock::now() >= look_at {
                 self.seen = version;
-                if self.look(false)? == Looked::Notified {
-                    if !self.mail.notified.load(Ordering::Acquire) {
-                        // The message of that is on its way, or was lost.
-                        core.pubsub.suspect(&self.part.keys.waiting);
+                let began = Instant::now();
+                match self.look(false) {
+                    Ok(Looked::Notified) => {
+                        if !self.mail.notified.load(Ordering::Acquire) {
+                            // The message of that is on its way, or was lost.
+                            core.pubsub.suspect(&self.part.keys.waiting);
+                        }
+                        return Ok(Ended::Notified);
                     }
-                    return Ok(Ended::Notified);
+                    Ok(Looked::Waits) => {}
+                    // Whether it still stands there the next master knows.
+                    Err(error) if core.is_taken_over(&error, began) => {}
+                    Err(error) => return Err(error),
                 }
                 look_at = clock::now().saturating_add(Self::poll());
             }

@@ -118,8 +118,7 @@ impl Cluster {
     fn open(url: &ClusterUrl, config: &Config) -> Result<Self, Error> {
         let mut refusal = None;
         for info in &url.nodes {
-            let manner =
-                Endpoint::of_cluster(info, config.connect_timeout, config.response_timeout);
+            let manner = Endpoint::of_cluster(info, config);
             let asked = match ask(&manner, config.connect_timeout) {
                 Ok(asked) => asked,
                 Err(error) => {
@@ -270,7 +269,9 @@ impl Cluster {
         drop(state);
         let _looking = Looking(self);
         for place in first.into_iter().chain(known.iter().filter(|place| Some(*place) != first)) {
-            let Ok(asked) = ask(&self.manner.at(place, 0), SAYS_WITHIN) else { continue };
+            let Ok(asked) = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN) else {
+                continue;
+            };
             if let Ok(ranges) = ranges(&asked.slots, place) {
                 let changed = self.learn(place, &ranges);
                 if !changed.is_empty() {
@@ -317,7 +318,7 @@ impl Cluster {
             return at as u16;
         }
         let number = state.nodes.len();
-        let endpoint = Arc::new(self.manner.at(place, number));
+        let endpoint = Arc::new(self.manner.of_same_cluster(place, number));
         let lanes = self.lanes.get().copied().unwrap_or(1);
         let node = Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes));
         state.nodes.push((place.clone(), Arc::clone(&node)));

@@ -4,18 +4,24 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
 
-use super::cluster::Place;
+use super::cluster;
+#[cfg(not(all(test, shuttle)))]
+use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
+#[cfg(not(all(test, shuttle)))]
+use super::url::SentinelUrl;
 use super::url::{FORMS, explain_url};
 use super::{Channels, Connection, Health};
+use crate::config::{Config, Credentials};
 use crate::error::{Error, ErrorKind};
 
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    info: ConnectionInfo,
+    place: Place,
+    settings: RedisConnectionInfo,
     /// Counts the servers of a cluster.
     number: usize,
     channels: Channels,
@@ -29,12 +35,37 @@ pub(crate) struct Endpoint {
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
+/// Where a server is found.
+#[derive(Clone)]
+enum Place {
+    At(ConnectionAddr),
+    /// Wherever they say.
+    #[cfg(not(all(test, shuttle)))]
+    Named(Arc<Sentinels>),
+}
+
 impl Endpoint {
+    #[cfg(test)]
     pub(crate) fn new(
         url: &str,
         connect_timeout: Duration,
         response_timeout: Duration,
     ) -> Result<Self, Error> {
+        let config = crate::config::ClientBuilder::new(url).config;
+        Self::of(url, &Config { connect_timeout, response_timeout, ..config })
+    }
+
+    pub(crate) fn of(url: &str, config: &Config) -> Result<Self, Error> {
+        let timeouts = [config.connect_timeout, config.response_timeout];
+        let credentials = &config.credentials;
+        #[cfg(not(all(test, shuttle)))]
+        if let Some(url) = SentinelUrl::parse(url) {
+            let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
+            let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
+            let settings = Credentials::instead(credentials, url.server.redis_settings());
+            let place = Place::Named(Arc::new(Sentinels::new(&url, &settings, config, &health)));
+            return Ok(Self::at(place, settings, timeouts, health));
+        }
         if let Some(why) = explain_url(url) {
             return Err(Error::new(ErrorKind::Config, why));
         }
@@ -42,35 +73,47 @@ impl Endpoint {
             Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
                 .caused_by(source)
         })?;
-        Ok(Self::of(info, 0, Channels::Server, [connect_timeout, response_timeout]))
+        let health = Arc::new(Health::new(&info.addr().to_string()));
+        let place = Place::At(info.addr().clone());
+        let settings = Credentials::instead(credentials, info.redis_settings());
+        Ok(Self::at(place, settings, timeouts, health))
     }
 
     /// A server of a cluster, before it is known how channels are spoken to there.
-    pub(super) fn of_cluster(
-        info: &ConnectionInfo,
-        connect_timeout: Duration,
-        response_timeout: Duration,
-    ) -> Self {
-        Self::of(info.clone(), 0, Channels::Cluster, [connect_timeout, response_timeout])
+    pub(super) fn of_cluster(info: &ConnectionInfo, config: &Config) -> Self {
+        let timeouts = [config.connect_timeout, config.response_timeout];
+        let settings = Credentials::instead(&config.credentials, info.redis_settings());
+        let health = Arc::new(Health::new(&info.addr().to_string()));
+        let endpoint = Self::at(Place::At(info.addr().clone()), settings, timeouts, health);
+        endpoint.with_channels(Channels::Cluster)
     }
 
     /// Another server of the same cluster.
-    pub(super) fn at(&self, place: &Place, number: usize) -> Self {
-        let info = self.info.clone().set_addr(place.instead_of(self.info.addr()));
-        Self::of(info, number, self.channels, [self.connect_timeout, self.response_timeout])
+    pub(super) fn of_same_cluster(&self, place: &cluster::Place, number: usize) -> Self {
+        let address = match &self.place {
+            Place::At(address) => place.instead_of(address),
+            // A cluster has no Sentinels.
+            #[cfg(not(all(test, shuttle)))]
+            Place::Named(_) => place.instead_of(&ConnectionAddr::Tcp(String::new(), 0)),
+        };
+        let health = Arc::new(Health::new(&address.to_string()));
+        let timeouts = [self.connect_timeout, self.response_timeout];
+        let endpoint = Self::at(Place::At(address), self.settings.clone(), timeouts, health);
+        Self { number, channels: self.channels, ..endpoint }
     }
 
-    fn of(
-        info: ConnectionInfo,
-        number: usize,
-        channels: Channels,
+    fn at(
+        place: Place,
+        settings: RedisConnectionInfo,
         [connect_timeout, response_timeout]: [Duration; 2],
+        health: Arc<Health>,
     ) -> Self {
-        let health = Arc::new(Health::new(&info.addr().to_string()));
+        let (number, channels) = (0, Channels::Server);
         let runs = Arc::new(Runs::new());
         let (asks, opened) = (false, Arc::default());
         Self {
-            info,
+            place,
+            settings,
             number,
             channels,
             connect_timeout,
@@ -95,8 +138,12 @@ impl Endpoint {
         self.channels
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place::of(self.info.addr())
+    pub(super) fn place(&self) -> cluster::Place {
+        match &self.place {
+            Place::At(address) => cluster::Place::of(address),
+            #[cfg(not(all(test, shuttle)))]
+            Place::Named(_) => cluster::Place { host: String::new(), port: 0 },
+        }
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -122,8 +169,13 @@ impl Endpoint {
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
-        let (address, settings) = (self.info.addr(), self.info.redis_settings());
-        let opened = Connection::open(address, settings, self.response_timeout, deadline);
+        let (settings, timeout) = (&self.settings, self.response_timeout);
+        let opened = match &self.place {
+            Place::At(address) => {
+                Connection::open(address, settings, timeout, deadline, false, &|_| {})
+            }
+            Place::Named(sentinels) => sentinels.open(timeout, deadline),
+        };
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
                 self.health.refused(error);
@@ -131,6 +183,9 @@ impl Endpoint {
                 self.health.failed(now, error);
             }
         })?;
+        if !server.says_its_run() {
+            self.health.lacks(NO_INFO);
+        }
         self.runs.met(server, self.asks);
         self.health.opened(now);
         Ok(connection)
@@ -166,6 +221,51 @@ impl Endpoint {
         let _only_once = self.opened.set(Box::new(tell));
     }
 
+    /// From here on `tell` is called when another server is the master: it must not block.
+    pub(crate) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
+        #[cfg(not(all(test, shuttle)))]
+        if let Place::Named(sentinels) = &self.place {
+            sentinels.on_moved(tell);
+        }
+        #[cfg(all(test, shuttle))]
+        drop(tell);
+    }
+
+    /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there are
+    /// no Sentinels.
+    pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
+        #[cfg(not(all(test, shuttle)))]
+        match &self.place {
+            Place::At(_) => None,
+            Place::Named(sentinels) => {
+                let sentinels = Arc::clone(sentinels);
+                Some(move || sentinels.follow())
+            }
+        }
+        #[cfg(all(test, shuttle))]
+        None::<fn()>
+    }
+
+    /// The client ends: nobody looks for a master any more.
+    pub(crate) fn end(&self) {
+        #[cfg(not(all(test, shuttle)))]
+        if let Place::Named(sentinels) = &self.place {
+            sentinels.end();
+        }
+    }
+
+    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels or
+    /// the other servers of a cluster end.
+    pub(crate) fn is_taken_over(&self, since: Instant, limit: Duration) -> bool {
+        (self.has_sentinels() || self.channels != Channels::Server)
+            && self.health.out_since(since).is_some_and(|lasted| lasted < limit)
+    }
+
+    /// Whether another server may take this one's place.
+    pub(super) fn has_sentinels(&self) -> bool {
+        !matches!(self.place, Place::At(_))
+    }
+
     /// Which run of the server was met last. No two servers of a client have the same.
     pub(crate) fn incarnation(&self) -> u64 {
         (self.number as u64) << 32 | self.runs.incarnation()
@@ -186,14 +286,17 @@ impl Endpoint {
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.info.redis_settings().db()
+        self.settings.db()
     }
 
     /// Where the server is, for people. Never with a user or a password.
     pub(crate) fn address(&self) -> String {
-        self.info.addr().to_string()
+        self.health.address().to_string()
     }
 }
+
+const NO_INFO: &str = "it does not say which run of it this is (INFO server is not allowed), so each \
+                       new connection counts as another one, and what is held is asked for again";
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

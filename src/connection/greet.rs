@@ -61,8 +61,8 @@ fn is_replica(lane: &Lane) -> bool {
 fn look_at(server: &Server) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
-            "this is a Sentinel and not the server itself: ask it for the master's address \
-             (SENTINEL GET-MASTER-ADDR-BY-NAME) and connect to that one",
+            "this is a Sentinel and not the server itself: with redis-sentinel://host:port/name as \
+             the URL it is asked for the master of that name",
         );
     }
     if server.is_too_old() {

@@ -15,12 +15,14 @@ use crate::sync::Mutex;
 /// a server that answers and lets no further connection in (it is full, say, or the password was
 /// changed): the others work. It is told by itself, and is over when the next one is opened.
 pub(crate) struct Health {
-    address: Arc<str>,
+    address: Mutex<Arc<str>>,
     /// A copy of whether the state is `Out`, to be read for nothing.
     out: AtomicBool,
     state: Mutex<State>,
     /// Since when it refuses connections, if it does.
     refuses: Mutex<Option<Instant>>,
+    /// What was said to be lacking: once is enough.
+    lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
 }
 
@@ -35,23 +37,70 @@ enum State {
 /// What is to be said of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    Out { address: Arc<str>, cause: String },
-    Back { address: Arc<str>, after: Duration },
-    Refuses { address: Arc<str>, cause: String },
-    LetsIn { address: Arc<str>, after: Duration },
+    Out {
+        address: Arc<str>,
+        cause: String,
+    },
+    Back {
+        address: Arc<str>,
+        after: Duration,
+    },
+    Refuses {
+        address: Arc<str>,
+        cause: String,
+    },
+    LetsIn {
+        address: Arc<str>,
+        after: Duration,
+    },
+    /// Another server is the master now.
+    Moved {
+        address: Arc<str>,
+        from: Arc<str>,
+    },
+    /// A right is missing, and what that costs.
+    Lacks {
+        address: Arc<str>,
+        what: &'static str,
+    },
 }
 
 impl Health {
     /// Of the server at `address`, which people may read: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
-        let address = address.into();
+        let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
-        Self { address, out, state, refuses: Mutex::new(None), told: OnceLock::new() }
+        let (refuses, lacks) = (Mutex::new(None), Mutex::default());
+        Self { address, out, state, refuses, lacks, told: OnceLock::new() }
     }
 
     /// Where the server is, for people.
-    pub(crate) fn address(&self) -> &Arc<str> {
-        &self.address
+    pub(crate) fn address(&self) -> Arc<str> {
+        Arc::clone(&self.address.lock())
+    }
+
+    /// From here on the server is another one. `first`: there was none before.
+    pub(super) fn moved(&self, address: &str, first: bool) {
+        let address: Arc<str> = address.into();
+        let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
+        if !first {
+            self.tell(|address| News::Moved { address, from });
+        }
+    }
+
+    /// It does without something, and says so.
+    pub(super) fn lacks(&self, what: &'static str) {
+        // Before a client is made nobody hears: then it is said of the next connection.
+        if self.told.get().is_none() {
+            return;
+        }
+        let mut lacks = self.lacks.lock();
+        if lacks.contains(&what) {
+            return;
+        }
+        lacks.push(what);
+        drop(lacks);
+        self.tell(|address| News::Lacks { address, what });
     }
 
     /// From here on `tell` hears when an outage begins and when it is over. It must only put the
@@ -110,6 +159,14 @@ impl Health {
         self.works(begun);
     }
 
+    /// How long an outage lasts already, or lasted, if it was one at a time after `since`.
+    pub(super) fn out_since(&self, since: Instant) -> Option<Duration> {
+        match *self.state.lock() {
+            State::Out(began) => Some(began.elapsed()),
+            State::Works(ended) => ended.filter(|ended| *ended >= since).map(|_| Duration::ZERO),
+        }
+    }
+
     /// Whether there is an outage, as far as anybody has noticed.
     pub(crate) fn is_out(&self) -> bool {
         self.out.load(Ordering::Acquire)
@@ -117,7 +174,7 @@ impl Health {
 
     fn tell(&self, news: impl FnOnce(Arc<str>) -> News) {
         if let Some(told) = self.told.get() {
-            told(news(Arc::clone(&self.address)));
+            told(news(self.address()));
         }
     }
 }
@@ -125,7 +182,9 @@ impl Health {
 impl News {
     pub(crate) fn level(&self) -> log::Level {
         match self {
-            Self::Out { .. } | Self::Refuses { .. } => log::Level::Warn,
+            Self::Out { .. } | Self::Refuses { .. } | Self::Moved { .. } | Self::Lacks { .. } => {
+                log::Level::Warn
+            }
             Self::Back { .. } | Self::LetsIn { .. } => log::Level::Info,
         }
     }
@@ -148,6 +207,12 @@ impl fmt::Display for News {
                 let after = after.as_secs_f64();
                 write!(f, "the server at {address} lets connections in again, after {after:.1} s")
             }
+            Self::Moved { address, from } => write!(
+                f,
+                "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
+                 for there"
+            ),
+            Self::Lacks { address, what } => write!(f, "the server at {address}: {what}"),
         }
     }
 }
@@ -155,7 +220,7 @@ impl fmt::Display for News {
 impl fmt::Debug for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Health")
-            .field("address", &self.address)
+            .field("address", &self.address())
             .field("out", &self.out)
             .finish_non_exhaustive()
     }

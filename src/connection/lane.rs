@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::link::{Cause, Failure, Link, Outcome, Receiver};
+use super::reply::is_wrong_server;
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Thread};
@@ -277,6 +278,14 @@ impl Lane {
         let deadline = self.deadline();
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
+            // It changed nothing there. The next connection leads to the master.
+            Ok(reply)
+                if self.endpoint.has_sentinels()
+                    && is_wrong_server(&reply)
+                    && Instant::now() < deadline =>
+            {
+                (self.call_once(command), false)
+            }
             outcome => (outcome, false),
         }
     }

@@ -41,7 +41,7 @@ pub(crate) struct Cause {
 
 impl Cause {
     pub(super) fn new(error: impl Into<RedisError>, health: &Health) -> Self {
-        Self { error: Arc::new(error.into()), address: Arc::clone(health.address()) }
+        Self { error: Arc::new(error.into()), address: health.address() }
     }
 }
 
@@ -134,6 +134,10 @@ impl Link {
 
     /// Whether it can be trusted with a command. After a `false` it is of no use any more.
     pub(crate) fn is_alive(&mut self) -> bool {
+        // One master: where another server has taken over, nothing more is written to this one.
+        if self.connection.is_closed() {
+            return false;
+        }
         if clock::now().saturating_sub(self.heard_at) < TRUSTED {
             return true;
         }

@@ -13,6 +13,8 @@ pub(crate) mod model;
 mod node;
 mod reply;
 mod route;
+#[cfg(not(all(test, shuttle)))]
+mod sentinel;
 mod server;
 mod servers;
 mod slot;

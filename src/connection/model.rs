@@ -182,6 +182,10 @@ impl Connection {
         self.recv_response()
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        false
+    }
+
     pub(crate) fn set_read_timeout(&mut self, _timeout: Duration) {}
 
     pub(crate) fn closer(&mut self) -> Closer {

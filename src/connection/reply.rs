@@ -76,8 +76,14 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
 /// Whether a server has answered whoever wants to connect: it is there, and does not let it in.
 #[cfg(not(all(test, shuttle)))]
 pub(super) fn is_refusal(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::AuthenticationFailed || error.code().is_some()
+    error.kind() == ErrorKind::AuthenticationFailed
+        || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))
 }
+
+/// The code of an error of our own: the Sentinels know no master, now.
+pub(super) const NO_MASTER: &str = "NOMASTER";
+/// And there will be none: none of them knows the name.
+pub(super) const NO_SERVICE: &str = "NOSERVICE";
 
 /// What a server says of itself to whoever it does not let in, before any question.
 pub(super) fn turns_away(error: &RedisError) -> bool {

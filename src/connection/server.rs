@@ -19,6 +19,8 @@ pub(super) struct Server {
     /// `None`: it does not say.
     pub(super) version: Option<[u32; 3]>,
     pub(super) is_sentinel: bool,
+    /// `None`: it was not asked, or must not say.
+    pub(super) is_master: Option<bool>,
 }
 
 impl Server {
@@ -53,7 +55,26 @@ impl Server {
             run_id: field("run_id").map(str::to_owned),
             version,
             is_sentinel: field("redis_mode") == Some("sentinel"),
+            is_master: None,
         }
+    }
+
+    /// With what it answered to `ROLE`.
+    pub(super) fn in_role(self, reply: &Value) -> Self {
+        let role = match reply {
+            Value::Array(parts) => parts.first(),
+            _ => None,
+        };
+        let is_master = match role {
+            Some(Value::BulkString(role)) => Some(role == b"master"),
+            Some(Value::SimpleString(role)) => Some(role == "master"),
+            _ => None,
+        };
+        Self { is_master, ..self }
+    }
+
+    pub(super) fn says_its_run(&self) -> bool {
+        self.run_id.is_some()
     }
 
     /// Whether both say that they are the same run of the same server.

@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,12 +29,18 @@ const LATE: Duration = Duration::from_millis(10);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
-    stream: Arc<Stream>,
+    open: Arc<Open>,
     deadline: Instant,
     /// What the stream's own timeouts are set to: of reads, of writes.
     armed: [Duration; 2],
     /// Whether it was looked, after the deadline, for what has come before it.
     looked: bool,
+}
+
+struct Open {
+    stream: Stream,
+    /// Somebody of this process has ended it.
+    closed: AtomicBool,
 }
 
 enum Stream {
@@ -108,7 +115,8 @@ impl Socket {
     }
 
     fn new(stream: Stream, deadline: Instant) -> Self {
-        Self { stream: Arc::new(stream), deadline, armed: [Duration::MAX; 2], looked: false }
+        let open = Arc::new(Open { stream, closed: AtomicBool::new(false) });
+        Self { open, deadline, armed: [Duration::MAX; 2], looked: false }
     }
 
     /// Until when what is read and written from here on must be done.
@@ -118,7 +126,12 @@ impl Socket {
     }
 
     pub(super) fn closer(&self) -> Closer {
-        Closer(Arc::downgrade(&self.stream))
+        Closer(Arc::downgrade(&self.open))
+    }
+
+    /// Whether a [`Closer`] has ended it.
+    pub(super) fn is_closed(&self) -> bool {
+        self.open.closed.load(Ordering::Acquire)
     }
 
     /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
@@ -134,7 +147,7 @@ impl Socket {
         };
         let armed = &mut self.armed[way as usize];
         if anew || *armed > left.saturating_add(LATE) {
-            match (&*self.stream, way) {
+            match (&self.open.stream, way) {
                 (Stream::Tcp(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
                 (Stream::Tcp(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
                 #[cfg(unix)]
@@ -156,7 +169,7 @@ impl Socket {
         let mut anew = false;
         loop {
             self.arm(way, anew)?;
-            match attempt(&self.stream) {
+            match attempt(&self.open.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The socket's own timeout was an earlier deadline's.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => anew = true,
@@ -172,17 +185,23 @@ impl Socket {
 }
 
 /// Ends a socket's connection from another thread, which may sleep in a read of it.
-pub(crate) struct Closer(Weak<Stream>);
+pub(crate) struct Closer(Weak<Open>);
 
 impl Closer {
     pub(crate) fn close(&self) {
-        let Some(stream) = self.0.upgrade() else { return };
+        let Some(open) = self.0.upgrade() else { return };
+        open.closed.store(true, Ordering::Release);
         // It may be closed already.
-        let _ = match &*stream {
+        let _ = match &open.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             #[cfg(unix)]
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
+    }
+
+    /// Whether there is nothing left to close.
+    pub(super) fn is_done(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 
@@ -247,7 +266,7 @@ mod tests {
     /// Who of `addresses` is connected to within a second.
     fn connect(addresses: &[SocketAddr]) -> io::Result<SocketAddr> {
         let socket = Socket::to_one_of(addresses, Instant::now() + Duration::from_secs(1))?;
-        match &*socket.stream {
+        match &socket.open.stream {
             Stream::Tcp(stream) => stream.peer_addr(),
             Stream::Unix(_) => unreachable!(),
         }

@@ -31,12 +31,15 @@ enum Stream {
 
 impl Connection {
     /// Connects, gives user and password, chooses the database, and asks who is there: all of it
-    /// until `deadline`, in one round trip once it is connected.
+    /// until `deadline`, in one round trip once it is connected. `begun` hears of what ends it as soon
+    /// as it is connected. `with_role`: the server is asked whether it is a master, too.
     pub(super) fn open(
         address: &ConnectionAddr,
         settings: &RedisConnectionInfo,
         response_timeout: Duration,
         deadline: Instant,
+        with_role: bool,
+        begun: &dyn Fn(Closer),
     ) -> RedisResult<(Self, Server)> {
         let open = || -> RedisResult<(Self, Server)> {
             let mut connection = Self {
@@ -45,7 +48,8 @@ impl Connection {
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
-            let greeted = connection.greet(settings, deadline);
+            begun(connection.closer());
+            let greeted = connection.greet(settings, deadline, with_role);
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
@@ -56,11 +60,19 @@ impl Connection {
         }
     }
 
-    fn greet(&mut self, settings: &RedisConnectionInfo, deadline: Instant) -> RedisResult<Server> {
+    fn greet(
+        &mut self,
+        settings: &RedisConnectionInfo,
+        deadline: Instant,
+        with_role: bool,
+    ) -> RedisResult<Server> {
         let steps = introduction(settings);
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
         bytes.extend_from_slice(Command::plain(&[b"INFO", b"server"]).bytes());
+        if with_role {
+            bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
+        }
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {
             // A server that is full or protected says so and hangs up: the write may fail, and the
@@ -76,7 +88,8 @@ impl Connection {
         }
         let info = self.receive_until(deadline);
         sent?;
-        Server::of(info?)
+        let server = Server::of(info?)?;
+        Ok(if with_role { server.in_role(&self.receive_until(deadline)?) } else { server })
     }
 
     /// Writes commands, within the write timeout.
@@ -84,7 +97,7 @@ impl Connection {
         self.send_until(bytes, deadline_in(self.write_timeout))
     }
 
-    fn send_until(&mut self, bytes: &[u8], deadline: Instant) -> RedisResult<()> {
+    pub(super) fn send_until(&mut self, bytes: &[u8], deadline: Instant) -> RedisResult<()> {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(bytes)?,
@@ -120,6 +133,15 @@ impl Connection {
     /// What ends it from another thread.
     pub(crate) fn closer(&mut self) -> Closer {
         self.stream.socket().closer()
+    }
+
+    /// Whether it was ended that way.
+    pub(super) fn is_closed(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(socket) => socket.is_closed(),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.get_ref().is_closed(),
+        }
     }
 
     pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {

@@ -2,6 +2,7 @@
 
 use redis::{RedisError, Value};
 
+use super::reply::{NO_MASTER, NO_SERVICE};
 use super::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind};
 
@@ -79,6 +80,14 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
                  or switch protected-mode off where its network is trusted"
             ),
         ),
+        (_, NO_MASTER) => {
+            let message = format!("the Sentinels name no master that answers; of {detail}");
+            return Error::new(ErrorKind::Redis, message).transient(true);
+        }
+        (_, NO_SERVICE) => {
+            let message = format!("the Sentinels know no master; of {detail}");
+            return Error::new(ErrorKind::Config, message);
+        }
         _ if detail.contains("max number of clients") => {
             let message = format!(
                 "{server} has no connection left: raise its maxclients, or close other clients"

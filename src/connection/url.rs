@@ -1,8 +1,10 @@
 //! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
 
 mod cluster;
+mod sentinel;
 
 pub(super) use cluster::ClusterUrl;
+pub(super) use sentinel::SentinelUrl;
 
 /// Why a URL cannot be used, if it is clear why. A URL that cannot be used for another reason is
 /// refused where it is read.
@@ -12,9 +14,11 @@ pub(super) fn explain_url(url: &str) -> Option<String> {
 }
 
 pub(super) const FORMS: &str = "A URL is redis://[[user]:password@]host[:port][/database], with rediss:// for TLS \
-                     (feature `tls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], or for a cluster \
-                     redis-cluster://[[user]:password@]host[:port][,host[:port]…], with rediss-cluster:// for \
-                     TLS";
+                     (feature `tls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], for a cluster \
+                     redis-cluster://[[user]:password@]host[:port][,host[:port]…], or for Sentinels \
+                     redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]\
+                     [?sentinelUsername=…&sentinelPassword=…], with rediss-cluster:// and rediss-sentinel:// \
+                     for TLS";
 const ESCAPE: &str =
     "in a user or a password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
 
@@ -26,9 +30,6 @@ fn explain(url: &str) -> Option<String> {
     let unix = match scheme.to_ascii_lowercase().as_str() {
         "redis" | "rediss" | "valkey" | "valkeys" => false,
         "unix" | "redis+unix" | "valkey+unix" => true,
-        scheme if scheme.contains("sentinel") => {
-            return say("redlatch talks to one server or a cluster, not yet to a Sentinel");
-        }
         _ => {
             return say(
                 "the URL's scheme is not one of redis, rediss, valkey, valkeys, redis+unix",
@@ -72,7 +73,7 @@ fn explain(url: &str) -> Option<String> {
             "the URL has a user and no password; a password alone is written redis://:password@host",
         );
     }
-    if !is_text(user) {
+    if decoded(user).is_none() {
         return Some(format!("the URL's user or password is no UTF-8 text: {ESCAPE}"));
     }
     explain_host(host).or_else(|| {
@@ -91,8 +92,8 @@ fn explain_host(host: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
     if host.contains([',', ';']) {
         return say(
-            "the URL names several hosts, which is for a cluster (redis-cluster://); redlatch does not \
-             talk to a Sentinel yet",
+            "the URL names several hosts, which is for a cluster (redis-cluster://) or for Sentinels \
+             (redis-sentinel://)",
         );
     }
     if host.contains(|c: char| c.is_control() || " <>^|\\{}$\"`".contains(c)) {
@@ -148,8 +149,8 @@ fn explain_parameters(query: &str, unix: bool) -> Option<String> {
     None
 }
 
-/// Whether what is percent-encoded is text.
-fn is_text(encoded: &str) -> bool {
+/// What is percent-encoded; `None`: no text.
+fn decoded(encoded: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded.as_bytes();
     while let Some((&first, others)) = rest.split_first() {
@@ -166,7 +167,7 @@ fn is_text(encoded: &str) -> bool {
             }
         }
     }
-    String::from_utf8(bytes).is_ok()
+    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -230,7 +231,6 @@ mod tests {
             ("redis://one,two", "several hosts"),
             ("redis://u:secret@one:7000,two:7001,[::1]/0", "several hosts"),
             ("redis://:secret@127.0.0.1;127.0.0.2", "several hosts"),
-            ("redis-sentinel://:secret@one:26379/master", "Sentinel"),
             ("redis://${SECRET}:6379", "character"),
             ("redis://<host>", "character"),
             ("redis://local host", "character"),

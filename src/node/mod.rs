@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
@@ -133,6 +133,14 @@ impl Core {
     /// Whether another client's server is the same one, or one of the same.
     pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
         self.servers.overlaps(&other.servers)
+    }
+
+    /// Whether this is trouble of an outage that Sentinels, or the other servers of a cluster, end by
+    /// choosing another master, which was there at some time after `since`.
+    pub(crate) fn is_taken_over(&self, error: &Error, since: Instant) -> bool {
+        let is_taken_over =
+            |node: &Arc<Node>| node.endpoint.is_taken_over(since, self.config.failover_timeout);
+        error.is_transient() && self.servers.all().iter().any(is_taken_over)
     }
 
     pub(crate) fn is_shut_down(&self) -> bool {

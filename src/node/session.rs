@@ -62,7 +62,7 @@ impl Session {
             let nobody = || Error::new(ErrorKind::Redis, "the cluster has no server".to_owned());
             return Err(refusal.unwrap_or_else(nobody));
         }
-        let endpoint = Endpoint::new(url, config.connect_timeout, config.response_timeout)?;
+        let endpoint = Endpoint::of(url, config)?;
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         let round_trip = greet(&lane, lane.endpoint())?;
         Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
@@ -104,6 +104,7 @@ impl Core {
         let watch = move |node: &Arc<Node>| {
             let Some(core) = core.upgrade() else { return };
             node.endpoint.on_new_run(core.watchdog.renew_all());
+            node.endpoint.on_moved(core.watchdog.renew_all());
             node.endpoint.health().on_news(core.watchdog.log_news());
             node.endpoint.on_opened(core.watchdog.connected());
         };
@@ -152,6 +153,9 @@ impl Threads {
                 self.core.spawn("redlatch-renewer", move || renewer.run(&jobs))?;
                 let pubsub = Arc::clone(&self.core.pubsub);
                 let subscriber = pubsub.subscriber(node);
+                if let Some(follow) = node.endpoint.follower() {
+                    self.core.spawn("redlatch-sentinel", follow)?;
+                }
                 self.core.spawn("redlatch-subscriber", move || pubsub.run(&subscriber))
             }
             // The others when they are needed.
@@ -187,6 +191,7 @@ impl Threads {
             // What is queued or owed there becomes an orphan, or is logged.
             lane.close();
         }
+        nodes.iter().for_each(|node| node.endpoint.end());
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);

@@ -3,6 +3,7 @@
 //! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
 //!   machine has none.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
+//! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
 //! - [`PlainClient`]: Redisson's algorithms done plainly, for the benches to compare with.
@@ -13,6 +14,7 @@
 mod baseline;
 mod cluster;
 mod proxy;
+mod sentinels;
 mod server;
 mod signal;
 mod workers;
@@ -24,5 +26,6 @@ pub use baseline::{
 };
 pub use cluster::Cluster;
 pub use proxy::{Action, Direction, Proxy};
+pub use sentinels::{Sentinels, SentinelsBuilder};
 pub use server::{Provided, Server, ServerBuilder, ServerError};
 pub use workers::{Job, Worker, wait_until};

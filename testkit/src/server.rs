@@ -244,9 +244,13 @@ impl Server {
     }
 
     fn launch(&self, until: Instant) -> Result<Started, ServerError> {
+        let arguments = match &self.options.sentinel {
+            Some(lines) => self.sentinel_arguments(lines)?,
+            None => self.arguments(),
+        };
         Process::start(
             &self.binary.path,
-            &self.arguments(),
+            &arguments,
             self.dir.path(),
             &self.log_path(),
             &self.socket(),
@@ -279,6 +283,24 @@ impl Server {
         }
         args.extend(self.options.args.iter().cloned());
         args
+    }
+
+    /// A Sentinel writes what it learns into its file: that is made anew for each start.
+    fn sentinel_arguments(&self, lines: &str) -> Result<Vec<String>, ServerError> {
+        let (dir, file) = (self.dir.path(), self.dir.path().join("sentinel.conf"));
+        let mut text = format!(
+            "port {}\nbind 127.0.0.1\nunixsocket {}\ndir {}\n{lines}\n",
+            self.port,
+            self.socket().display(),
+            dir.display()
+        );
+        if let Some(password) = &self.options.password {
+            text.push_str(&format!("requirepass {password}\n"));
+        }
+        fs::write(&file, text).map_err(|error| {
+            ServerError::new(format!("{} cannot be written: {error}", file.display()))
+        })?;
+        Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
     }
 
     fn failed(&self, why: &str, log: &str) -> ServerError {

@@ -16,6 +16,8 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
+    /// It is a Sentinel with these lines in its file.
+    pub(super) sentinel: Option<String>,
     binary: Option<Binary>,
 }
 
@@ -52,6 +54,12 @@ impl ServerBuilder {
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
+        self
+    }
+
+    /// A Sentinel instead of a server, with these lines in its file.
+    pub(crate) fn sentinel(mut self, lines: String) -> Self {
+        self.sentinel = Some(lines);
         self
     }
 

@@ -1,0 +1,184 @@
+//! Shows what a failover does to locks, and what each client knew when: a master that Sentinels watch
+//! is killed while a lock is held, another is held that no replica has heard of, and a third one is
+//! contended. `cargo run --release --example failover`
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Commands;
+use redlatch::{CancelToken, Client};
+use redlatch_testkit::Sentinels;
+
+type Trouble = Box<dyn Error + Send + Sync>;
+
+/// How many clients contend for a lock.
+const WORKERS: usize = 4;
+/// How much later than the Sentinels' decision the last client may go on. The story is untrue if it
+/// takes longer.
+const GOES_ON: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let sentinels = match Sentinels::start() {
+        Ok(sentinels) => sentinels,
+        Err(error) => {
+            println!("Left out: {error}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    println!(
+        "A master, two replicas and three Sentinels are up. The clients' URL:\n{}\n",
+        sentinels.url()
+    );
+    // Another act is to come here: the same with grants that count only when replicas have them.
+    match act(&sentinels) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(trouble) => {
+            eprintln!("failover: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Who knew something, what, and when.
+struct Fact {
+    who: &'static str,
+    what: String,
+    at: Instant,
+}
+
+impl Fact {
+    fn now(who: &'static str, what: impl Into<String>) -> Self {
+        Self { who, what: what.into(), at: Instant::now() }
+    }
+}
+
+/// Plays it, without acknowledgement of replicas. Whether all was as the documentation says.
+fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
+    let connect = || Client::connect(&sentinels.url());
+    let (anna, bert, carl) = (connect()?, connect()?, connect()?);
+    let (tell, facts) = mpsc::channel();
+
+    // Anna's lock is known to the replicas, Bert's is not: as if the master had died before it sent it.
+    let known = anna.reentrant_lock("known").lock()?;
+    let unknown = bert.reentrant_lock("unknown").lock()?;
+    for (guard, who) in [(&known, "anna"), (&unknown, "bert")] {
+        let tell = tell.clone();
+        guard.on_lost(move |why| {
+            let _ = tell.send(Fact::now(who, format!("is told that the lock is lost: {why}")));
+        });
+    }
+    // Carl waits for Bert's.
+    let carls = thread::spawn({
+        let (lock, tell) = (carl.reentrant_lock("unknown"), tell.clone());
+        move || -> Result<(), redlatch::Error> {
+            let guard = lock.lock()?;
+            let _ = tell.send(Fact::now("carl", "has the lock that bert had"));
+            guard.unlock()
+        }
+    });
+    forget(sentinels, "known", "unknown")?;
+    let over = CancelToken::new();
+    let workers =
+        (0..WORKERS).map(|_| work(connect()?, &over, &tell)).collect::<Result<Vec<_>, _>>()?;
+    // All are at it.
+    wait_for(&facts, WORKERS, Instant::now())?;
+
+    let killed = Instant::now();
+    let old = sentinels.master();
+    old.kill();
+    let switched = sentinels.wait_switched(old);
+    let mut story =
+        vec![Fact { who: "sentinels", what: "have chosen another master".into(), at: switched }];
+    story.extend(wait_for(&facts, WORKERS, killed)?);
+    // And what Bert and Carl have to say, if it is not there yet.
+    let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
+    while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
+        let fact = facts.recv_timeout(PATIENCE)?;
+        if fact.who != "worker" {
+            story.push(fact);
+        }
+    }
+    let is_held = known.is_held();
+    known.unlock()?;
+    story.push(Fact::now("anna", "has unlocked: the lock was hers all the time"));
+    over.cancel();
+    let failed = workers.into_iter().filter_map(|worker| worker.join().ok()?.err());
+    let failed: Vec<_> =
+        failed.filter(|error| error.kind() != redlatch::ErrorKind::Cancelled).collect();
+    carls.join().map_err(|_| "a thread panicked")??;
+
+    story.sort_by_key(|fact| fact.at);
+    println!("     0 ms  the master is killed");
+    for Fact { who, what, at } in &story {
+        println!("{:>6} ms  {who:9} {what}", at.saturating_duration_since(killed).as_millis());
+    }
+    for error in &failed {
+        println!("           A WAIT FAILED: {error:#}");
+    }
+    let (told, had) = (said(&story, "bert"), said(&story, "carl"));
+    let both =
+        told.zip(had).map_or(Duration::ZERO, |(told, had)| told.saturating_duration_since(had));
+    println!(
+        "\nBert's grant died with the master. For {both:.1?} both he and Carl took the lock for theirs; \
+         it may\nbe longer. A conditional write keeps that from doing harm."
+    );
+    let last = story.iter().filter(|fact| fact.who == "worker").map(|fact| fact.at).max();
+    let later = last.map_or(PATIENCE, |last| last.saturating_duration_since(switched));
+    println!("All {WORKERS} workers had gone on {later:.0?} after the Sentinels' decision.");
+    Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
+}
+
+/// Contends for a lock until it is over.
+fn work(
+    client: Client,
+    over: &CancelToken,
+    tell: &Sender<Fact>,
+) -> Result<thread::JoinHandle<Result<(), redlatch::Error>>, Trouble> {
+    let (lock, over, tell) = (client.reentrant_lock("contended"), over.clone(), tell.clone());
+    Ok(thread::spawn(move || {
+        loop {
+            let guard = lock.lock_cancellable(&over)?;
+            let _ = tell
+                .send(Fact::now("worker", format!("{:?} has the lock", thread::current().id())));
+            thread::sleep(Duration::from_millis(5));
+            // One that was lost, or whose reply was: nothing was written that could be wrong.
+            let _ = guard.unlock();
+        }
+    }))
+}
+
+/// Waits until so many workers have said something since then. What was said: each worker's first word.
+fn wait_for(facts: &Receiver<Fact>, workers: usize, since: Instant) -> Result<Vec<Fact>, Trouble> {
+    let mut story: Vec<Fact> = Vec::new();
+    while story.iter().filter(|fact| fact.who == "worker").count() < workers {
+        let fact = facts.recv_timeout(PATIENCE)?;
+        let is_new = fact.at > since && story.iter().all(|known| known.what != fact.what);
+        if is_new || fact.who != "worker" {
+            story.push(fact);
+        }
+    }
+    Ok(story)
+}
+
+/// Waits until the replicas know both, and takes the second from them.
+fn forget(sentinels: &Sentinels, known: &str, unknown: &str) -> Result<(), Trouble> {
+    for replica in sentinels.replicas() {
+        let mut redis = replica.connection();
+        while !(redis.exists(known)? && redis.exists(unknown)?) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut set = |value: &str, key: Option<&str>| -> redis::RedisResult<()> {
+            let args = ["SET", "replica-read-only", value];
+            redis::cmd("CONFIG").arg(&args).exec(&mut redis)?;
+            key.map_or(Ok(()), |key| redis.del(key))
+        };
+        set("no", Some(unknown))?;
+        set("yes", None)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,406 @@
+//! Which server is the master: asked of Sentinels, confirmed by the server, followed when it changes.
+//!
+//! ```text
+//! open      who is the master? (of each Sentinel in turn) -> connect -> ROLE: master? yes: it is used
+//!           no, or nobody there: a moment later again, until the deadline
+//! follow    a thread listens to one Sentinel (+switch-master), and asks the others now and then
+//! moved     another master: all connections to the old one are closed, what is held is asked for
+//! ```
+//!
+//! One master: every connection of a client leads to the master that it knows last. One that another
+//! thread opens meanwhile is closed, too, and a Sentinel that knows less is not believed.
+
+mod ask;
+mod follow;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
+
+use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
+use super::server::Server;
+use super::url::SentinelUrl;
+use super::{Closer, Connection, Health};
+use crate::config::{Config, Credentials};
+use crate::sync::{Condvar, Mutex};
+
+use ask::{Answer, Refusal};
+
+/// After so long a master is looked for again, if nothing is heard sooner.
+const AGAIN: Duration = Duration::from_millis(100);
+/// What a Sentinel may take to answer, unless all are slow: then each has its share of the time.
+const AT_ONCE: Duration = Duration::from_millis(400);
+/// A server that is not there may cost so much of the time to connect: by then another one may be the
+/// master.
+const ATTEMPTS: u32 = 4;
+const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// The Sentinels of a client, and the master they name.
+pub(crate) struct Sentinels {
+    service: String,
+    /// How a Sentinel is talked to, and how a server.
+    of_sentinels: Manner,
+    of_servers: Manner,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    health: Arc<Health>,
+    state: Mutex<State>,
+    /// Something of that has changed.
+    changed: Condvar,
+    moved: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+struct State {
+    /// The one that answered last comes first.
+    sentinels: Vec<Place>,
+    master: Option<Master>,
+    /// Somebody asks them just now: one for all.
+    asking: bool,
+    /// Counts what became of that, and the last of it.
+    asked: u64,
+    found: Option<Found>,
+    /// What ends the connections to the master.
+    open: Vec<Closer>,
+    /// What ends that to the Sentinel listened to.
+    listening: Option<Closer>,
+    ended: bool,
+}
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    host: String,
+    port: u16,
+}
+
+/// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Master {
+    place: Place,
+    /// `None`: the Sentinel must not say.
+    epoch: Option<u64>,
+}
+
+/// The master, and if that is only what was known before: why no Sentinel says so.
+#[derive(Clone)]
+struct Found {
+    master: Master,
+    doubt: Option<RedisError>,
+}
+
+/// What a kind of server wants to let a client in.
+struct Manner {
+    /// Whether it speaks TLS, and then whether any certificate will do.
+    tls: Option<bool>,
+    settings: RedisConnectionInfo,
+}
+
+impl Manner {
+    fn address(&self, Place { host, port }: &Place) -> ConnectionAddr {
+        match self.tls {
+            None => ConnectionAddr::Tcp(host.clone(), *port),
+            Some(insecure) => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure,
+                tls_params: None,
+            },
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl Place {
+    fn of(address: &ConnectionAddr) -> Self {
+        let (host, port) = match address {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                (host.clone(), *port)
+            }
+            // A URL of Sentinels names none.
+            _ => (String::new(), 0),
+        };
+        Self { host, port }
+    }
+}
+
+impl Sentinels {
+    pub(super) fn new(
+        url: &SentinelUrl,
+        of_servers: &RedisConnectionInfo,
+        config: &Config,
+        health: &Arc<Health>,
+    ) -> Self {
+        let tls = |address: &ConnectionAddr| match address {
+            ConnectionAddr::TcpTls { insecure, .. } => Some(*insecure),
+            _ => None,
+        };
+        // One scheme stands for all of them.
+        let tls = tls(url.server.addr());
+        let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
+        let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
+        let sentinels = url.sentinels.iter().map(|info| Place::of(info.addr())).collect();
+        let state = State {
+            sentinels,
+            master: None,
+            asking: false,
+            asked: 0,
+            found: None,
+            open: Vec::new(),
+            listening: None,
+            ended: false,
+        };
+        Self {
+            service: url.service.clone(),
+            of_sentinels: Manner { tls, settings: of_sentinels },
+            of_servers: Manner { tls, settings: of_servers.clone() },
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+            health: Arc::clone(health),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            moved: OnceLock::new(),
+        }
+    }
+
+    /// From here on `tell` is called whenever another server has become the master. It must not block.
+    pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.moved.set(Box::new(tell));
+    }
+
+    /// Ends the thread that follows, and whoever looks for a master.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        let listening = state.listening.take();
+        drop(state);
+        self.changed.notify_all();
+        if let Some(listening) = listening {
+            listening.close();
+        }
+    }
+
+    /// Opens a connection to the master. While there is none (the Sentinels have not chosen another
+    /// one yet) it is looked for until `deadline`.
+    pub(super) fn open(
+        &self,
+        response_timeout: Duration,
+        deadline: Instant,
+    ) -> RedisResult<(Connection, Server)> {
+        loop {
+            let Found { master, doubt } = self.find(deadline)?;
+            let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
+            let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
+            let Manner { settings, .. } = &self.of_servers;
+            let address = self.of_servers.address(&master.place);
+            let watch = |closer| self.watch(&master.place, closer);
+            let opened =
+                Connection::open(&address, settings, response_timeout, until, true, &watch);
+            let error = match opened {
+                Ok((_, server)) if server.is_master == Some(false) => {
+                    no_master(format!("{} is named, and is a replica", master.place))
+                }
+                Ok((connection, _)) if connection.is_closed() => {
+                    no_master(format!("{} was the master until now", master.place))
+                }
+                Ok((connection, server)) => {
+                    if server.is_master.is_none() {
+                        self.health.lacks(NO_ROLE);
+                    }
+                    return Ok((connection, server));
+                }
+                // By its own word; and the next one would say the same.
+                Err(error) if is_refusal(&error) => return Err(error),
+                Err(error) => error,
+            };
+            if let Some(doubt) = doubt {
+                return Err(doubt);
+            }
+            if !self.pause(&master, deadline) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Sleeps for a moment, or until there is news of the master. `false`: the time is over.
+    fn pause(&self, failed: &Master, deadline: Instant) -> bool {
+        let now = Instant::now();
+        let until = now.checked_add(AGAIN).map_or(deadline, |again| again.min(deadline));
+        let mut state = self.state.lock();
+        let is_known =
+            |state: &State| state.master.as_ref().is_some_and(|it| it.place == failed.place);
+        while !state.ended && is_known(&state) && Instant::now() < until {
+            (state, _) = self.changed.wait_until(state, until);
+        }
+        !state.ended && Instant::now() < deadline
+    }
+
+    /// Asks who the master is. One thread asks for all that want to know.
+    fn find(&self, deadline: Instant) -> RedisResult<Found> {
+        let mut state = self.state.lock();
+        let asked = state.asked;
+        while state.asking && !state.ended {
+            if Instant::now() >= deadline {
+                return Err(no_master("the Sentinels did not answer in time".to_owned()));
+            }
+            (state, _) = self.changed.wait_until(state, deadline);
+        }
+        if state.ended {
+            return Err(no_master("the client has ended".to_owned()));
+        }
+        // What the other one was not told in its time, this one may be.
+        if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
+            return Ok(found.clone());
+        }
+        state.asking = true;
+        drop(state);
+        let asking = Asking { sentinels: self, found: None };
+        asking.answered(self.ask_all(deadline))
+    }
+
+    /// Asks each Sentinel in turn until one names a master that can be believed.
+    fn ask_all(&self, deadline: Instant) -> RedisResult<Found> {
+        let (all, known) = {
+            let state = self.state.lock();
+            (state.sentinels.clone(), state.master.clone())
+        };
+        let begun = Instant::now();
+        let left = deadline.saturating_duration_since(begun);
+        // Some of it for the connection to who is known.
+        let left = if known.is_some() { left / 2 } else { left };
+        let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
+        let mut refusals: Vec<(Place, Refusal)> = Vec::new();
+        let mut stale: Vec<Answer> = Vec::new();
+        let mut slow = all.clone();
+        for at_once in [true, false] {
+            let asked = std::mem::take(&mut slow);
+            for (at, place) in asked.iter().enumerate() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let others = u32::try_from(asked.len() - at).unwrap_or(u32::MAX);
+                let share = if at_once { left.min(AT_ONCE) } else { left / others };
+                match self.ask(place, share) {
+                    Ok(answer) if self.learn(place, &answer, false) => {
+                        return Ok(Found { master: answer.master, doubt: None });
+                    }
+                    Ok(answer) => stale.push(answer),
+                    Err(refusal) => {
+                        if at_once && refusal.is_slow() {
+                            slow.push(place.clone());
+                        }
+                        refusals.retain(|(other, _)| other != place);
+                        refusals.push((place.clone(), refusal));
+                    }
+                }
+            }
+        }
+        // Most of them were made anew, and count from the beginning.
+        if stale.len() > all.len() / 2
+            && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
+            && self.learn(&answer.by, answer, true)
+        {
+            return Ok(Found { master: answer.master.clone(), doubt: None });
+        }
+        let doubt = self.nobody_says(&refusals, &stale);
+        match known {
+            // Nobody says better.
+            Some(master) => Ok(Found { master, doubt: Some(doubt) }),
+            None => Err(doubt),
+        }
+    }
+
+    /// What a Sentinel said of the master. `false`: it knows less than is known here, and is not
+    /// believed, unless it must be.
+    fn learn(&self, by: &Place, answer: &Answer, must: bool) -> bool {
+        let mut state = self.state.lock();
+        let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
+        if !must && state.master.as_ref().is_some_and(is_older) {
+            return false;
+        }
+        state.sentinels.retain(|known| known != by);
+        state.sentinels.insert(0, by.clone());
+        for place in &answer.others {
+            if !state.sentinels.contains(place) {
+                state.sentinels.push(place.clone());
+            }
+        }
+        let known = state.master.replace(answer.master.clone());
+        let is_same = known.as_ref().is_some_and(|known| known.place == answer.master.place);
+        let old = if is_same { Vec::new() } else { std::mem::take(&mut state.open) };
+        drop(state);
+        if !is_same {
+            // One master.
+            old.iter().for_each(Closer::close);
+            self.health.moved(&answer.master.place.to_string(), known.is_none());
+            self.changed.notify_all();
+            if known.is_some()
+                && let Some(tell) = self.moved.get()
+            {
+                tell();
+            }
+        }
+        true
+    }
+
+    /// A connection to the server there has begun: it ends when another one is the master.
+    fn watch(&self, place: &Place, closer: Closer) {
+        let mut state = self.state.lock();
+        if state.master.as_ref().is_some_and(|master| master.place == *place) {
+            state.open.retain(|open| !open.is_done());
+            state.open.push(closer);
+        } else {
+            drop(state);
+            closer.close();
+        }
+    }
+
+    fn nobody_says(&self, refusals: &[(Place, Refusal)], stale: &[Answer]) -> RedisError {
+        let said = refusals.iter().map(|(place, refusal)| format!("{place} {refusal}"));
+        let old = stale.iter().map(|answer| format!("{} knows less than was known", answer.by));
+        let said: Vec<_> = said.chain(old).collect();
+        let said = format!("{:?}: {}", self.service, said.join("; "));
+        let passes = !stale.is_empty() || refusals.iter().any(|(_, refusal)| refusal.passes());
+        if passes { no_master(said) } else { error(NO_SERVICE, said) }
+    }
+}
+
+const NO_ROLE: &str = "it must not be asked for its ROLE, so that it is not certain that it is a \
+                       master: allow that command";
+
+fn no_master(detail: String) -> RedisError {
+    error(NO_MASTER, detail)
+}
+
+fn error(code: &str, detail: String) -> RedisError {
+    redis::make_extension_error(code.to_owned(), Some(detail))
+}
+
+/// Who asks for all. Whatever way it ends, the next one may.
+struct Asking<'a> {
+    sentinels: &'a Sentinels,
+    found: Option<Found>,
+}
+
+impl Asking<'_> {
+    fn answered(mut self, found: RedisResult<Found>) -> RedisResult<Found> {
+        self.found = found.as_ref().ok().cloned();
+        found
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = self.sentinels.state.lock();
+        state.asking = false;
+        state.asked += 1;
+        state.found = self.found.take();
+        drop(state);
+        self.sentinels.changed.notify_all();
+    }
+}

@@ -1,0 +1,158 @@
+//! What one Sentinel is asked, and what it says.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
+
+use super::{Master, Place, Sentinels};
+use crate::connection::reply::is_refusal;
+use crate::connection::{Command, Connection};
+
+/// A Sentinel's answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) by: Place,
+    pub(super) master: Master,
+    /// The other Sentinels that it knows.
+    pub(super) others: Vec<Place>,
+}
+
+/// Why one named no master.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    NotReached(RedisError),
+    /// It lets this client not in, or not ask.
+    Forbidden(RedisError),
+    NoSentinel,
+    Unknown,
+    Odd,
+}
+
+impl Refusal {
+    /// Whether it did not answer in its time, and would perhaps in more.
+    pub(super) fn is_slow(&self) -> bool {
+        matches!(self, Self::NotReached(error) if error.is_timeout())
+    }
+
+    /// Whether that may be otherwise before long.
+    pub(super) fn passes(&self) -> bool {
+        matches!(self, Self::NotReached(_))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReached(error) => write!(f, "cannot be reached ({error})"),
+            Self::Forbidden(error) => write!(
+                f,
+                "does not let this client ask ({error}): the Sentinels' user and password are \
+                 sentinelUsername and sentinelPassword in the URL"
+            ),
+            Self::NoSentinel => write!(f, "is no Sentinel"),
+            Self::Unknown => write!(f, "knows no master of this name"),
+            Self::Odd => write!(f, "answers what no Sentinel does"),
+        }
+    }
+}
+
+impl Sentinels {
+    /// Asks the Sentinel there, in one round trip once it is connected.
+    pub(super) fn ask(&self, place: &Place, within: Duration) -> Result<Answer, Refusal> {
+        let now = Instant::now();
+        let deadline = now.checked_add(within).unwrap_or(now);
+        let mut connection = self.connect(place, deadline).map_err(|error| {
+            if is_refusal(&error) {
+                Refusal::Forbidden(error)
+            } else if error.kind() == Cause::Parse {
+                Refusal::NoSentinel
+            } else {
+                Refusal::NotReached(error)
+            }
+        })?;
+        let service = self.service.as_bytes();
+        let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
+        let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
+        let bytes: Vec<u8> =
+            questions.iter().flat_map(|question| question.bytes()).copied().collect();
+        let mut exchange = || -> RedisResult<[Value; 3]> {
+            connection.send_until(&bytes, deadline)?;
+            Ok([
+                connection.receive_until(deadline)?,
+                connection.receive_until(deadline)?,
+                connection.receive_until(deadline)?,
+            ])
+        };
+        let [address, master, others] = exchange().map_err(|error| match error.kind() {
+            Cause::Parse => Refusal::NoSentinel,
+            _ => Refusal::NotReached(error),
+        })?;
+        let mut named = match address {
+            Value::Array(parts) => parts.into_iter().filter_map(text),
+            Value::Nil => return Err(Refusal::Unknown),
+            Value::ServerError(error) => {
+                let error = RedisError::from(error);
+                let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
+                return Err(if detail.contains("unknown command") {
+                    Refusal::NoSentinel
+                } else {
+                    Refusal::Forbidden(error)
+                });
+            }
+            _ => return Err(Refusal::Odd),
+        };
+        let place_of = |host: Option<String>, port: Option<String>| {
+            let place = Place { host: host?, port: port?.parse().ok()? };
+            (!place.host.is_empty() && place.port > 0).then_some(place)
+        };
+        let Some(named) = place_of(named.next(), named.next()) else { return Err(Refusal::Odd) };
+        // What it must not say, or says otherwise, is done without.
+        let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
+        let others = match others {
+            Value::Array(others) => others,
+            _ => Vec::new(),
+        };
+        let others = others
+            .into_iter()
+            .map(fields)
+            .filter_map(|mut fields| place_of(fields.remove("ip"), fields.remove("port")));
+        let master = Master { place: named, epoch };
+        Ok(Answer { by: place.clone(), master, others: others.collect() })
+    }
+
+    pub(super) fn connect(&self, place: &Place, deadline: Instant) -> RedisResult<Connection> {
+        let address = self.of_sentinels.address(place);
+        let settings = &self.of_sentinels.settings;
+        let timeout = self.response_timeout;
+        Connection::open(&address, settings, timeout, deadline, false, &|_| {})
+            .map(|(connection, _)| connection)
+    }
+}
+
+/// What a Sentinel says of something, by name: in pairs, or as a map.
+fn fields(value: Value) -> HashMap<String, String> {
+    match value {
+        Value::Array(parts) => {
+            let mut parts = parts.into_iter();
+            let mut fields = HashMap::new();
+            while let (Some(name), Some(value)) = (parts.next(), parts.next()) {
+                fields.extend(text(name).zip(text(value)));
+            }
+            fields
+        }
+        Value::Map(pairs) => {
+            pairs.into_iter().filter_map(|(name, value)| text(name).zip(text(value))).collect()
+        }
+        _ => HashMap::new(),
+    }
+}
+
+pub(super) fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}

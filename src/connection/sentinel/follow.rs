@@ -1,0 +1,151 @@
+//! How a change is heard of, and found out where it is not: a thread of its own, `redlatch-sentinel`.
+//!
+//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and then it
+//! asks another one. No other thread can do this: each of them may be in a read from the old master,
+//! for as long as a reply may take, when the message comes that ends the read.
+
+use std::time::{Duration, Instant};
+
+use redis::{PushKind, RedisResult, Value};
+
+use super::ask::text;
+use super::{Place, Sentinels};
+use crate::connection::Command;
+
+/// The first is said when a failover is over. The one that leads it names the new master before that,
+/// when it is one, and says the second; up to a second passes between the two.
+const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
+/// How often a Sentinel that says nothing is asked whether it lives; it has as long to answer.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often another one is asked for the master.
+const CHECK: Duration = Duration::from_secs(3);
+/// How long that may take: no message is read meanwhile.
+const CHECKED_WITHIN: Duration = Duration::from_millis(500);
+/// After a Sentinel could not be listened to.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+impl Sentinels {
+    /// The thread's whole life: until [`end`](Self::end).
+    pub(in crate::connection) fn follow(&self) {
+        let (mut at, mut retry) = (0, FIRST_RETRY);
+        loop {
+            let Some(place) = self.nth(at) else { return };
+            // However it ended: the next one, whichever stands there by now.
+            if self.listen(&place, &mut at).is_ok() {
+                retry = FIRST_RETRY;
+            }
+            at += 1;
+            if !self.rest(retry) {
+                return;
+            }
+            retry = (retry * 2).min(LAST_RETRY);
+        }
+    }
+
+    /// `None`: the client has ended.
+    fn nth(&self, at: usize) -> Option<Place> {
+        let state = self.state.lock();
+        if state.ended {
+            return None;
+        }
+        state.sentinels.get(at % state.sentinels.len().max(1)).cloned()
+    }
+
+    /// Sleeps. `false`: the client has ended.
+    fn rest(&self, sleep: Duration) -> bool {
+        let until = Instant::now() + sleep;
+        let mut state = self.state.lock();
+        while !state.ended && Instant::now() < until {
+            (state, _) = self.changed.wait_until(state, until);
+        }
+        !state.ended
+    }
+
+    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a while.
+    fn listen(&self, place: &Place, at: &mut usize) -> RedisResult<()> {
+        let within = LOOK.min(self.connect_timeout);
+        let until = Instant::now() + within;
+        let mut connection = self.connect(place, until)?;
+        let mut state = self.state.lock();
+        if state.ended {
+            return Ok(());
+        }
+        state.listening = Some(connection.closer());
+        drop(state);
+        let [over, promoted] = CHANNELS;
+        connection.send_until(Command::plain(&[b"SUBSCRIBE", over, promoted]).bytes(), until)?;
+        if let Value::ServerError(_) = connection.receive_until(until)? {
+            self.health.lacks(NO_SWITCH);
+            return self.check_only(at);
+        }
+        // The second one's.
+        connection.receive_until(until)?;
+        // What was missed until now.
+        self.check(place, within);
+        let (mut checked, mut asked) = (Instant::now(), false);
+        loop {
+            match connection.receive_until(Instant::now() + LOOK) {
+                Ok(message) => {
+                    asked = false;
+                    if self.is_switch(message) {
+                        self.check(place, CHECKED_WITHIN.max(within));
+                    }
+                }
+                Err(error) if error.is_timeout() && !asked => {
+                    let ping = Command::plain(&[b"PING"]);
+                    connection.send_until(ping.bytes(), Instant::now() + LOOK)?;
+                    asked = true;
+                }
+                // It broke, or does not live.
+                Err(_) => return Ok(()),
+            }
+            if self.state.lock().ended {
+                return Ok(());
+            }
+            if checked.elapsed() >= CHECK {
+                *at += 1;
+                if let Some(other) = self.nth(*at) {
+                    self.check(&other, CHECKED_WITHIN);
+                }
+                checked = Instant::now();
+            }
+        }
+    }
+
+    /// As [`listen`](Self::listen), where no Sentinel may be listened to.
+    fn check_only(&self, at: &mut usize) -> RedisResult<()> {
+        while self.rest(LOOK) {
+            *at += 1;
+            if let Some(place) = self.nth(*at) {
+                self.check(&place, CHECKED_WITHIN);
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns what the Sentinel there knows, if it answers.
+    fn check(&self, place: &Place, within: Duration) {
+        if let Ok(answer) = self.ask(place, within) {
+            self.learn(place, &answer, false);
+        }
+    }
+
+    /// Whether a message says that this master is another server now. Which one, that is asked: the
+    /// message does not say by which decision.
+    fn is_switch(&self, message: Value) -> bool {
+        let last = match message {
+            Value::Array(parts) => parts.into_iter().last(),
+            Value::Push { kind: PushKind::Message, data } => data.into_iter().last(),
+            _ => None,
+        };
+        let said = last.and_then(text).unwrap_or_default();
+        // "name old new" or "slave … @ name old", with hosts and ports. (A name has no space.)
+        let words: Vec<_> = said.split(' ').collect();
+        words.first() == Some(&&*self.service)
+            || words.windows(2).any(|it| it == ["@", &self.service])
+    }
+}
+
+const NO_SWITCH: &str = "its Sentinels must not be listened to, so that a failover is noticed up to a \
+                         second later: allow SUBSCRIBE on +switch-master and +promoted-slave";

@@ -1,0 +1,321 @@
+//! A master with its replicas, and the Sentinels that choose another one when it fails.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Server, ServerError, wait_until};
+
+/// What the Sentinels call the master.
+const SERVICE: &str = "redlatch";
+const SENTINELS: usize = 3;
+const REPLICAS: usize = 2;
+/// How long the servers and Sentinels may take until all know all others, or agree on a new master.
+const BOUND: Duration = Duration::from_secs(30);
+/// How often they tell each other what they know. (Their own is seconds, which a test would wait for.)
+const PERIOD: &str = "200";
+
+/// Real ones on free ports of 127.0.0.1: a master, two replicas, three Sentinels.
+#[derive(Debug)]
+pub struct Sentinels {
+    sentinels: Vec<Server>,
+    servers: Vec<Server>,
+    options: SentinelsBuilder,
+}
+
+/// What they are to be started with. See [`Sentinels::builder`].
+#[derive(Clone, Debug)]
+pub struct SentinelsBuilder {
+    down_after: Duration,
+    server_password: Option<String>,
+    sentinel_password: Option<String>,
+}
+
+impl Sentinels {
+    /// Starts them with nothing special about them. Returns when all know all others.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had that knows replicas, or it does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        Self::builder().start()
+    }
+
+    /// For those with more to say about them.
+    #[must_use]
+    pub fn builder() -> SentinelsBuilder {
+        SentinelsBuilder {
+            down_after: Duration::from_millis(700),
+            server_password: None,
+            sentinel_password: None,
+        }
+    }
+
+    /// What the master is called.
+    #[must_use]
+    pub fn service(&self) -> &str {
+        SERVICE
+    }
+
+    /// `redis-sentinel://host:port,…/service`, with the passwords if there are any.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_of(&self.sentinels.iter().map(Server::port).collect::<Vec<_>>())
+    }
+
+    /// As [`url`](Self::url), with these ports of 127.0.0.1 instead of the Sentinels'.
+    #[must_use]
+    pub fn url_of(&self, ports: &[u16]) -> String {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let word = &self.options.server_password;
+        let credentials = word.as_ref().map(|word| format!(":{word}@")).unwrap_or_default();
+        let word = &self.options.sentinel_password;
+        let parameter = word.as_ref().map(|word| format!("?sentinelPassword={word}"));
+        let parameter = parameter.unwrap_or_default();
+        format!("redis-sentinel://{credentials}{}/{SERVICE}{parameter}", hosts.join(","))
+    }
+
+    /// The Sentinels, to be killed, paused or asked.
+    #[must_use]
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// The servers, whatever their role is now.
+    #[must_use]
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The server that most of the Sentinels name.
+    ///
+    /// # Panics
+    ///
+    /// If they do not agree for long.
+    #[must_use]
+    pub fn master(&self) -> &Server {
+        let mut found = None;
+        wait_until("most Sentinels name the same master", BOUND, || {
+            found = self.agreed().and_then(|port| self.servers.iter().find(|it| it.port() == port));
+            found.is_some()
+        });
+        found.unwrap_or_else(|| panic!("there is a master"))
+    }
+
+    /// The servers that are not the master.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<&Server> {
+        let master = self.master().port();
+        self.servers.iter().filter(|server| server.port() != master).collect()
+    }
+
+    /// Waits until most of the Sentinels name another master than `old`; returns when that was.
+    ///
+    /// # Panics
+    ///
+    /// If they do not for long.
+    pub fn wait_switched(&self, old: &Server) -> Instant {
+        wait_until("the Sentinels have chosen another master", BOUND, || {
+            self.agreed().is_some_and(|port| port != old.port())
+        });
+        Instant::now()
+    }
+
+    /// Has the Sentinels choose another master now, though nothing has failed. Returns when they have.
+    ///
+    /// # Panics
+    ///
+    /// If they do not.
+    pub fn fail_over(&self) {
+        let old = self.master();
+        wait_until("a Sentinel begins", BOUND, || {
+            let asked = self.sentinels.iter().any(|sentinel| {
+                ask::<String>(sentinel, &["SENTINEL", "FAILOVER", SERVICE]).is_some()
+            });
+            asked || self.agreed().is_some_and(|port| port != old.port())
+        });
+        self.wait_switched(old);
+    }
+
+    /// Starts a killed server again, or lets a paused one go on: without data, and as a replica.
+    /// Returns when all is as after the start, with perhaps another master.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start, or is not taken in.
+    pub fn revive(&self, server: &Server) {
+        let port = server.port();
+        if self.master().port() != port {
+            server.restart_empty();
+            let master = self.master().port().to_string();
+            let _ = ask::<String>(server, &["REPLICAOF", "127.0.0.1", &master]);
+        }
+        self.wait_ready();
+    }
+
+    /// Waits until every replica has its data from the master, and every Sentinel knows all.
+    ///
+    /// # Panics
+    ///
+    /// If that takes long.
+    pub fn wait_ready(&self) {
+        for replica in self.replicas() {
+            wait_until("a replica has its master's data", BOUND, || follows(replica));
+        }
+        for sentinel in &self.sentinels {
+            wait_until("each Sentinel knows all others", BOUND, || knows_all(sentinel));
+        }
+    }
+
+    /// The port that most of the Sentinels name.
+    fn agreed(&self) -> Option<u16> {
+        let named = |sentinel: &Server| -> Option<u16> {
+            let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+            ask::<Vec<String>>(sentinel, &question)?.get(1)?.parse().ok()
+        };
+        let named: Vec<_> = self.sentinels.iter().filter_map(named).collect();
+        let votes = |port: &u16| named.iter().filter(|other| *other == port).count();
+        named.iter().copied().find(|port| votes(port) > SENTINELS / 2)
+    }
+}
+
+impl SentinelsBuilder {
+    /// How long a master may be silent until a Sentinel takes it for dead: 700 ms.
+    #[must_use]
+    pub fn down_after(mut self, silent: Duration) -> Self {
+        self.down_after = silent;
+        self
+    }
+
+    /// A password of letters and digits that the servers want.
+    #[must_use]
+    pub fn server_password(mut self, password: &str) -> Self {
+        self.server_password = Some(password.to_owned());
+        self
+    }
+
+    /// A password of letters and digits that the Sentinels want.
+    #[must_use]
+    pub fn sentinel_password(mut self, password: &str) -> Self {
+        self.sentinel_password = Some(password.to_owned());
+        self
+    }
+
+    /// Starts them. Returns when all know all others.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had that knows replicas, or it does not start.
+    pub fn start(self) -> Result<Sentinels, ServerError> {
+        let mut servers: Vec<Server> = Vec::new();
+        for _ in 0..=REPLICAS {
+            let mut builder = Server::builder().args(&["--repl-diskless-sync-delay", "0"]);
+            if let Some(password) = &self.server_password {
+                builder = builder.password(password).args(&["--masterauth", password]);
+            }
+            if let Some(master) = servers.first() {
+                builder = builder.args(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
+            }
+            let server = builder.start()?;
+            if server.is_stand_in() {
+                return Err(ServerError::new(format!(
+                    "{} is only a stand-in: it knows neither replicas nor Sentinels",
+                    server.program().display()
+                )));
+            }
+            servers.push(server);
+        }
+        for replica in servers.iter().skip(1) {
+            wait_until("a replica has its master's data", BOUND, || follows(replica));
+        }
+        let mut lines = format!(
+            "sentinel monitor {SERVICE} 127.0.0.1 {} 2\n\
+             sentinel down-after-milliseconds {SERVICE} {}\n\
+             sentinel failover-timeout {SERVICE} 3000\n",
+            servers.first().map_or(0, Server::port),
+            self.down_after.as_millis(),
+        );
+        if let Some(password) = &self.server_password {
+            lines.push_str(&format!("sentinel auth-pass {SERVICE} {password}\n"));
+        }
+        let mut sentinels = Vec::new();
+        for _ in 0..SENTINELS {
+            let mut builder = Server::builder().sentinel(lines.clone());
+            if let Some(password) = &self.sentinel_password {
+                builder = builder.password(password);
+            }
+            let sentinel = builder.start()?;
+            let faster = ["SENTINEL", "DEBUG", "INFO-PERIOD", PERIOD, "PUBLISH-PERIOD", PERIOD];
+            // An older one has its own pace.
+            let _ = ask::<String>(&sentinel, &faster);
+            sentinels.push(sentinel);
+        }
+        let all = Sentinels { sentinels, servers, options: self };
+        all.wait_ready();
+        Ok(all)
+    }
+}
+
+fn follows(replica: &Server) -> bool {
+    let info = ask::<String>(replica, &["INFO", "replication"]).unwrap_or_default();
+    info.contains("role:slave") && info.contains("master_link_status:up")
+}
+
+/// Whether it could choose another master now.
+fn knows_all(sentinel: &Server) -> bool {
+    use std::collections::HashMap;
+    let fields: HashMap<String, String> =
+        ask(sentinel, &["SENTINEL", "MASTER", SERVICE]).unwrap_or_default();
+    let is = |field: &str, value: &str| fields.get(field).is_some_and(|it| it == value);
+    let replicas: Vec<HashMap<String, String>> =
+        ask(sentinel, &["SENTINEL", "REPLICAS", SERVICE]).unwrap_or_default();
+    let well = |replica: &HashMap<String, String>| {
+        let has = |field: &str, value: &str| replica.get(field).is_some_and(|it| it == value);
+        has("flags", "slave") && has("master-link-status", "ok")
+    };
+    is("flags", "master")
+        && is("num-other-sentinels", &(SENTINELS - 1).to_string())
+        && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
+}
+
+/// Asks on a connection of its own, in bounded time: who is asked may be stopped. `None`: no answer.
+fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
+    const PATIENCE: Duration = Duration::from_millis(300);
+    let client = redis::Client::open(server.url()).ok()?;
+    let mut connection = client.get_connection_with_timeout(PATIENCE).ok()?;
+    connection.set_read_timeout(Some(PATIENCE)).ok()?;
+    let (name, rest) = question.split_first()?;
+    let mut tries = 3;
+    loop {
+        match redis::cmd(name).arg(rest).query(&mut connection) {
+            Ok(answer) => return Some(answer),
+            // A child's end is a signal, which ends a read with a timeout.
+            Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => {
+                tries -= 1;
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_master_is_chosen_when_one_is_killed_and_on_command() {
+        let Ok(sentinels) = Sentinels::start() else {
+            eprintln!("left out: there is no server here that knows replicas");
+            return;
+        };
+        let first = sentinels.master();
+        first.kill();
+        sentinels.wait_switched(first);
+        let second = sentinels.master();
+        assert_ne!(first.port(), second.port());
+        sentinels.revive(first);
+        sentinels.fail_over();
+        assert_ne!(second.port(), sentinels.master().port());
+        sentinels.wait_ready();
+    }
+}
