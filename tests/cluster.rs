@@ -225,11 +225,20 @@ fn a_hold_outlives_the_move_of_its_slot() {
     let semaphore = client.expirable_semaphore("{moved}:permits");
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
+    // At every server, and due together.
+    let others: Vec<_> = names(&cluster)
+        .iter()
+        .flat_map(|name| [name.clone(), format!("{{{name}}}:other")])
+        .map(|name| client.reentrant_lock(&name).lock().unwrap())
+        .collect();
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
     // Over several leases, each renewed there.
     thread::sleep(3 * lease);
     assert_eq!(guard.state(), HoldState::Held);
+    for other in others {
+        other.unlock().unwrap();
+    }
     assert!(permit.is_held());
     assert!(to.connection().exists::<_, bool>("moved").unwrap());
     guard.unlock().unwrap();
@@ -415,6 +424,43 @@ fn a_master_dies_and_its_replica_takes_over() {
     let gone: i64 = cluster.owner(slot).connection().del(format!("{{{name}}}:lost")).unwrap();
     assert_eq!(gone, 1);
     assert!(guard.unlock().is_err());
+    contest.end();
+}
+
+#[test]
+fn a_master_stands_still_and_its_replica_takes_over() {
+    let _bounded = bounded();
+    if real_server().is_none() {
+        return;
+    }
+    let cluster = Cluster::start().unwrap();
+    let clients = ["2", "3"].map(|protocol| {
+        let url = format!("{}?protocol={protocol}", cluster.url());
+        Client::builder(&url)
+            .watchdog_timeout(LONG)
+            .response_timeout(common::IMPATIENT)
+            .connect()
+            .unwrap()
+    });
+    let name = "stands still";
+    let slot = cluster.slot(name);
+    let contest = Contest::start(&clients, name, false, true);
+    contest.go_on(20);
+    let old = cluster.owner(slot);
+    old.pause();
+    wait_until("another server has taken over", SOON, || {
+        let others = cluster.servers().iter().filter(|server| server.port() != old.port());
+        let says = |server: &redlatch_testkit::Server| {
+            let slots: String =
+                redis::cmd("CLUSTER").arg("NODES").query(&mut server.connection()).unwrap();
+            let own = slots.lines().find(|line| line.contains("myself")).unwrap_or_default();
+            own.contains("master") && own.split(' ').count() > 8
+        };
+        others.filter(|server| says(server)).count() == 3
+    });
+    contest.go_on(20);
+    old.resume();
+    contest.go_on(100);
     contest.end();
 }
 

@@ -49,18 +49,22 @@ impl Cluster {
     fn make(&self) {
         for (at, server) in self.servers.iter().enumerate() {
             let mut node = server.connection();
-            let epoch: RedisResult<Value> =
-                cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).query(&mut node);
-            epoch.unwrap_or_else(|error| panic!("no epoch: {error}"));
-            for other in &self.servers {
-                let _: Value = cmd("CLUSTER")
-                    .arg("MEET")
-                    .arg("127.0.0.1")
-                    .arg(other.port())
-                    .arg(other.port() + BUS)
-                    .query(&mut node)
-                    .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
-            }
+            let _: Value = cmd("CLUSTER")
+                .arg("SET-CONFIG-EPOCH")
+                .arg(at + 1)
+                .query(&mut node)
+                .unwrap_or_else(|error| panic!("no epoch: {error}"));
+        }
+        // Not before: one that knows another takes no number any more.
+        let mut first = self.servers[0].connection();
+        for other in &self.servers[1..] {
+            let _: Value = cmd("CLUSTER")
+                .arg("MEET")
+                .arg("127.0.0.1")
+                .arg(other.port())
+                .arg(other.port() + BUS)
+                .query(&mut first)
+                .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
         }
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
