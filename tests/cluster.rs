@@ -225,11 +225,9 @@ fn a_hold_outlives_the_move_of_its_slot() {
     let semaphore = client.expirable_semaphore("{moved}:permits");
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
-    // At every server, and due together.
-    let others: Vec<_> = names(&cluster)
-        .iter()
-        .flat_map(|name| [name.clone(), format!("{{{name}}}:other")])
-        .map(|name| client.reentrant_lock(&name).lock().unwrap())
+    // In many slots of each server, and due together.
+    let others: Vec<_> = (0..30)
+        .map(|number| client.reentrant_lock(&format!("another{number}")).lock().unwrap())
         .collect();
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
