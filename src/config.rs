@@ -178,14 +178,15 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a call that waits goes on while there is no master, of a client with Sentinels or of
-    /// a cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a cancel. A call that does
-    /// not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the master for
-    /// [`connect_timeout`](Self::connect_timeout).
+    /// How long a call that waits goes on while there is no master, of a client with Sentinels or of a
+    /// cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a cancel. A
+    /// call that does not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the
+    /// master for [`connect_timeout`](Self::connect_timeout), in a cluster for that and
+    /// [`response_timeout`](Self::response_timeout).
     ///
     /// At least what the Sentinels take to choose another master, which is their
     /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at once.
-    /// Up to a year. Defaults to 60 s. Without Sentinels it does nothing.
+    /// Up to a year. Defaults to 60 s. With one server alone it does nothing.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
