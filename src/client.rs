@@ -15,6 +15,7 @@ use crate::fenced_lock::FencedLock;
 use crate::hold;
 use crate::node::{Core, Session};
 use crate::pubsub::News;
+use crate::read_write_lock::ReadWriteLock;
 use crate::reentrant_lock::ReentrantLock;
 use crate::semaphore::Semaphore;
 
@@ -120,6 +121,15 @@ impl Client {
     #[must_use]
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         FencedLock::new(&self.0, name)
+    }
+
+    /// The read-write lock of this name: Redisson's `RReadWriteLock`,
+    /// `redisson.getReadWriteLock(name)`.
+    ///
+    /// No I/O. One name is for one kind of lock: under another one's it is refused (`WRONGTYPE`).
+    #[must_use]
+    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
+        ReadWriteLock::new(&self.0, name)
     }
 
     /// The fair lock of this name: Redisson's `RFairLock`, `redisson.getFairLock(name)`.

@@ -455,7 +455,7 @@ impl Left {
         // then others wait for the lock, and nobody notifies.
         if site.leave(tenancy, None, Leaving::Posted).is_err() {
             let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-            site.core.watchdog.call_back(&site.name, reason, stay.take_callbacks());
+            site.core.watchdog.call_back(&site.name, reason, stay.lose(reason));
             return Err(Self::lost(site, tenancy));
         }
         drop(until_left);

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::connection::Route;
 use crate::error::{Error, ErrorKind};
 use crate::node::{Core, Member, Session};
-use crate::protocol::{self, LatchKeys};
+use crate::protocol::LatchKeys;
 use crate::pubsub::Subscription;
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
@@ -83,7 +83,7 @@ impl CountDownLatch {
         let ticket = site.open();
         let outcome = site.scripts().try_set_count(ticket, count);
         site.requests.close(ticket);
-        outcome.map_err(|trouble| site.error(trouble))
+        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     /// Counts down by one. The last one opens the latch and wakes who waits, on every machine. An
@@ -144,7 +144,11 @@ impl CountDownLatch {
     /// One round trip.
     pub fn count(&self) -> Result<u64, Error> {
         self.check(&Wait::FOREVER)?;
-        let count = self.site.scripts().count().map_err(|trouble| self.site.error(trouble))?;
+        let count = self
+            .site
+            .scripts()
+            .count()
+            .map_err(|trouble| trouble.into_error_of(&self.site.name))?;
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
@@ -242,7 +246,7 @@ impl CountDownLatch {
         let ticket = site.open();
         let outcome = site.scripts().delete(ticket);
         site.requests.close(ticket);
-        outcome.map_err(|trouble| site.error(trouble))
+        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     /// The latch's name: the key in Redis.
@@ -383,20 +387,14 @@ pub(crate) struct LatchSite {
 impl LatchSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().find(name, |name| {
-            // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
-            let requests_key = protocol::requests(&name, core.id.as_str());
-            Self {
-                route: core.route(&name),
-                channel: LatchKeys::channel(&name).into(),
-                opened: LatchKeys::opened(&name, core.database()).into(),
-                requests: core
-                    .requests
-                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                queue: Mutex::new(Queue::new()),
-                core: Arc::clone(core),
-                name,
-            }
+        core.members.of::<Self>().find(name, |name| Self {
+            route: core.route(&name),
+            channel: LatchKeys::channel(&name).into(),
+            opened: LatchKeys::opened(&name, core.database()).into(),
+            requests: core.requests_of(&name),
+            queue: Mutex::new(Queue::new()),
+            core: Arc::clone(core),
+            name,
         })
     }
 
@@ -412,14 +410,6 @@ impl LatchSite {
 
     fn open(&self) -> Ticket {
         self.requests.open(|| self.core.id.next_number())
-    }
-
-    fn error(&self, trouble: Trouble) -> Error {
-        let state = match trouble {
-            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
-            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
-        };
-        trouble.into_error().of(&self.name).now(state)
     }
 }
 

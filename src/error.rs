@@ -46,6 +46,8 @@ pub enum ErrorKind {
     Redis,
     /// The server answered something that no Redis server answers.
     Protocol,
+    /// The calling thread would wait for itself: it reads, and asks to write. Nothing was changed.
+    WouldDeadlock,
     /// A setting, a name, a lease or a URL is not usable.
     Config,
 }

@@ -493,7 +493,7 @@ impl ExpirableSemaphore {
         held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease);
-        let updated = updated.map_err(|trouble| site.error(trouble))?;
+        let updated = updated.map_err(|trouble| trouble.into_error_of(&site.name))?;
         held.updated(sent_at, lease, updated);
         Ok(updated)
     }
@@ -510,7 +510,10 @@ impl ExpirableSemaphore {
     /// One round trip.
     pub fn remaining_lease(&self, id: &PermitId) -> Result<Option<Duration>, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.scripts().remaining_lease(id).map_err(|trouble| self.site.error(trouble))
+        self.site
+            .scripts()
+            .remaining_lease(id)
+            .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// The semaphore's name: the key in Redis.
@@ -544,7 +547,7 @@ impl ExpirableSemaphore {
 
     fn counts(&self) -> Result<Counts, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.scripts().counts().map_err(|trouble| self.site.error(trouble))
+        self.site.scripts().counts().map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Vec<ExpirablePermit>>, Error> {

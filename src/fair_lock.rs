@@ -1,22 +1,23 @@
 //! The fair lock: Redisson's `RFairLock`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::acquire::Wait;
+use crate::acquire::{
+    Baton, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire,
+};
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, LostReason};
-use crate::hold::{Asked, Entered, Hold, Site, Tenancy, Terms};
+use crate::hold::{Entered, Site, Tenancy, Terms};
 use crate::lock::{Handle, Trying, lock_verbs};
 use crate::node::Session;
-use crate::protocol::Owner;
-use crate::script::fair::{FairAcquired, Followers};
-use crate::script::{self, Replied, Trouble};
-use crate::sync::{Thread, clock};
+use crate::script::{self, Trouble};
+use crate::sync::Thread;
 
+use self::place::Place;
 pub(crate) use self::queue::{FairQueue, give_back, take_out};
 
-mod company;
 mod line;
 mod place;
 mod queue;
@@ -79,6 +80,13 @@ mod tests;
 /// it was handed the lock, they come at the end of the time left that they have read: a lease, or
 /// the fair wait.
 ///
+/// # Beside a re-entrant lock of the name
+///
+/// A fair and a re-entrant handle of one name are one lock: never do two have it, and a thread that
+/// has it by one of the two may take it again by the other. But neither knows of the queue of the
+/// other. Who waits by the one may wait for as long as others keep taking the lock by the other, and
+/// about a second longer. Use one kind for a name.
+///
 /// # What fairness costs
 ///
 /// Every thread stands in Redis's queue for itself, and each grant to another process is a message:
@@ -86,8 +94,8 @@ mod tests;
 /// [`reentrant_lock`](crate::Client::reentrant_lock) is several times as fast.
 #[derive(Clone, Debug)]
 pub struct FairLock {
-    handle: Handle,
     queue: Arc<FairQueue>,
+    handle: Handle,
 }
 
 lock_verbs!(FairLock);
@@ -96,7 +104,7 @@ impl FairLock {
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = Site::of(session.core(), name);
         let queue = FairQueue::of(&site);
-        Self { handle: Handle::new(session.clone(), site), queue }
+        Self { queue, handle: Handle::new(session.clone(), site) }
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
@@ -104,209 +112,129 @@ impl FairLock {
         script::lock::force_unlock(route, name, &self.queue.scripts().force_unlock_command())
     }
 
-    /// Mine already? Else one script, or a place in the queue that Redis keeps.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        match self.reenter(thread, &wait)? {
-            Some(tenancy) => return Ok(tenancy),
-            None if wait.blocks() => {}
-            None => {
-                let (owner, asked) = self.attempt();
-                let Self { handle: Handle { site, .. }, queue, .. } = self;
-                let lease = self.handle.terms().lease(&site.core);
-                let replied = queue.scripts().try_acquire(&site.route, &owner, lease);
-                return self.tried(thread, owner, asked, replied);
-            }
-        }
-        let tenancy = self.stand_in_queue(thread, self.handle.terms(), &wait)?;
-        tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
+        self.handle.check(&wait)?;
+        acquire(self, &Claim { thread, need: self.handle.terms(), wait })
     }
 
     /// As [`acquire`](Self::acquire) with no wait: see [`Part`](crate::lock::Part).
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        match self.reenter(thread, &Wait::NONE) {
-            Ok(None) => {}
-            Ok(Some(tenancy)) => return Box::new(|_| Ok(tenancy)),
+        let claim = Claim { thread, need: self.handle.terms(), wait: Wait::NONE };
+        let lead = match self.handle.check(&claim.wait).and_then(|()| self.enter(&claim)) {
+            Ok(Enter::Leads(lead)) => lead,
+            Ok(Enter::Granted(tenancy)) => return Box::new(|_| Ok(Some(tenancy))),
+            Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
             Err(error) => return Box::new(|_| Err(error)),
-        }
-        let (owner, asked) = self.attempt();
-        let site = &self.handle.site;
-        let lease = self.handle.terms().lease(&site.core);
-        let heard = self.queue.scripts().begin_try(&site.route, &owner, lease);
-        Box::new(move |until| self.tried(thread, owner, asked, heard(until)))
-    }
-
-    /// Whether it is the thread's already, or (`Some(None)`) another's of this process.
-    fn reenter(
-        &self,
-        thread: &Arc<Thread>,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Option<Arc<Tenancy>>>, Error> {
-        self.handle.check(wait)?;
-        let site = &self.handle.site;
-        loop {
-            match site.gate.reenter(thread, self.handle.terms()) {
-                None => return Ok(None),
-                Some(Entered::Again(tenancy)) => {
-                    if self.handle.deepen(&tenancy)? {
-                        return Ok(Some(Some(tenancy)));
-                    }
-                }
-                Some(Entered::Expired(tenancy)) => site.lose(&tenancy, LostReason::LeaseExpired),
-                Some(Entered::TooDeep) => return Err(self.handle.too_deep()),
-                Some(_) if wait.blocks() => return Ok(None),
-                Some(_) => return Ok(Some(None)),
-            }
-        }
-    }
-
-    /// Who takes the lock if nobody holds it or waits for it, and what was true before that is asked.
-    fn attempt(&self) -> (Owner, Asked) {
-        let site = &self.handle.site;
-        (site.core.id.next_owner(), Asked::now(site))
-    }
-
-    /// It was asked.
-    fn tried(
-        &self,
-        thread: &Arc<Thread>,
-        owner: Owner,
-        asked: Asked,
-        replied: Result<Replied<bool>, Trouble>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let Self { handle: Handle { site, .. }, queue, .. } = self;
-        let terms = self.handle.terms();
-        let lease = terms.lease(&site.core);
-        let undo = || site.undo(queue.scripts().give_up_command(owner.as_bytes()), lease);
-        match replied {
-            Ok(Replied { reply: false, twice }) => {
-                if twice {
-                    undo();
-                }
-                Ok(None)
-            }
-            Ok(Replied { reply: true, twice }) => {
-                let line = queue.line(Followers::new());
-                let hold = Hold::new(Some(line), owner, terms, lease, asked, twice);
-                let admitted = queue.admit(site, hold, thread, terms).inspect_err(|_| undo())?;
-                match admitted.inspect_err(|_| undo()) {
-                    Err(hold) if clock::now() >= hold.deadline() => {
-                        Err(Error::late_grant(&site.name))
-                    }
-                    admitted => {
-                        let tenancy = admitted.ok();
-                        tenancy.map(|tenancy| self.handle.admitted(tenancy)).transpose()
-                    }
-                }
-            }
-            Err(trouble) => Err(self.trouble(trouble, &owner, terms)),
-        }
-    }
-
-    /// Takes the lock or a place in the queue, and sleeps until told to ask again, or until a
-    /// thread of this process passes the hold on.
-    fn stand_in_queue(
-        &self,
-        thread: &Arc<Thread>,
-        terms: Terms,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Arc<Tenancy>>, Error> {
-        let Self { handle: Handle { site, .. }, queue, .. } = self;
-        let core = &site.core;
-        let mut late = 0;
-        'places: loop {
-            // Known to the process before it is to Redis: a hold may be passed to it, and its
-            // sign of life is due, from the moment it stands there.
-            let mut place = queue.join(site, thread, core.id.next_owner(), terms);
-            let owner = place.waiter.owner;
-            let mut queued = false;
-            let hold = loop {
-                // Subscribe first: a message between the request and the confirmation is lost, so
-                // a request that was sent before the confirmation is sent again after it.
-                let listening = place.listening();
-                let (asked, replied) = place.ask(!queued);
-                let ask_after = match replied.map(|replied| replied.reply) {
-                    Ok(FairAcquired::Granted { already, followers, .. }) => {
-                        if already {
-                            // The message of that is on its way, or was lost.
-                            core.pubsub.suspect(&site.name);
-                        }
-                        break Some(place.hold(asked, followers));
-                    }
-                    Ok(FairAcquired::Queued { now, ask_after, by_redisson, came_back }) => {
-                        if came_back {
-                            // Its place was used up by a grant of which nothing was heard, or it did
-                            // not listen.
-                            core.pubsub.suspect(&site.name);
-                        }
-                        place.refused(asked, now);
-                        if by_redisson {
-                            place.listen_to_redisson();
-                        }
-                        ask_after
-                    }
-                    Err(trouble) => {
-                        let untaken = matches!(trouble, Trouble::Unsent(_) | Trouble::Refused(_));
-                        place.unknown_there = untaken && !queued;
-                        return Err(self.trouble(trouble, &owner, terms));
-                    }
-                };
-                queued = true;
-                // Whatever came while it asked: the hold may have been passed to it meanwhile.
-                let goes_on = if place.is_heard_since(listening) {
-                    place.sleep(core, wait, ask_after, listening)?
-                } else {
-                    place.await_messages(core, wait)?
-                };
-                // One that came before the end of the wait wins.
-                let hold = place.take_grant();
-                if hold.is_some() || !goes_on {
-                    break hold;
-                }
-                if let Some(tenancy) = place.waiter.take_passed() {
-                    if tenancy.is_held() {
-                        return Ok(Some(place.settle(tenancy)));
-                    }
-                    // The receiver looks once more: it slept through the rest of the lease. Its
-                    // place is gone, too.
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                    continue 'places;
-                }
-            };
-            let Some(hold) = hold else {
-                // Decided under the queue's mutex: what was passed before the end counts.
-                return Ok(place.leave());
-            };
-            if let Some(tenancy) = place.stand_down() {
-                // While it asked, a hold was passed to it, and taken away by force: only then could
-                // the server grant it another. It asks as another owner, since whoever hears of the
-                // forced unlock gives up what this one has.
-                site.lose(&tenancy, LostReason::Revoked);
-                continue;
-            }
-            match queue.admit(site, hold, thread, terms)? {
-                Ok(tenancy) => return Ok(Some(place.settle(tenancy))),
-                // A grant read after its own deadline is none.
-                Err(hold) => late += u32::from(clock::now() >= hold.deadline()),
-            }
-            if late == MOST_LATE {
-                return Err(Error::late_grant(&site.name));
-            }
-        }
-    }
-
-    fn trouble(&self, trouble: Trouble, owner: &Owner, terms: Terms) -> Error {
-        let site = &self.handle.site;
-        let state = if let Trouble::Unknown(_) = trouble {
-            let give_up = self.queue.scripts().give_up_command(owner.as_bytes());
-            site.undo(give_up, terms.lease(&site.core));
-            "nothing is held; if the server took the lock or a place in its queue nevertheless, \
-             that is given up in the background"
-        } else {
-            "the lock was not taken"
         };
-        trouble.into_error().of(&site.name).now(state)
+        let mut baton = Baton::new(&self.queue, lead);
+        let reply = baton.lead_or(|| self.place(&claim)).place.begin_try();
+        Box::new(move |until| {
+            match baton.lead_or(|| self.place(&claim)).place.tried(reply(until))? {
+                Try::Granted(tenancy) => self.install(&mut baton, tenancy, &claim),
+                Try::Busy(_) => Ok(None),
+            }
+        })
     }
 }
 
-/// So many grants in a row may arrive after their own end.
-const MOST_LATE: u32 = 3;
+impl Synchronizer for FairLock {
+    type Site = Arc<FairQueue>;
+
+    fn site(&self) -> &Arc<FairQueue> {
+        &self.queue
+    }
+
+    /// Mine already? Else the thread comes to those who have not asked yet. Who will not wait asks
+    /// for itself.
+    fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
+        let waits = claim.wait.blocks();
+        loop {
+            match self.handle.site.gate.reenter(claim.thread, claim.need) {
+                None => break,
+                Some(Entered::Occupied) if waits => break,
+                Some(Entered::Occupied) => return Ok(Enter::NotNow),
+                Some(entered) => {
+                    if let Some(tenancy) = self.handle.again(entered)? {
+                        return Ok(Enter::Granted(tenancy));
+                    }
+                }
+            }
+        }
+        if !waits {
+            let place = Place::new(&self.queue, claim.thread, claim.need, false);
+            return Ok(Enter::Leads(Some(Lead::new(place))));
+        }
+        Ok(self.queue.with_queue(|newcomers| {
+            if newcomers.lead() {
+                return Enter::Leads(None);
+            }
+            Enter::Queued(newcomers.push(claim.thread, claim.need))
+        }))
+    }
+
+    /// Who had the baton of the newcomers is gone, or there was none.
+    fn place(&self, claim: &Claim<'_, Terms>) -> Place {
+        Place::new(&self.queue, claim.thread, claim.need, true)
+    }
+
+    fn take(&self, lead: &mut Lead<Place>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.place.read(&mut lead.listening)
+    }
+
+    fn has_news(&self, place: &Place) -> bool {
+        place.has_news()
+    }
+
+    fn pause(&self, place: &Place) -> Duration {
+        place.linger()
+    }
+
+    fn ask(
+        &self,
+        lead: &mut Lead<Place>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        if claim.wait.blocks() {
+            return lead.place.ask(&mut lead.listening);
+        }
+        lead.place.ask_once()
+    }
+
+    /// Ours no more: see [`lock/exclusive.rs`](crate::lock::exclusive); or the thread slept through
+    /// the rest of the lease of a hold that was passed to it. Then it asks as another owner, since
+    /// its place is gone, or whoever releases what was taken away from it gives that up.
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Arc<FairQueue>>,
+        tenancy: Arc<Tenancy>,
+        claim: &Claim<'_, Terms>,
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let (Self { handle, queue }, hold) = (self, &tenancy.hold);
+        let Handle { site, .. } = handle;
+        let Some(Lead { place, .. }) = &mut baton.lead else { return Ok(None) };
+        let is_ours = match place.stand_down() {
+            _ if !place.is_owner_of(hold) => {
+                let is_held = tenancy.is_held();
+                if !is_held {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                }
+                is_held
+            }
+            // While it asked, a hold was passed to it, and taken away by force: only then could the
+            // server grant it another.
+            Some(passed) => {
+                site.lose(&passed, LostReason::Revoked);
+                false
+            }
+            None => site.admit(&tenancy, claim.need)?,
+        };
+        if !is_ours {
+            let another = Place::new(queue, claim.thread, claim.need, false);
+            baton.lead = Some(Lead::new(another));
+            return Ok(None);
+        }
+        place.becomes(hold);
+        baton.lay_down();
+        handle.admitted(tenancy).map(Some)
+    }
+}

@@ -28,6 +28,7 @@
 //! |---|---|---|
 //! | one at a time | [`ReentrantLock`] | `ReentrantLock` |
 //! | the same, first come, first served on all machines | [`FairLock`] | `ReentrantLock(true)` |
+//! | many that read, or one that writes | [`ReadWriteLock`] | `ReentrantReadWriteLock` |
 //! | the same, with a number that what is written to can trust | [`FencedLock`] and its [`FencingToken`] | |
 //! | several of these together | [`MultiLock`]; a majority of them, on several servers: [`MultiLock::quorum`] | |
 //! | so many at a time | [`Semaphore`] and its [`Permit`] | `Semaphore` |
@@ -158,6 +159,7 @@ mod node;
 mod permits;
 mod protocol;
 mod pubsub;
+mod read_write_lock;
 mod reentrant_lock;
 mod script;
 mod semaphore;
@@ -178,6 +180,7 @@ pub use hold::HoldState;
 pub use lock::{Lock, LockGuard, OwnedLockGuard};
 pub use multi_lock::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use protocol::PermitId;
+pub use read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;

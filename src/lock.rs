@@ -374,7 +374,7 @@ pub(crate) fn run<G: Guard, R, E: From<Error>>(
 /// `handle` and
 /// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
 /// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
-/// `fn force_unlock_command(&self) -> Command`.
+/// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
 macro_rules! lock_verbs {
     ($lock:ident) => {
         $crate::lock::lock_verbs!($lock, $crate::LockGuard, $crate::OwnedLockGuard);

@@ -186,7 +186,10 @@ impl Semaphore {
     /// One round trip.
     pub fn available_permits(&self) -> Result<i64, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.scripts().available_permits().map_err(|trouble| self.site.error(trouble))
+        self.site
+            .scripts()
+            .available_permits()
+            .map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// Takes one permit, waiting for as long as it takes.
@@ -440,7 +443,7 @@ impl Semaphore {
         let ticket = site.open();
         let outcome = send(site.scripts(), ticket);
         site.requests.close(ticket);
-        outcome.map_err(|trouble| site.error(trouble))
+        outcome.map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {

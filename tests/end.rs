@@ -544,12 +544,28 @@ fn many_releases_are_carried_out_before_what_comes_behind_them() {
     let _alone = alone();
     let _bounded = bounded();
     let server = server();
-    let client = impatient(&server.url()).connections(1).connect().unwrap();
-    for _ in 0..3 {
-        drop(hold_many(&client));
-        for at in [5_999, 3_000, 0] {
+    let patient = Client::builder(&server.url()).watchdog_timeout(LONG);
+    let client = patient.connections(1).connect().unwrap();
+    let mut redis = server.connection();
+    let mut opened = || -> u64 {
+        let info: String = redis::cmd("INFO").arg("stats").query(&mut redis).unwrap();
+        let opened = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        opened.unwrap().parse().unwrap()
+    };
+    let mut rounds = 0;
+    while rounds < 3 {
+        let guards = hold_many(&client);
+        let before = opened();
+        drop(guards);
+        let taken = [5_999, 3_000, 0].map(|at| {
             let lock = client.reentrant_lock(&at.to_string());
-            assert!(lock.try_lock().unwrap().is_some(), "{at}");
+            lock.try_lock().unwrap().is_some()
+        });
+        // If nothing comes for a moment, as on a busy machine, the connection is given up, and what
+        // was not answered goes again in the background: then there is no order.
+        if opened() == before {
+            assert_eq!(taken, [true; 3]);
+            rounds += 1;
         }
     }
 }

@@ -230,7 +230,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
                 served.lock().unwrap().push(at);
                 sender.send(permits).unwrap();
             });
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();

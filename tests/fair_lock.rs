@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock};
+use redlatch::{CancelToken, Client, Error, ErrorKind, FairLock, Lock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// How long a dead waiter at the head may cost the others here.
@@ -285,6 +285,39 @@ fn a_hold_is_re_entered_and_its_count_in_redis_is_one() {
 }
 
 // Who gives up.
+
+/// The queues of the two know nothing of each other; the lock is one, and a thread's.
+#[test]
+fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..8)
+        .map(|at| {
+            let (client, inside) = (&clients[at % 2], Arc::clone(&inside));
+            let kinds: [Arc<dyn Lock>; 2] =
+                [Arc::new(client.fair_lock("one")), Arc::new(client.reentrant_lock("one"))];
+            spawn(move || {
+                for round in 0..15 {
+                    let [outer, inner] = [at / 2 % 2, 1 - at / 2 % 2].map(|kind| &kinds[kind]);
+                    let guard = outer.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have it");
+                    let again = inner.try_lock().unwrap().expect("its thread has it");
+                    thread::sleep(Duration::from_micros(round * 40));
+                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                    again.unlock().unwrap();
+                    guard.unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    leaves_nothing(&server, "one");
+    wait_until("nobody is left", SOON, || {
+        !server.connection().exists::<_, bool>("redlatch_queue:{one}").unwrap()
+    });
+}
 
 #[test]
 fn who_gives_up_leaves_the_queue_at_once_and_the_others_their_order() {
@@ -1032,6 +1065,122 @@ fn lost_replies_of_acquire_and_release_are_no_matter() {
         leaves_nothing(&server, "lost");
         proxy.wait_fired(4, SOON);
     }
+}
+
+/// A client whose requests may take their time. It listens already: the server drops who does not
+/// from the head of a free lock's queue, and a waiter begins to when its first request is answered.
+fn patient(server: &Server, proxy: &Proxy) -> Client {
+    let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
+    let client = client.connect().unwrap();
+    let guard = client.fair_lock("warm").lock().unwrap();
+    let (waiting, cancel) = waits(&client.fair_lock("warm"));
+    let owner = wait_queue(server, "warm", 1).remove(0);
+    wait_subscribed(server, &own_channel(&owner));
+    cancel.cancel();
+    assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    guard.unlock().unwrap();
+    client
+}
+
+/// A thread that waits for the lock until it is cancelled.
+fn waits(lock: &FairLock) -> (Running<Result<(), Error>>, CancelToken) {
+    let (lock, token) = (lock.clone(), CancelToken::new());
+    let cancel = token.clone();
+    (spawn(move || lock.lock_cancellable(&token)?.unlock()), cancel)
+}
+
+#[test]
+fn who_waits_for_anothers_request_can_give_up_before_that_is_answered() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lock = patient(&server, &proxy).fair_lock("slow");
+    let guard = client(&server).fair_lock("slow").lock().unwrap();
+    on_script(&proxy, "slow", 2, Action::HoldReply);
+    let (first, _) = waits(&lock);
+    proxy.wait_fired(1, SOON);
+
+    // Whose request has not been sent.
+    let timed = lock.clone();
+    assert!(elsewhere(move || timed.try_lock_for(UNIT / 10).unwrap().is_none()));
+    let (waiting, cancel) = waits(&lock);
+    waiting.wait_asleep();
+    cancel.cancel();
+    assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(!first.is_finished(), "they waited for its reply");
+
+    // Who was asked for by another.
+    let (second, _) = waits(&lock);
+    second.wait_asleep();
+    let (third, cancel) = waits(&lock);
+    third.wait_asleep();
+    proxy.release();
+    proxy.wait_fired(2, SOON);
+    wait_queue(&server, "slow", 3);
+    cancel.cancel();
+    assert_eq!(third.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(queue(&server, "slow").len(), 3, "it waited for the reply");
+    proxy.release();
+    wait_queue(&server, "slow", 2);
+    guard.unlock().unwrap();
+    first.join().unwrap();
+    second.join().unwrap();
+    leaves_nothing(&server, "slow");
+}
+
+#[test]
+fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lock = patient(&server, &proxy).fair_lock("copies");
+    let other = client(&server).fair_lock("copies");
+    let guard = other.lock().unwrap();
+    on_script(&proxy, "copies", 1, Action::HoldReply);
+    let (first, cancel) = waits(&lock);
+    proxy.wait_fired(1, SOON);
+    let ahead = wait_queue(&server, "copies", 1);
+    let (leader, _) = waits(&lock);
+    leader.wait_asleep();
+    let (behind, _) = waits(&lock);
+    behind.wait_asleep();
+    cancel.cancel();
+    // What the first one gives up may come before that, or is told to be nobody's.
+    let acquires = |bytes: &[u8]| {
+        contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
+    };
+    proxy.on(Direction::Request, 1, Action::Silence, acquires);
+    proxy.release();
+    assert_eq!(first.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    proxy.wait_fired(2, SOON);
+    let mut line = Vec::new();
+    wait_until("two more stand in the queue", SOON, || {
+        line = queue(&server, "copies");
+        line.retain(|owner| *owner != ahead[0]);
+        line.len() == 2
+    });
+
+    guard.unlock().unwrap();
+    let mut redis = server.connection();
+    let mut has = |owner: &String| {
+        wait_until("it is handed on", SOON, || {
+            holder(&mut redis, "copies").is_some_and(|(holder, _)| holder == *owner)
+        });
+    };
+    has(&line[0]);
+    assert!(other.force_unlock().unwrap());
+    has(&line[1]);
+    // By the server's clock in ms.
+    thread::sleep(Duration::from_millis(5));
+    proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
+    assert!(proxy.cut_matching("EVAL") > 0);
+    proxy.wait_fired(3, SOON);
+    let begun = Instant::now();
+    proxy.release();
+    behind.join().unwrap();
+    assert!(begun.elapsed() < UNIT * 3, "{:?}", begun.elapsed());
+    leader.join().unwrap();
+    leaves_nothing(&server, "copies");
 }
 
 #[test]

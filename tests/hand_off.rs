@@ -417,6 +417,34 @@ fn what_nobody_waits_for_is_given_back_at_once() {
     }
 }
 
+/// The same where the server refuses that at first, as it passes: that was no answer.
+#[test]
+fn what_nobody_waits_for_is_given_back_though_the_server_refused_it_first() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let one = warm(&server);
+    let guard = one.reentrant_lock("other").lock().unwrap();
+    let uuid = owner(&mut redis, "other").unwrap().split_once(':').unwrap().0.to_owned();
+    let stray = format!("{uuid}:777777");
+    let () = redis.hset("stray", &stray, 1).unwrap();
+    let () = redis.pexpire("stray", millis(LONG)).unwrap();
+    let replicate = |of: [&str; 2]| {
+        redis::cmd("REPLICAOF").arg(&of).exec(&mut server.connection()).unwrap();
+    };
+    replicate(["127.0.0.1", "1"]);
+    let message = "grant 777777 0 2000 lock,0,0,0 0 stray";
+    let heard: u64 = redis.publish(own_channel(&stray), message).unwrap();
+    assert_eq!(heard, 1);
+    wait_until("it was refused", SOON, || {
+        let errors: String = redis::cmd("INFO").arg("errorstats").query(&mut redis).unwrap();
+        errors.contains("errorstat_READONLY")
+    });
+    replicate(["NO", "ONE"]);
+    wait_free(&server, "stray", SOON);
+    guard.unlock().unwrap();
+}
+
 // Who leaves.
 
 /// A process that was killed costs the next one nothing, even if somebody listens to all there is.

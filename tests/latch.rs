@@ -799,7 +799,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
         .map(|_| {
             let latch = latch.clone();
             let waiter = spawn(move || latch.wait().unwrap_err());
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();

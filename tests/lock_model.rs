@@ -32,12 +32,20 @@ mod redisson;
 mod rules;
 #[path = "lock_model/scenarios.rs"]
 mod scenarios;
+#[path = "lock_model/scripts.rs"]
+mod scripts;
 #[path = "lock_model/share.rs"]
 mod share;
 #[path = "lock_model/simulation.rs"]
 mod simulation;
+#[path = "lock_model/site.rs"]
+mod site;
+#[path = "lock_model/state.rs"]
+mod state;
 #[path = "lock_model/store.rs"]
 mod store;
+#[path = "lock_model/waits.rs"]
+mod waits;
 #[path = "lock_model/wire.rs"]
 mod wire;
 

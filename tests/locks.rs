@@ -44,6 +44,13 @@ const FAIR: Kind = Kind {
     leased: |client, name, lease| Arc::new(client.fair_lock(name).with_lease(lease)),
 };
 
+/// The lock of a read-write lock for writers: its hash is another one, and so are its channel and its
+/// queue.
+const WRITE: Kind = Kind {
+    plain: |client, name| Arc::new(client.read_write_lock(name).write().clone()),
+    leased: |client, name, lease| Arc::new(client.read_write_lock(name).write().with_lease(lease)),
+};
+
 /// Runs each of these over each kind.
 macro_rules! over_all_kinds {
     ($($test:ident)*) => {
@@ -71,6 +78,47 @@ over_all_kinds! {
     a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it
     force_unlock_takes_it_from_anybody
     a_java_services_hold_is_respected
+    a_shutdown_ends_waits_and_holds
+    names_and_leases_that_cannot_be_are_errors
+    every_other_name_works
+    a_key_that_is_no_lock_is_an_error_and_left_as_it_is
+    of_a_hash_that_is_no_lock_little_is_read_however_large_it_is
+    a_frozen_server_is_an_error_in_time_and_leaves_nothing
+    a_lock_that_the_server_has_lost_is_told
+    a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first
+    other_threads_may_ask_a_guard
+    a_guard_never_says_held_when_the_next_of_its_process_has_it
+    an_owned_guard_is_nobodys_and_everybodys_rival
+    an_owned_guard_is_released_by_whatever_thread_drops_it
+    owned_guards_and_threads_exclude_and_follow_each_other
+    a_lost_owned_guard_is_told_where_it_is
+    a_wait_for_an_owned_guard_ends_like_any_other
+    a_thread_that_is_ending_may_wait_for_it
+}
+
+/// A Java service's hold is tried in `read_write.rs`.
+macro_rules! over_writers {
+    ($($test:ident)*) => {
+        mod write {
+            $(#[test] fn $test() { super::$test(super::WRITE) })*
+        }
+    };
+}
+
+over_writers! {
+    only_one_holds_it
+    it_is_taken_again_by_its_thread_and_released_level_by_level
+    who_does_not_hold_it_cannot_unlock_it
+    a_guard_of_an_earlier_stay_does_nothing_to_the_next
+    a_forgotten_guard_keeps_it_until_unlock
+    a_panic_releases_it
+    a_bounded_wait_ends_at_its_deadline_and_leaves_nothing
+    a_cancel_ends_a_wait_and_leaves_nothing
+    a_release_wakes_a_waiter_of_another_client_and_of_its_own
+    a_lease_ends_and_is_told
+    a_watched_hold_outlives_its_lease
+    a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it
+    force_unlock_takes_it_from_anybody
     a_shutdown_ends_waits_and_holds
     names_and_leases_that_cannot_be_are_errors
     every_other_name_works

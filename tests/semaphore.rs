@@ -315,7 +315,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
                 served.lock().unwrap().push(at);
                 permit.forget();
             });
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -393,7 +393,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
         .map(|_| {
             let semaphore = semaphore.clone();
             let waiter = spawn(move || semaphore.acquire().unwrap().forget());
-            waiter.wait_asleep();
+            waiter.wait_queued();
             waiter
         })
         .collect();
@@ -422,7 +422,7 @@ fn queue(semaphore: &Semaphore, threads: usize) -> Vec<(Running<Result<(), Error
         let (semaphore, token) = (semaphore.clone(), CancelToken::new());
         let cancel = token.clone();
         let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(Permit::forget));
-        waiter.wait_asleep();
+        waiter.wait_queued();
         (waiter, cancel)
     });
     waiters.collect()
@@ -1115,6 +1115,7 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
     let client = impatient(&server.url()).connect().unwrap();
     let semaphore = semaphore(&client, "frozen", 10);
     let (released, dropped) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let mut permits = 10;
     for round in 0..3 {
         server.pause();
         let begun = Instant::now();
@@ -1133,7 +1134,10 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
             stays(&server, "frozen", 8);
             server.pause();
         } else if round == 1 {
-            is_clear(&semaphore.release().unwrap_err(), "frozen", "permit");
+            let error = semaphore.release().unwrap_err();
+            is_clear(&error, "frozen", "permit");
+            // It says whether there will be one more.
+            permits += i64::from(error.to_string().contains("in the background"));
         }
         server.resume();
         if round == 1 {
@@ -1143,10 +1147,8 @@ fn a_frozen_server_is_an_error_in_time_and_what_it_does_later_is_undone() {
     }
     drop(dropped);
     released.release().unwrap();
-    // Whether the release of the second round was applied, it has said.
-    let free: i64 = server.connection().get("frozen").unwrap();
-    assert!(free == 10 || free == 11, "{free}");
-    stays(&server, "frozen", free);
+    // What the last round's requests took may still be on its way back.
+    stays(&server, "frozen", permits);
 }
 
 /// Ends all connections of this kind, as an administrator would.
@@ -1366,10 +1368,11 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let (client, other) = (client(&server), client(&server));
-    let semaphore = semaphore(&client, "in part", 3);
     let mut redis = server.connection();
-    for _ in 0..8 {
-        let all = other.semaphore("in part").acquire_many(3).unwrap();
+    for round in 0..8 {
+        let name = &format!("in part {round}");
+        let semaphore = semaphore(&client, name, 3);
+        let all = other.semaphore(name).acquire_many(3).unwrap();
         let (first, second) = (semaphore.clone(), semaphore.clone());
         let mut limits = server.connection();
         let mut limit = move |bytes: &str| {
@@ -1384,7 +1387,9 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
             permit.forget();
             first.release_many(3)
         });
-        first.wait_asleep();
+        // Asleep is not enough: while its first request is on its way another one may get before it,
+        // and then there are not three for it until that one's is given back.
+        wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();
         all.release().unwrap();
@@ -1399,7 +1404,7 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         if second.join().is_ok() {
             semaphore.release().unwrap();
         }
-        stays(&server, "in part", 3);
+        stays(&server, name, 3);
     }
 }
 

@@ -452,6 +452,62 @@ fn a_server_that_repeats_the_password_is_not_quoted() {
     }
 }
 
+/// Takes and gives back one of everything there is.
+fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
+    let lock = client.reentrant_lock("lock");
+    let (semaphore, latch) = (client.semaphore("semaphore"), client.count_down_latch("latch"));
+    let expirable = client.expirable_semaphore("expirable");
+    let waited = || {
+        let guard = lock.lock()?;
+        lock.new_condition("condition").wait_for(&guard, UNIT)?;
+        guard.unlock()
+    };
+    let counted = || {
+        latch.try_set_count(1)?;
+        latch.count_down()
+    };
+    vec![
+        ("a lock", lock.lock().and_then(redlatch::LockGuard::unlock)),
+        ("try_lock", lock.try_lock().and_then(|guard| guard.map_or(Ok(()), |it| it.unlock()))),
+        ("a fenced lock", client.fenced_lock("fenced").with(|_| Ok(()))),
+        ("a fair lock", client.fair_lock("fair").with(|_| Ok(()))),
+        ("a condition", waited()),
+        ("a semaphore", semaphore.add_permits(1).and_then(|()| semaphore.acquire()?.release())),
+        (
+            "an expirable semaphore",
+            expirable.add_permits(1).and_then(|()| expirable.acquire()?.release()),
+        ),
+        ("a latch", counted()),
+    ]
+}
+
+#[test]
+fn a_command_that_was_renamed_is_said_to_be_missing() {
+    let _bounded = bounded();
+    for command in ["TIME", "HSET", "PEXPIRE", "SET", "ZADD", "SUBSCRIBE"] {
+        let Ok(server) = Server::with_args(&["--rename-command", command, ""]) else {
+            eprintln!("left out: this server cannot rename commands");
+            return;
+        };
+        let client = impatient(&server.url()).connect().unwrap();
+        let used = use_all(&client);
+        assert!(used.iter().any(|(_, used)| used.is_err()), "{command} is not needed");
+        for (what, used) in used {
+            let Err(error) = used else { continue };
+            assert_eq!(error.kind(), ErrorKind::Redis, "{command}, {what}: {error}");
+            assert!(
+                !error.is_transient() && !error.outcome_unknown(),
+                "{command}, {what}: {error}"
+            );
+            let said = error.to_string();
+            assert!(said.contains("rename-command"), "{command}, {what}: {error}");
+            // "A fair lock needs what a lock does, and …"
+            let named = said.contains(command) || said.contains("lock does");
+            assert!(named, "{command}, {what}: {error}");
+        }
+    }
+}
+
 #[test]
 fn a_database_that_is_not_there_is_an_error() {
     let _bounded = bounded();

@@ -1,6 +1,6 @@
-//! Speed and cost of the fair lock, the semaphores, the count-down latch, several locks and conditions,
-//! beside Redisson's algorithms done plainly: `cargo bench --bench family`, with `-- --help` for what
-//! can be chosen.
+//! Speed and cost of the fair lock, the read-write lock, the semaphores, the count-down latch, several
+//! locks and conditions, beside Redisson's algorithms done plainly: `cargo bench --bench family`, with
+//! `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -58,6 +58,7 @@ mod notified;
 mod opening;
 mod permits;
 mod queue;
+mod readers;
 mod rivals;
 mod several;
 mod waiters;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("readers", readers::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
             (several::ROLE, several::work),
             (notified::NOTIFIER_ROLE, notified::notify),
             (notified::WAITER_ROLE, notified::wait),
+            (readers::ROLE, readers::work),
         ],
     };
     program.run()
@@ -107,6 +110,6 @@ cargo bench --bench family -- [options] [section…]
   --busy         beside a loop on each core
   --help
 
-Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified.
-None named: all.
+Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
+readers. None named: all.
 ";

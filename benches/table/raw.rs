@@ -24,7 +24,7 @@ impl RawPair {
             script.prepare_invoke().load(&mut connection).unwrap();
             let mut call = Cmd::new();
             call.arg("EVALSHA").arg(script.get_hash()).arg(keys.len()).arg(&keys);
-            call.arg(&channel).arg(0).arg(args).get_packed_command()
+            call.arg(args).get_packed_command()
         };
         let acquire = call(
             concat!(
@@ -40,7 +40,7 @@ impl RawPair {
                 include_str!("../../lua/lock/queue.lua"),
                 include_str!("../../lua/lock/release.lua")
             ),
-            &[OWNER, "0", "0"],
+            &[OWNER, "-0", "1", &channel],
         );
         Self { connection, acquire, release }
     }

@@ -1,7 +1,7 @@
 -- Takes a lock, or a place in its queue.
 --
--- KEYS, ARGV 1 and 2 see queue.lua
--- ARGV 3 lease in ms, 4 owner
+-- KEYS see queue.lua
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until it
@@ -14,7 +14,8 @@
 -- Every question is this one: the first, one sent again, a poll, the one after a reconnect. So a
 -- place that was lost is taken anew, and a grant whose message was lost is found.
 -- A copy that comes late cuts no lease that was made longer since.
-local lease, owner = ARGV[3], ARGV[4]
+local lease, owner = ARGV[1], ARGV[2]
+database = ARGV[3] or 0
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end

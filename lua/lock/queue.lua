@@ -4,14 +4,15 @@
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
 --      4 the last fencing token, of a lock that has some
--- ARGV 1 the lock's public channel, 2 number of the database; a script's own come after
+-- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
+-- it may release, `public`, the lock's public channel: what is not sent costs nothing.
 --
 -- The queue is a list of owners, one for each process that waits, the first in line first. What one
 -- invariant says: when a script of ours ends, a free lock means an empty queue or an open window.
 -- What the queue needs is asked with `pcall`, and a key that was not sent is a refusal like others:
 -- such a client has no place, and waits on the public channel.
 local lock, queue, window, tokens = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local public, database = ARGV[1], ARGV[2]
+local public, database
 
 -- All in ms. How long a lock is granted for by message: its process may be stopped, and must say
 -- that it is not before it gets the whole lease.

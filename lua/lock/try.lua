@@ -1,11 +1,12 @@
 -- Takes a lock that is free, or this owner's already. Past the queue, and without a place in it.
 --
--- KEYS, ARGV 1 and 2 see queue.lua
--- ARGV 3 lease in ms, 4 owner
+-- KEYS see queue.lua
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}; nil = not taken;
 --        WRONGTYPE = what is there is no lock
-local lease, owner = ARGV[3], ARGV[4]
+local lease, owner = ARGV[1], ARGV[2]
+database = ARGV[3] or 0
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end

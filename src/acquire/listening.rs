@@ -47,7 +47,7 @@ impl Listening {
         self.public.catch_up();
     }
 
-    pub(super) fn ask_after(&mut self, sleep: Duration) {
+    pub(crate) fn ask_after(&mut self, sleep: Duration) {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
@@ -146,18 +146,16 @@ impl Heard {
     }
 }
 
-/// Waits until messages on a channel reach the thread, or there is `news`. `false`: the wait is over
-/// first.
+/// Waits until messages on a channel reach the thread. `false`: the wait is over first.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,
     name: &Arc<str>,
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
-    news: impl Fn() -> bool,
 ) -> Result<bool, Error> {
     let Some(latest) = Listening::latest(core) else { return Ok(true) };
-    while !news() && !is_confirmed(subscription, latest, core, name)? {
+    while !is_confirmed(subscription, latest, core, name)? {
         if wait.is_over() {
             return Ok(false);
         }
@@ -165,7 +163,7 @@ pub(crate) fn await_confirmation(
         let until = wait.sleep_until(latest.saturating_duration_since(Instant::now()));
         let _waking = subscription.wake(thread);
         doze(core, name, thread, wait, until, || {
-            news() || subscription.version() != version || subscription.is_confirmed()
+            subscription.version() != version || subscription.is_confirmed()
         })?;
     }
     Ok(true)

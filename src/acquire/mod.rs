@@ -63,7 +63,7 @@ pub(crate) trait Synchronizer {
         false
     }
 
-    /// How long the leader leaves what there is to others, before it asks.
+    /// How long the leader leaves what there is to others, or lets others come along, before it asks.
     fn pause(&self, _place: &PlaceOf<Self>) -> Duration {
         Duration::ZERO
     }

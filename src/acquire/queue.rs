@@ -157,6 +157,26 @@ impl<N, G, P> Queue<N, G, P> {
         }
     }
 
+    /// So many of those in the queue, in order. They stay there.
+    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, P>>> {
+        self.waiters.iter().take(most).cloned().collect()
+    }
+
+    /// Tells one of those in the queue, wherever it stands. It comes back if that one has left.
+    pub(crate) fn tell(
+        &mut self,
+        waiter: &Arc<Waiter<N, G, P>>,
+        signal: Signal<G, P>,
+    ) -> Result<Wake, Signal<G, P>> {
+        match self.waiters.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
+            Some(at) => {
+                self.waiters.remove(at);
+                Ok(waiter.tell(signal))
+            }
+            None => Err(signal),
+        }
+    }
+
     fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, P>) -> Vec<Wake> {
         let mut told = Vec::new();
         while self.waiters.front().is_some_and(|first| first.arrival <= arrival)

@@ -13,9 +13,8 @@ use crate::cancel::CancelToken;
 use crate::connection::model::Server;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Site, Tenancy};
-use crate::lock::LockGuard;
+use crate::lock::{Lock, LockGuard};
 use crate::node::{Core, Session};
-use crate::reentrant_lock::ReentrantLock;
 use crate::sync::explore;
 
 const NAME: &str = "name";
@@ -35,8 +34,12 @@ impl Process {
         Self { client: Client(Session::model(Arc::clone(&core))), core, subscriber }
     }
 
-    fn lock(&self) -> ReentrantLock {
-        self.client.reentrant_lock(NAME)
+    fn lock(&self) -> Arc<dyn Lock> {
+        Arc::new(self.client.reentrant_lock(NAME))
+    }
+
+    fn fair_lock(&self) -> Arc<dyn Lock> {
+        Arc::new(self.client.fair_lock(NAME))
     }
 
     /// Drops the client.
@@ -46,7 +49,7 @@ impl Process {
     }
 
     fn tenancy(&self) -> Option<Arc<Tenancy>> {
-        Site::of(&self.core, NAME).gate.tenant().map(|(tenancy, _)| tenancy)
+        Site::of(&self.core, NAME).gate.tenant()
     }
 
     /// A hold that is not lost is one that the server knows.
@@ -60,12 +63,12 @@ impl Process {
 }
 
 /// Takes the lock in one of the ways there are.
-fn take(lock: &ReentrantLock) -> Result<Option<LockGuard>, Error> {
+fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     if thread_rng().gen_bool(0.5) { lock.lock().map(Some) } else { try_to_take(lock) }
 }
 
 /// Takes the lock in one of the ways that do not wait for ever.
-fn try_to_take(lock: &ReentrantLock) -> Result<Option<LockGuard>, Error> {
+fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock(),
         1 => lock.try_lock_until(Instant::now()),
@@ -84,7 +87,7 @@ fn try_to_take(lock: &ReentrantLock) -> Result<Option<LockGuard>, Error> {
 }
 
 /// A thread that uses the lock a few times.
-fn user(lock: &ReentrantLock, inside: &AtomicUsize) {
+fn user(lock: &dyn Lock, inside: &AtomicUsize) {
     for _ in 0..ROUNDS {
         let Some(guard) = take(lock).unwrap() else {
             continue;
@@ -105,16 +108,21 @@ fn user(lock: &ReentrantLock, inside: &AtomicUsize) {
 }
 
 /// Lets so many threads use the lock. Returns how often the server refused it.
-fn play(processes: usize, threads: usize, user: fn(&ReentrantLock, &AtomicUsize)) -> usize {
+fn play(
+    processes: usize,
+    threads: usize,
+    lock: fn(&Process) -> Arc<dyn Lock>,
+    user: fn(&dyn Lock, &AtomicUsize),
+) -> usize {
     let server = Server::start(0);
     let processes: Vec<_> = (0..processes).map(|_| Process::start()).collect();
     let inside = Arc::new(AtomicUsize::new(0));
     let users: Vec<_> = processes
         .iter()
-        .flat_map(|process| vec![process.lock(); threads])
+        .flat_map(|process| (0..threads).map(|_| lock(process)).collect::<Vec<_>>())
         .map(|lock| {
             let inside = Arc::clone(&inside);
-            thread::spawn(move || user(&lock, &inside))
+            thread::spawn(move || user(&*lock, &inside))
         })
         .collect();
     for user in users {
@@ -128,7 +136,7 @@ fn play(processes: usize, threads: usize, user: fn(&ReentrantLock, &AtomicUsize)
 #[test]
 fn one_holds_at_a_time_and_every_thread_ends() {
     explore(400, || {
-        play(1, 4, user);
+        play(1, 4, Process::lock, user);
     });
 }
 
@@ -136,25 +144,39 @@ fn one_holds_at_a_time_and_every_thread_ends() {
 #[test]
 fn a_release_goes_out_before_the_next_request() {
     explore(1_000, || {
-        let user = |lock: &ReentrantLock, _: &AtomicUsize| {
+        let user = |lock: &dyn Lock, _: &AtomicUsize| {
             for _ in 0..ROUNDS {
                 drop(lock.lock().unwrap());
             }
         };
-        assert_eq!(play(1, 2, user), 0);
+        assert_eq!(play(1, 2, Process::lock, user), 0);
     });
 }
 
 #[test]
 fn so_it_is_with_two_processes() {
     explore(250, || {
-        play(2, 2, user);
+        play(2, 2, Process::lock, user);
+    });
+}
+
+#[test]
+fn those_who_wait_for_a_fair_lock_end() {
+    explore(400, || {
+        play(1, 4, Process::fair_lock, user);
+    });
+}
+
+#[test]
+fn so_do_those_of_two_processes() {
+    explore(250, || {
+        play(2, 2, Process::fair_lock, user);
     });
 }
 
 /// Threads that take the lock, `trouble` beside them.
 fn disturb(
-    take: fn(&ReentrantLock) -> Result<Option<LockGuard>, Error>,
+    take: fn(&dyn Lock) -> Result<Option<LockGuard>, Error>,
     look: fn(&Process, &Server),
     trouble: fn(&Process, &Server),
 ) -> Arc<Server> {
@@ -167,7 +189,7 @@ fn disturb(
             thread::spawn(move || {
                 let lock = process.lock();
                 for _ in 0..ROUNDS {
-                    match take(&lock) {
+                    match take(&*lock) {
                         Ok(guard) => {
                             look(&process, &server);
                             drop(guard);

@@ -88,7 +88,7 @@ impl<'a> Place<'a> {
     /// who do not listen. `false`: the wait is over first.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
-        let confirmed = await_confirmation(&self.own, core, name, self.thread, wait, || false)?;
+        let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
         self.seen = self.own.version();
         Ok(confirmed)
     }

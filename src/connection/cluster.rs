@@ -366,7 +366,7 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
     let mut connection = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
     let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
-    connection.send_packed_command(&[slots.bytes(), shards.bytes()].concat())?;
+    connection.send_packed_command(&[slots.bytes(), shards.bytes()].concat(), now)?;
     let slots = connection.receive_until(until)?;
     let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
     Ok(Asked { slots, shards })

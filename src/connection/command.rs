@@ -1,6 +1,7 @@
 //! Commands as bytes.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 /// How channels are spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +19,16 @@ pub(crate) enum Channels {
 #[derive(Debug)]
 pub(crate) struct Script {
     server: Text,
-    cluster: Text,
-    sharded: Text,
+    /// Made at the first need.
+    cluster: OnceLock<Text>,
+    sharded: OnceLock<Text>,
 }
 
 #[derive(Debug)]
 struct Text {
     code: Cow<'static, str>,
-    sha: String,
+    /// How each call by its hash begins, behind the number of its parts. Of one length for all.
+    by_hash: Vec<u8>,
 }
 
 /// What a script in `lua/` says for one server, and what it says instead in a cluster. The script's
@@ -40,31 +43,29 @@ const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
 
 impl Script {
     pub(crate) fn new(code: &'static str) -> Self {
-        let in_cluster = |code: &str| code.replace(OWN[0], OWN[1]);
-        let sharded = |code: &str| {
-            let code = code.replace(PUBLISH[0], PUBLISH[1]);
-            code.replace(LISTENERS[0], LISTENERS[1])
-        };
-        Self {
-            server: Text::new(code.into()),
-            cluster: Text::new(in_cluster(code).into()),
-            sharded: Text::new(sharded(&in_cluster(code)).into()),
-        }
+        Self { server: Text::new(code.into()), cluster: OnceLock::new(), sharded: OnceLock::new() }
     }
 
     fn text(&self, channels: Channels) -> &Text {
+        let in_cluster = || self.server.code.replace(OWN[0], OWN[1]);
+        let sharded = || {
+            let code = in_cluster().replace(PUBLISH[0], PUBLISH[1]);
+            code.replace(LISTENERS[0], LISTENERS[1])
+        };
         match channels {
             Channels::Server => &self.server,
-            Channels::Cluster => &self.cluster,
-            Channels::Sharded => &self.sharded,
+            Channels::Cluster => self.cluster.get_or_init(|| Text::new(in_cluster().into())),
+            Channels::Sharded => self.sharded.get_or_init(|| Text::new(sharded().into())),
         }
     }
 }
 
 impl Text {
     fn new(code: Cow<'static, str>) -> Self {
-        let sha = redis::Script::new(&code).get_hash().to_owned();
-        Self { code, sha }
+        let mut by_hash = Vec::new();
+        push_part(&mut by_hash, b"EVALSHA");
+        push_part(&mut by_hash, redis::Script::new(&code).get_hash().as_bytes());
+        Self { code, by_hash }
     }
 }
 
@@ -102,8 +103,7 @@ impl Command {
         let size: usize = keys.iter().chain(arguments).map(|part| part.len() + 16).sum();
         let mut bytes = Vec::with_capacity(96 + size);
         push_header(&mut bytes, b'*', parts);
-        push_part(&mut bytes, b"EVALSHA");
-        push_part(&mut bytes, script.server.sha.as_bytes());
+        bytes.extend_from_slice(&script.server.by_hash);
         let rest = bytes.len();
         let mut digits = [0; 20];
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
@@ -122,10 +122,8 @@ impl Command {
         match self.script {
             Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
                 let mut bytes = self.bytes.clone();
-                // All hashes are of one length.
-                let sha = script.text(channels).sha.as_bytes();
-                let end = rest - b"\r\n".len();
-                bytes[end - sha.len()..end].copy_from_slice(sha);
+                let by_hash = &script.text(channels).by_hash;
+                bytes[rest - by_hash.len()..rest].copy_from_slice(by_hash);
                 Cow::Owned(bytes)
             }
             _ => Cow::Borrowed(&self.bytes),
@@ -170,6 +168,12 @@ impl Command {
 
 /// `number` as text, in `digits`.
 pub(crate) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let at = write_decimal(number, digits);
+    &digits[at..]
+}
+
+/// Writes `number` to the end of `digits`; where it begins there.
+fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
     let mut at = digits.len();
     let mut left = number;
     loop {
@@ -177,7 +181,7 @@ pub(crate) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
         digits[at] = b'0' + (left % 10) as u8;
         left /= 10;
         if left == 0 {
-            return &digits[at..];
+            return at;
         }
     }
 }
@@ -191,9 +195,11 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    bytes.push(kind);
-    bytes.extend_from_slice(decimal(count as u64, &mut [0; 20]));
-    bytes.extend_from_slice(b"\r\n");
+    // In one piece: a command has many of them.
+    let mut line = *b"000000000000000000000\r\n";
+    let before = write_decimal(count as u64, &mut line[1..21]);
+    line[before] = kind;
+    bytes.extend_from_slice(&line[before..]);
 }
 
 fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
@@ -250,8 +256,8 @@ mod tests {
         assert_eq!(text(Channels::Sharded).matches("'shardnumsub'").count(), 1);
         assert_eq!(&*call.bytes_for(Channels::Server), call.bytes());
         let sharded = call.bytes_for(Channels::Sharded).into_owned();
-        let sha = TELLS.sharded.sha.as_bytes();
-        assert_eq!(sharded.windows(sha.len()).filter(|part| *part == sha).count(), 1);
+        let hash = &TELLS.text(Channels::Sharded).by_hash;
+        assert_eq!(sharded.windows(hash.len()).filter(|part| part == hash).count(), 1);
         assert_eq!(sharded.len(), call.bytes().len());
     }
 

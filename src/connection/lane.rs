@@ -55,7 +55,7 @@ struct State {
 }
 
 enum Pending {
-    Call(Arc<Call>),
+    Call(Command, Arc<Call>),
     Post(Command, Arc<dyn Receiver>),
 }
 
@@ -68,15 +68,14 @@ fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
 impl Pending {
     fn fail(self, failure: &Failure) {
         match self {
-            Self::Call(call) => call.receive(Err(failure.clone())),
+            Self::Call(_, call) => call.receive(Err(failure.clone())),
             Self::Post(_, receiver) => receiver.receive(Err(failure.clone())),
         }
     }
 }
 
-/// A command whose thread sleeps until it has the reply, or the lead.
+/// Whose thread sleeps until it has the reply to its command, or the lead.
 struct Call {
-    command: Command,
     thread: Arc<Thread>,
     state: Mutex<CallState>,
 }
@@ -294,16 +293,14 @@ impl Lane {
     /// word that says so goes before it, and the script's text with it. (The word is good for one
     /// command, and a script that is not known yet would be a second one.)
     pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
-        let call = Arc::new(Call {
-            command: command.by_text(self.endpoint.channels()),
-            thread: Thread::current(),
-            state: Mutex::new(CallState::Queued),
-        });
+        let command = command.by_text(self.endpoint.channels());
+        let call =
+            Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         let asking = Command::plain(&[b"ASKING"]);
         state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
-        state.queue.push_back(Pending::Call(Arc::clone(&call)));
+        state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
         if !std::mem::replace(&mut state.led, true) {
             *call.state.lock() = CallState::Lead;
         }
@@ -317,12 +314,9 @@ impl Lane {
     fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.led {
-            let call = Arc::new(Call {
-                command: command.clone(),
-                thread: Thread::current(),
-                state: Mutex::new(CallState::Queued),
-            });
-            state.queue.push_back(Pending::Call(Arc::clone(&call)));
+            let call =
+                Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+            state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
         }
@@ -371,7 +365,7 @@ impl Lane {
             return None;
         }
         let own =
-            |pending: &Pending| matches!(pending, Pending::Call(own) if Arc::ptr_eq(own, call));
+            |pending: &Pending| matches!(pending, Pending::Call(_, own) if Arc::ptr_eq(own, call));
         let Some(at) = state.queue.iter().position(own) else {
             // Some leader has it, and has written it or is about to.
             return Some(Failure::TimedOut(late));
@@ -471,7 +465,7 @@ impl<'a> Lead<'a> {
     /// Writes commands in one packet and reads what somebody sleeps for.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
         let batch = packet.into_iter().map(|pending| match pending {
-            Pending::Call(call) => (call.command.clone(), call as Arc<dyn Receiver>, true),
+            Pending::Call(command, call) => (command, call as Arc<dyn Receiver>, true),
             Pending::Post(command, receiver) => (command, receiver, false),
         });
         match self.link() {
@@ -523,7 +517,7 @@ impl Drop for Lead<'_> {
             self.link.take_if(|link| panics || link.is_wrong());
             let mut state = self.lane.state.lock();
             let next = state.queue.iter().find_map(|pending| match pending {
-                Pending::Call(call) => Some(Arc::clone(call)),
+                Pending::Call(_, call) => Some(Arc::clone(call)),
                 Pending::Post(..) => None,
             });
             if let Some(call) = next {
@@ -556,7 +550,7 @@ impl Drop for Lead<'_> {
             // connection that was silent nor for another one.
             let posts = queue.into_iter().filter_map(|pending| match pending {
                 Pending::Post(command, receiver) => Some((command, receiver, false)),
-                Pending::Call(_) => None,
+                Pending::Call(..) => None,
             });
             if let Some(link) = &mut self.link
                 && link.send(posts).is_err()

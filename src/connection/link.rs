@@ -167,10 +167,11 @@ impl Link {
             let until = deadline_in(self.response_timeout);
             self.settle_all(until)?;
             let reply = self.read(until)?;
-            match command.to_eval(self.channels) {
-                Some(eval) if !retried && is_noscript(&reply) => self.write(&eval)?,
-                _ => return Ok(reply),
+            if retried || !is_noscript(&reply) {
+                return Ok(reply);
             }
+            let Some(eval) = command.to_eval(self.channels) else { return Ok(reply) };
+            self.write(&eval)?;
             retried = true;
         }
     }
@@ -207,7 +208,7 @@ impl Link {
         };
         let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(&bytes);
+        let written = self.connection.send_packed_command(&bytes, self.wrote_at);
         drop(bytes);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
@@ -281,7 +282,7 @@ impl Link {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(bytes);
+        let written = self.connection.send_packed_command(bytes, self.wrote_at);
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
 

@@ -37,7 +37,7 @@ pub(crate) use reply::reply_code;
 pub(crate) use route::Route;
 pub(crate) use servers::Servers;
 pub(crate) use slot::{SLOTS, slot_of};
-pub(crate) use trouble::{Rights, Trouble, error_reply, refused, unexpected};
+pub(crate) use trouble::{Rights, Trouble, error_reply, passes, refused, unexpected};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

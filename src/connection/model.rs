@@ -13,6 +13,10 @@ use redis::{RedisResult, Value};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
+mod read_write;
+
+use read_write::Holders;
+
 // All threads of a model run on one, and each model on a thread of its own.
 thread_local! {
     static SERVER: RefCell<Option<Arc<Server>>> = const { RefCell::new(None) };
@@ -29,6 +33,8 @@ pub(crate) struct Server {
 struct State {
     /// Key to owner.
     locks: HashMap<Vec<u8>, Vec<u8>>,
+    /// Key to holders, of read-write locks.
+    shared: HashMap<Vec<u8>, Holders>,
     /// Who waits for them.
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     scripts: Vec<String>,
@@ -53,8 +59,10 @@ impl Server {
     /// Starts one whose connections break at most so many times. It knows the locks' scripts:
     /// there is no renewer that would read the reply to a release which is to be sent again.
     pub(crate) fn start(breaks: usize) -> Arc<Self> {
-        let scripts =
-            [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK].map(Clone::clone).to_vec();
+        let locks = [&*ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
+        let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
+        let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
+        scripts.extend(read_write::scripts());
         let state = Mutex::new(State { breaks, scripts, ..State::default() });
         let server = Arc::new(Self { state, news: Condvar::new() });
         SERVER.set(Some(Arc::clone(&server)));
@@ -89,6 +97,21 @@ impl Server {
         let mut state = self.state();
         state.locks.remove(key.as_bytes());
         state.publish(channel.as_bytes(), b"0");
+        self.news.notify_all();
+    }
+
+    /// Whether somebody has a read-write lock, or waits for it.
+    pub(crate) fn is_wanted(&self, key: &str) -> bool {
+        let mut state = self.state();
+        let waits = state.queues.get(key.as_bytes()).is_some_and(|queue| !queue.is_empty());
+        waits || !state.holders(key.as_bytes()).is_free()
+    }
+
+    /// A read-write lock is deleted, and those who are first in line have it.
+    pub(crate) fn delete(&self, key: &str) {
+        let mut state = self.state();
+        state.holders(key.as_bytes()).delete();
+        state.let_in(key.as_bytes(), None);
         self.news.notify_all();
     }
 
@@ -138,7 +161,7 @@ impl Connection {
         Ok(Self { server, id })
     }
 
-    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8], _: Instant) -> RedisResult<()> {
         let commands = parse(bytes);
         let mut state = self.server.state();
         if state.connections[self.id].broken {
@@ -230,7 +253,9 @@ impl State {
                 Value::BulkString(command[1].clone())
             }
             b"HEXISTS" => {
-                Value::Int(i64::from(self.locks.get(argument(1)).is_some_and(|o| o == argument(2))))
+                let is_owner = self.locks.get(argument(1)).is_some_and(|o| o == argument(2));
+                let holds = self.holders(argument(1)).know(argument(2));
+                Value::Int(i64::from(is_owner || holds))
             }
             b"EXISTS" => Value::Int(i64::from(self.locks.contains_key(argument(1)))),
             b"PUBLISH" => Value::Int(self.publish(argument(1), argument(2))),
@@ -265,23 +290,129 @@ impl State {
         if sha == *RETURN {
             Value::BulkString(key.clone())
         } else if sha == *ACQUIRE {
-            self.acquire(key, &arguments[6], true)
+            self.acquire(key, &arguments[4], true)
         } else if sha == *TRY {
-            self.acquire(key, &arguments[6], false)
+            self.acquire(key, &arguments[4], false)
         } else if sha == *RELEASE {
-            self.release(key, &arguments[5], &arguments[3])
+            self.release(key, &arguments[3], &arguments[6])
         } else if sha == *GIVE_UP {
-            self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[5]);
-            self.release(key, &arguments[5], &arguments[3])
+            self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[3]);
+            self.release(key, &arguments[3], &arguments[6])
         } else if sha == *FORCE_UNLOCK {
             let existed = self.locks.remove(key).is_some();
             if !self.grant_head(key) {
                 self.publish(&arguments[3], b"0");
             }
             Value::Int(i64::from(existed))
+        } else if sha == *RENEW {
+            let (keys, owners) = arguments.split_at(arguments.len() / 2);
+            let each = keys.iter().zip(&owners[1..]).map(|(key, owner)| {
+                let owner = owner.strip_prefix(b"read ").unwrap_or(owner);
+                let is_owner = self.locks.get(key).is_some_and(|holder| holder == owner);
+                i64::from(is_owner || self.holders(key).know(owner))
+            });
+            numbers(&each.collect::<Vec<_>>())
+        } else {
+            let replied = self.read_or_write(sha, arguments);
+            replied.unwrap_or_else(|| self.evaluate_fair(sha, &arguments[0], &arguments[6..]))
+        }
+    }
+
+    /// Of a fair lock: with its own arguments.
+    fn evaluate_fair(&mut self, sha: &str, key: &[u8], own: &[Vec<u8>]) -> Value {
+        if sha == *FAIR_ACQUIRE {
+            self.line_up(key, &own[1], own[2] == b"1", &own[3..])
+        } else if sha == *FAIR_TRY {
+            let free = !self.locks.contains_key(key) && !self.moves_on(key);
+            if free {
+                self.locks.insert(key.to_vec(), own[1].clone());
+            }
+            Value::Int(i64::from(self.locks.get(key) == Some(&own[1])))
+        } else if sha == *FAIR_RELEASE || sha == *FAIR_GIVE_UP {
+            let gives_up = sha == *FAIR_GIVE_UP;
+            let queue = self.queues.entry(key.to_vec()).or_default();
+            let before = queue.len();
+            let leaving = if gives_up { &own[..1] } else { &own[1..] };
+            queue.retain(|waiter| !leaving.contains(waiter));
+            let waited = queue.len() < before;
+            let held = self.locks.get(key) == Some(&own[0]) && (!gives_up || own[1] != b"1");
+            if held {
+                self.locks.remove(key);
+            }
+            let moved = self.moves_on(key);
+            match (gives_up, held) {
+                (true, true) => Value::Int(2),
+                (true, false) => Value::Int(i64::from(waited)),
+                (false, true) => Value::Int(i64::from(moved)),
+                (false, false) => Value::Nil,
+            }
+        } else if sha == *FAIR_FORCE_UNLOCK {
+            let existed = self.locks.remove(key).is_some();
+            self.moves_on(key);
+            Value::Int(i64::from(existed))
         } else {
             panic!("a script that the model's server does not know")
         }
+    }
+
+    /// Takes a fair lock, or a place in its queue, and places behind it for its company.
+    fn line_up(&mut self, key: &[u8], owner: &[u8], was_queued: bool, rest: &[Vec<u8>]) -> Value {
+        let company = if was_queued { &[] } else { rest };
+        if self.locks.get(key).is_some_and(|holder| holder == owner) {
+            let behind = Value::BulkString(b"-".to_vec());
+            self.queues.entry(key.to_vec()).or_default().extend(company.iter().cloned());
+            return Value::Array(vec![Value::Int(2), behind, Value::Int(NOW)]);
+        }
+        let queue = self.queues.entry(key.to_vec()).or_default();
+        let is_there = queue.iter().any(|waiter| waiter == owner);
+        if was_queued && !is_there {
+            queue.push_front(owner.to_vec());
+        } else if !is_there {
+            queue.push_back(owner.to_vec());
+        }
+        let at = queue.iter().position(|waiter| waiter == owner).unwrap_or_default();
+        for (behind, waiter) in company.iter().filter(|_| !is_there).enumerate() {
+            queue.insert(at + behind + 1, waiter.clone());
+        }
+        if !self.locks.contains_key(key) {
+            if self.queues[key].front().is_some_and(|head| head == owner) {
+                self.queues.entry(key.to_vec()).or_default().pop_front();
+                self.locks.insert(key.to_vec(), owner.to_vec());
+                let behind = Value::BulkString(self.followers(key, owner).into_bytes());
+                return Value::Array(vec![Value::Int(1), behind, Value::Int(NOW)]);
+            }
+            self.moves_on(key);
+        }
+        self.refusals += 1;
+        numbers(&[0, NOW, -1, 0, i64::from(was_queued && !is_there)])
+    }
+
+    /// The numbers of those of its client that stand first.
+    fn followers(&self, key: &[u8], owner: &[u8]) -> String {
+        let queue = self.queues.get(key).into_iter().flatten();
+        let of_client = queue.take_while(|waiter| waiter[..37] == owner[..37]);
+        let numbers: Vec<_> =
+            of_client.map(|waiter| String::from_utf8_lossy(&waiter[37..]).into_owned()).collect();
+        if numbers.is_empty() { "-".to_owned() } else { numbers.join(",") }
+    }
+
+    /// Grants a free fair lock to the first in line who listens.
+    fn moves_on(&mut self, key: &[u8]) -> bool {
+        if self.locks.contains_key(key) {
+            return false;
+        }
+        while let Some(head) = self.queues.get_mut(key).and_then(VecDeque::pop_front) {
+            let owner = String::from_utf8_lossy(&head).into_owned();
+            let (client, number) = owner.split_once(':').unwrap();
+            let channel = format!("redisson_lock__channel:{{redlatch:{client}}}");
+            let (name, followers) = (String::from_utf8_lossy(key), self.followers(key, &head));
+            let message = format!("grant {number} {NOW} 2000 {followers} 0 {name}");
+            if self.publish(channel.as_bytes(), message.as_bytes()) > 0 {
+                self.locks.insert(key.to_vec(), head);
+                return true;
+            }
+        }
+        false
     }
 
     fn acquire(&mut self, key: &[u8], owner: &[u8], queues: bool) -> Value {
@@ -356,15 +487,22 @@ pub(crate) const RETURN_ARGUMENT: &str = "return ARGV[1]";
 static RETURN: LazyLock<String> = LazyLock::new(|| sha(RETURN_ARGUMENT));
 macro_rules! script {
     ($($file:literal),+) => {
-        LazyLock::new(|| sha(concat!($(include_str!(concat!("../../lua/lock/", $file))),+)))
+        LazyLock::new(|| sha(concat!($(include_str!(concat!("../../lua/", $file))),+)))
     };
 }
 
-static ACQUIRE: LazyLock<String> = script!("free.lua", "queue.lua", "acquire.lua");
-static TRY: LazyLock<String> = script!("free.lua", "queue.lua", "try.lua");
-static RELEASE: LazyLock<String> = script!("unwanted.lua", "queue.lua", "release.lua");
-static GIVE_UP: LazyLock<String> = script!("queue.lua", "give_up.lua");
-static FORCE_UNLOCK: LazyLock<String> = script!("queue.lua", "force_unlock.lua");
+static ACQUIRE: LazyLock<String> = script!("lock/free.lua", "lock/queue.lua", "lock/acquire.lua");
+static TRY: LazyLock<String> = script!("lock/free.lua", "lock/queue.lua", "lock/try.lua");
+static RELEASE: LazyLock<String> =
+    script!("lock/unwanted.lua", "lock/queue.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<String> = script!("lock/queue.lua", "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!("lock/queue.lua", "lock/force_unlock.lua");
+static FAIR_ACQUIRE: LazyLock<String> = script!("fair/line.lua", "fair/acquire.lua");
+static FAIR_TRY: LazyLock<String> = script!("fair/line.lua", "fair/try.lua");
+static FAIR_RELEASE: LazyLock<String> = script!("fair/line.lua", "fair/release.lua");
+static FAIR_GIVE_UP: LazyLock<String> = script!("fair/line.lua", "fair/give_up.lua");
+static FAIR_FORCE_UNLOCK: LazyLock<String> = script!("fair/line.lua", "fair/force_unlock.lua");
+static RENEW: LazyLock<String> = script!("lock/renew.lua");
 /// Its clock, in ms, which stands still.
 const NOW: i64 = 1_000_000;
 

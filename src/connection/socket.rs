@@ -31,6 +31,8 @@ const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 pub(super) struct Socket {
     open: Arc<Open>,
     deadline: Instant,
+    /// What was left until then, if the clock was looked at just now.
+    left: Option<Duration>,
     /// What the stream's own timeouts are set to: of reads, of writes.
     armed: [Duration; 2],
     /// Whether it was looked, after the deadline, for what has come before it.
@@ -116,13 +118,21 @@ impl Socket {
 
     fn new(stream: Stream, deadline: Instant) -> Self {
         let open = Arc::new(Open { stream, closed: AtomicBool::new(false) });
-        Self { open, deadline, armed: [Duration::MAX; 2], looked: false }
+        Self { open, deadline, left: None, armed: [Duration::MAX; 2], looked: false }
     }
 
     /// Until when what is read and written from here on must be done.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
+        self.left = None;
         self.looked = false;
+    }
+
+    /// The same, from `now` on.
+    pub(super) fn set_time(&mut self, now: Instant, time: Duration) {
+        // No timeout is longer than a year, or zero.
+        self.set_deadline(now.checked_add(time).unwrap_or(now));
+        self.left = Some(time).filter(|time| !time.is_zero());
     }
 
     pub(super) fn closer(&self) -> Closer {
@@ -137,7 +147,7 @@ impl Socket {
     /// Sees to it that the next read or write ends at the deadline, or up to [`LATE`] after it.
     /// `anew`: the last one ended too early.
     fn arm(&mut self, way: Way, anew: bool) -> io::Result<()> {
-        let left = match time_left(self.deadline) {
+        let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // A process that was stopped in its read finds the reply here: one look.
             Err(_) if matches!(way, Way::Read) && !self.looked => {
                 self.looked = true;

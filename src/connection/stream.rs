@@ -92,13 +92,18 @@ impl Connection {
         Ok(if with_role { server.in_role(&self.receive_until(deadline)?) } else { server })
     }
 
-    /// Writes commands, within the write timeout.
-    pub(crate) fn send_packed_command(&mut self, bytes: &[u8]) -> RedisResult<()> {
-        self.send_until(bytes, deadline_in(self.write_timeout))
+    /// Writes commands, within the write timeout from `now` on.
+    pub(crate) fn send_packed_command(&mut self, bytes: &[u8], now: Instant) -> RedisResult<()> {
+        self.stream.socket().set_time(now, self.write_timeout);
+        self.write(bytes)
     }
 
     pub(super) fn send_until(&mut self, bytes: &[u8], deadline: Instant) -> RedisResult<()> {
         self.stream.socket().set_deadline(deadline);
+        self.write(bytes)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
         match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(bytes)?,
             #[cfg(feature = "tls")]

@@ -1,5 +1,7 @@
 //! Why a script has no answer, and what that means to a user.
 
+use std::sync::Arc;
+
 use redis::{RedisError, Value};
 
 use super::reply::{NO_MASTER, NO_SERVICE};
@@ -25,6 +27,15 @@ impl Trouble {
             Self::Refused(error) | Self::Unsent(error) => error.unknown(false),
             Self::Unknown(error) | Self::Forgotten(error) => error.unknown(true),
         }
+    }
+
+    /// The error of a request that asked or set something of this name, and left nothing to be undone.
+    pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
+        let state = match self {
+            Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
+            Self::Refused(_) | Self::Unsent(_) => "nothing was changed",
+        };
+        self.into_error().of(name).now(state)
     }
 }
 
@@ -139,6 +150,7 @@ pub(crate) enum Rights {
     FencedLocks,
     FairLocks,
     Conditions,
+    ReadWriteLocks,
     Semaphores,
     ExpirableSemaphores,
     Latches,
@@ -168,6 +180,11 @@ impl Rights {
                  HVALS, DEL, PEXPIRE, LPOS, RPUSH, LPOP, LREM, LINDEX, LRANGE, PUBSUB and PUBLISH, on \
                  redlatch_condition:* and redlatch_notified:* too"
             }
+            Self::ReadWriteLocks => {
+                "a read-write lock needs what a lock does, and HDEL, HGET, HGETALL and LRANGE, on its key and \
+                 those of its readers ({its name}:*), on redlatch_rwlock_queue:* and \
+                 redlatch_rwlock_window:* and on redisson_rwlock:*"
+            }
             Self::Semaphores => {
                 "a semaphore needs EVALSHA, EVAL, TIME, EXISTS, GET, SET, DEL, INCRBY, DECRBY, \
                  PUBLISH and SUBSCRIBE on its key, on redlatch_request:* and on its channel"
@@ -196,6 +213,14 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         let advice = rights.advice();
         let hint = format!(
             "the server's access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)"
+        );
+        return Error::new(ErrorKind::Redis, hint).caused_by(error);
+    }
+    if code == "ERR" && is_missing(detail) {
+        let advice = rights.advice();
+        let hint = format!(
+            "the server lacks a command: rename-command has taken it away, or the server is too old: \
+             {advice} (all: lua/README.md, Rights)"
         );
         return Error::new(ErrorKind::Redis, hint).caused_by(error);
     }
@@ -232,9 +257,17 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
     Error::new(ErrorKind::Redis, hint.to_owned()).caused_by(error).transient(transient)
 }
 
+/// Whether a server says that it knows no such command, to a client or to a script, which it does
+/// not tell which.
+fn is_missing(detail: &str) -> bool {
+    let detail = detail.to_ascii_lowercase();
+    let said = ["unknown command", "unknown redis command", "invalid command passed to"];
+    said.iter().any(|said| detail.contains(said))
+}
+
 /// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,
 /// or another one takes over.
-fn passes(error: &RedisError) -> bool {
+pub(crate) fn passes(error: &RedisError) -> bool {
     matches!(
         reply_code(error),
         "BUSY"
@@ -258,7 +291,6 @@ pub(crate) fn error_reply(text: &str) -> RedisError {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::Arc;
 
     use super::*;
 

@@ -1,9 +1,11 @@
 //! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
 
 mod cluster;
+#[cfg(not(all(test, shuttle)))]
 mod sentinel;
 
 pub(super) use cluster::ClusterUrl;
+#[cfg(not(all(test, shuttle)))]
 pub(super) use sentinel::SentinelUrl;
 
 /// Why a URL cannot be used, if it is clear why. A URL that cannot be used for another reason is

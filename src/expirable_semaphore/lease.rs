@@ -205,8 +205,10 @@ impl Lease {
 
     /// What is next about it.
     fn next(&self, state: &State, now: u64) -> Due {
+        let since = state.tenancy.as_ref().map_or(now, |tenancy| tenancy.since);
         let facts = Facts {
-            since: state.tenancy.as_ref().map_or(now, |tenancy| tenancy.since),
+            granted: since,
+            since,
             deadline: self.hold.deadline(),
             is_provisional: false,
             // On its way to the next guard, too.

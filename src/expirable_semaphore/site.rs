@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Asked;
 use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
-use crate::protocol::{self, ExpirableKeys, PermitId, SemaphoreKeys};
+use crate::protocol::{ExpirableKeys, PermitId, SemaphoreKeys};
 use crate::script::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
 use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::{Mutex, clock};
@@ -33,20 +33,15 @@ pub(crate) struct ExpirableSite {
 impl ExpirableSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| {
-            let requests_key = protocol::requests(&name, core.id.as_str());
-            Self {
-                route: core.route(&name),
-                timeouts: ExpirableKeys::timeouts(&name).into(),
-                channel: SemaphoreKeys::channel(&name).into(),
-                requests: core
-                    .requests
-                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                gate: PermitGate::new(core.round_trip),
-                held: Mutex::default(),
-                core: Arc::clone(core),
-                name,
-            }
+        core.members.of::<Self>().get(name, |name| Self {
+            route: core.route(&name),
+            timeouts: ExpirableKeys::timeouts(&name).into(),
+            channel: SemaphoreKeys::channel(&name).into(),
+            requests: core.requests_of(&name),
+            gate: PermitGate::new(core.round_trip),
+            held: Mutex::default(),
+            core: Arc::clone(core),
+            name,
         })
     }
 
@@ -68,15 +63,7 @@ impl ExpirableSite {
         let ticket = self.requests.open(|| self.core.id.next_number());
         let outcome = send(self.scripts(), ticket);
         self.requests.close(ticket);
-        outcome.map_err(|trouble| self.error(trouble))
-    }
-
-    pub(super) fn error(&self, trouble: Trouble) -> Error {
-        let state = match trouble {
-            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
-            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
-        };
-        trouble.into_error().of(&self.name).now(state)
+        outcome.map_err(|trouble| trouble.into_error_of(&self.name))
     }
 
     /// What this process has under an id.

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use super::place::Standing;
 use super::queue::FairQueue;
 use crate::acquire::Wake;
 use crate::connection::Command;
-use crate::hold::{Hold, Line, Tenancy, Terms};
+use crate::hold::{Expected, Hold, Line, Tenancy, Terms};
 use crate::protocol::Owner;
 use crate::script::fair::Followers;
 use crate::sync::Mutex;
@@ -65,7 +65,9 @@ impl Line for FairLine {
     fn released(&self) {
         let mut waiters = self.queue.waiters.lock();
         waiters.releasing = waiters.releasing.saturating_sub(1);
-        waiters.call_leader();
+        let call = waiters.call();
+        drop(waiters);
+        call.now();
     }
 }
 
@@ -84,33 +86,32 @@ impl FairLine {
         loop {
             let next = line.followers.pop_front()?;
             // One that is gone has left the queue, or is about to: the one behind it is next.
-            let Some(at) = waiters.standing.iter().position(|waiter| waiter.owner.number() == next)
-            else {
-                continue;
-            };
-            if !hold.may_pass(waiters.standing[at].terms, now) {
+            let is_next = |standing: &Arc<Expected<Standing>>| standing.who.owner.number() == next;
+            let Some(at) = waiters.standing.iter().position(is_next) else { continue };
+            let standing = Arc::clone(&waiters.standing[at]);
+            let Standing { owner, thread, terms, mail, .. } = &standing.who;
+            if !hold.may_pass(*terms, now) {
                 line.followers.clear();
                 return None;
             }
-            let waiter = waiters.standing.remove(at);
-            let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(&waiter.thread)));
-            if !seat(&tenancy, waiter.terms) {
+            let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Arc::clone(thread)));
+            if !seat(&tenancy, *terms) {
                 // Lost at this very moment: whoever is next finds out from the server.
-                waiter.told.store(true, Ordering::SeqCst);
-                waiters.standing.push(waiter);
+                standing.who.ask();
                 return None;
             }
+            waiters.standing.swap_remove(at);
             // It stands in the server's line still. Who is told there from here on has lost the hold.
-            self.queue.core.pubsub.dismiss(waiter.owner.number());
-            *waiter.passed.lock() = Some(tenancy);
-            line.passed.push(waiter.owner);
-            return Some(Wake::thread(&waiter.thread));
+            self.queue.site.core.pubsub.dismiss(owner.number());
+            mail.lock().passed = Some(tenancy);
+            line.passed.push(*owner);
+            return Some(Wake::thread(thread));
         }
     }
 }
 
 impl fmt::Debug for FairLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FairLine").field("name", &self.queue.name).finish_non_exhaustive()
+        f.debug_struct("FairLine").field("name", &self.queue.site.name).finish_non_exhaustive()
     }
 }

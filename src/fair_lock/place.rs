@@ -1,277 +1,384 @@
 //! One thread's place in a fair lock's queue, from its first request to the hold or the end of its
 //! wait.
+//!
+//! It is known to the process before it is to Redis: a hold may be passed to it from the moment it
+//! stands there. What wakes its thread is the grant, or a hold that is passed to it, and then there is
+//! nothing to ask. It asks when it is told to, by a script of ours or of Redisson's, after a
+//! reconnect, and when the holder's lease ends, if it is first.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::company::Answer;
-use super::queue::{FairQueue, FairWaiter, Granted};
-use crate::acquire::{Wait, await_confirmation, slow_poll};
-use crate::connection::{Command, Outcome, Receiver};
+use super::queue::FairQueue;
+use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
 use crate::error::Error;
-use crate::hold::{Asked, Expected, Hold, Leaving, Share, Site, Tenancy};
+use crate::hold::{
+    Asked, Candidate, Expected, Granted, Hold, Leaving, Share, Site, Tenancy, Terms,
+};
 use crate::node::Core;
 use crate::protocol::Owner;
-use crate::pubsub::Subscription;
-use crate::script::fair::{FairAcquired, Followers, Others, left};
+use crate::pubsub::{Addressee, News};
+use crate::script::fair::{FairAcquired, Followers, Others, followers};
 use crate::script::{Replied, Trouble};
-use crate::sync::clock;
+use crate::sync::{Mutex, Thread, clock};
+use crate::watchdog::Orphan;
 
-/// A place in the queue. Whoever drops it without the lock has left the queue, on every path.
-pub(super) struct Place {
-    pub(super) queue: Arc<FairQueue>,
-    pub(super) site: Arc<Site>,
-    pub(super) waiter: Arc<FairWaiter>,
-    /// To the client's own channel, where scripts of ours tell it.
-    pub(super) own: Subscription,
-    /// While messages may name it.
-    pub(super) expected: Arc<Expected>,
-    /// The last request, and what the reply of some request said of the server's clock.
-    pub(super) asked: Option<Asked>,
-    /// When the first one was sent.
-    pub(super) began: Option<u64>,
-    pub(super) anchor: Option<Anchor>,
-    /// To the channel where Redisson tells it, once one of Redisson's may.
-    pub(super) redisson: Option<Subscription>,
+const SHORTEST_ASK: Duration = Duration::from_millis(20);
+
+/// See the module. Whoever drops it without the lock has left the queue, on every path.
+pub(crate) struct Place {
+    queue: Arc<FairQueue>,
+    pub(super) candidate: Candidate,
+    thread: Arc<Thread>,
+    terms: Terms,
+    /// It has the newcomers' baton.
+    leads: bool,
+    /// What it is told, from before its first request on. (Not of one that takes the lock now or not
+    /// at all.)
+    pub(super) standing: Option<Arc<Expected<Standing>>>,
+    /// A request was answered "queued".
+    was_queued: bool,
     /// It has become a hold.
-    pub(super) stays: bool,
-    /// A request was sent twice: the first one may arrive after the waiter has left.
-    pub(super) twice: bool,
-    /// Redis certainly does not know of it: nothing was sent, or it was refused.
-    pub(super) unknown_there: bool,
+    is_used: bool,
 }
 
-/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Anchor {
-    sent: u64,
-    server: u64,
+/// A thread that stands in the queue, for those who tell it something.
+pub(super) struct Standing {
+    core: Weak<Core>,
+    lock: Arc<str>,
+    database: i64,
+    pub(super) owner: Owner,
+    pub(super) thread: Arc<Thread>,
+    pub(super) terms: Terms,
+    pub(super) mail: Mutex<Mail>,
 }
 
-/// What a place listened to before a request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Listening {
-    confirmed: bool,
-    own: u64,
-    redisson: Option<u64>,
+/// What it was told and has not read.
+#[derive(Default)]
+pub(super) struct Mail {
+    /// It should ask.
+    asks: bool,
+    pub(super) granted: Option<Granted<Followers>>,
+    /// The hold was passed to it. Set under the queue's mutex, so that this against its giving up
+    /// is decided there.
+    pub(super) passed: Option<Arc<Tenancy>>,
+}
+
+impl Standing {
+    pub(super) fn ask(&self) {
+        self.mail.lock().asks = true;
+        self.thread.parker().unpark();
+    }
+}
+
+impl Addressee for Standing {
+    fn told(&self, news: &News<'_>) {
+        match news {
+            News::Ask { .. } => self.ask(),
+            News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.lock) => {
+                let Some(details) = followers(grant.details) else { return };
+                let (now, lease, received) = (grant.now, grant.lease, clock::now());
+                // A second copy says nothing new.
+                let granted = Granted { now, received, lease, details };
+                self.mail.lock().granted.get_or_insert(granted);
+                self.thread.parker().unpark();
+            }
+            // `x` and `{x}` have one queue: it was granted the other lock, and has lost its place.
+            // It finds that out by its next sign of life: at once, the two might go to and fro.
+            News::Grant(grant) => {
+                let core = self.core.upgrade();
+                core.inspect(|core| super::give_back(core, self.owner.number(), grant));
+            }
+            News::Open { .. } | News::Notified { .. } => {}
+        }
+    }
 }
 
 impl Place {
-    /// From here on no hold is passed to it. `Some`: one was.
-    pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
-        let mut waiters = self.queue.waiters.lock();
-        waiters.standing.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-        self.waiter.take_passed()
-    }
-
-    /// Sends a request: the first one with those of others of this process, a later one for itself.
-    pub(super) fn ask(
-        &mut self,
-        is_first: bool,
-    ) -> (Asked, Result<Replied<FairAcquired>, Trouble>) {
-        let Self { queue, site, waiter, .. } = &*self;
-        waiter.told.store(false, Ordering::SeqCst);
-        let (asked, replied) = if is_first {
-            let Answer { asked, replied } = queue.ask_together(site, waiter);
-            (asked, replied)
-        } else {
-            let asked = Asked::now(site);
-            let (lease, older) = (waiter.terms.lease(&site.core), self.older());
-            let older = Others::Older(&older);
-            (asked, queue.scripts().acquire(&site.route, &waiter.owner, lease, older))
-        };
-        self.began.get_or_insert(asked.at);
-        self.asked = Some(asked);
-        self.twice |= replied.as_ref().is_ok_and(|replied| replied.twice);
-        (asked, replied)
-    }
-
-    /// The server answered at `now` that it is not the holder.
-    pub(super) fn refused(&mut self, asked: Asked, now: u64) {
-        if self.anchor.is_none_or(|anchor| anchor.server < now) {
-            self.anchor = Some(Anchor { sent: asked.at, server: now });
+    pub(super) fn new(
+        queue: &Arc<FairQueue>,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        leads: bool,
+    ) -> Self {
+        Self {
+            queue: Arc::clone(queue),
+            candidate: Candidate::new(&queue.site),
+            thread: Arc::clone(thread),
+            terms,
+            leads,
+            standing: None,
+            was_queued: false,
+            is_used: false,
         }
-        // Void: it was refused after it had been granted. It was taken away again.
-        self.waiter.granted.lock().take_if(|granted| granted.now < now);
     }
 
-    /// A hold that the server granted to this place.
-    pub(super) fn hold(&self, asked: Asked, followers: Followers) -> Hold {
-        let Self { queue, site, waiter, .. } = self;
-        let (line, lease) = (queue.line(followers), waiter.terms.lease(&site.core));
-        Hold::new(Some(line), waiter.owner, waiter.terms, lease, asked, self.twice)
-            .shared(Share::default(), Some(Arc::clone(&self.expected)))
+    /// How long others may come along, before it asks.
+    pub(super) fn linger(&self) -> Duration {
+        if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// The lock, if a message said that it is ours and that is still so. If it may be, the next thing
-    /// to do is to ask.
-    pub(super) fn take_grant(&self) -> Option<Hold> {
-        let Self { queue, site, waiter, .. } = self;
-        let Granted { now, received, lease, followers } = waiter.granted.lock().take()?;
-        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
-        // The server granted it not before this, whenever the message was read: the process may have
-        // been stopped, and the lock be another's by now.
-        let not_before = match self.anchor {
-            // Void: see `refused`.
-            Some(anchor) if anchor.server > now => return None,
-            Some(anchor) => anchor.sent.saturating_add((now - anchor.server) * MS),
-            None => self.began?,
+    /// Whether something was told and not read, or nobody is left who may come along.
+    pub(super) fn has_news(&self) -> bool {
+        let Some(standing) = &self.standing else { return self.leads && !self.queue.is_busy() };
+        let mail = standing.who.mail.lock();
+        mail.asks || mail.granted.is_some() || mail.passed.is_some()
+    }
+
+    /// Reads what was told: the lock, if it is the thread's and that is still so.
+    pub(super) fn read(&self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
+        let mut mail = self.standing.as_ref()?.who.mail.lock();
+        if std::mem::take(&mut mail.asks) {
+            listening.ask_at = 0;
+        }
+        let Some(granted) = mail.granted.take() else { return mail.passed.take() };
+        drop(mail);
+        // If it may be ours, but that is not certain, the next thing to do is to ask.
+        listening.ask_at = 0;
+        let hold = self.candidate.granted_by_message(&self.queue.site, self.terms, &granted)?;
+        Some(self.tenancy(hold, granted.details))
+    }
+
+    /// One request. The first one of who has the newcomers' baton is for those, too.
+    pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
+        let queue = Arc::clone(&self.queue);
+        let (site, lease) = (&queue.site, self.terms.lease(&queue.site.core));
+        let mut company = if self.leads { queue.company() } else { Vec::new() };
+        // Before it is sent: messages may name them all, and overtake the reply.
+        let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
+        self.stands(listening, heard);
+        self.candidate.asks(asked, lease);
+        for Lead { listening, place } in company.iter_mut().map(|(_, lead)| lead) {
+            place.stands(listening, heard);
+            place.candidate.asks(asked, lease);
+        }
+        let owners = company.iter().map(|(_, lead)| lead.place.candidate.owner);
+        let (owners, older): (Vec<_>, _) = (owners.collect(), self.older());
+        let others = if self.was_queued { Others::Older(&older) } else { Others::Company(&owners) };
+        let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
+        if std::mem::take(&mut self.leads) {
+            let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
+                let reply = behind(&replied, at, lease);
+                let answer = lead.place.answered(&mut lead.listening, reply).map(|answer| {
+                    if let Try::Busy(sleep) = answer {
+                        lead.listening.ask_after(sleep);
+                    }
+                    lead
+                });
+                (newcomer, answer)
+            });
+            queue.answer(answered.collect());
+        }
+        self.answered(listening, replied)
+    }
+
+    /// Takes the lock if that is possible now: past nobody, and without a place in the queue.
+    pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
+        let lease = self.asks_once();
+        let Self { queue, candidate, .. } = &*self;
+        let replied = queue.scripts().try_acquire(&queue.site.route, &candidate.owner, lease);
+        self.tried(replied)
+    }
+
+    /// As [`ask_once`](Self::ask_once), in two steps: what is returned reads the reply, until a time,
+    /// for [`tried`](Self::tried).
+    pub(super) fn begin_try(
+        &mut self,
+    ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
+        let lease = self.asks_once();
+        let Self { queue, candidate, .. } = &*self;
+        queue.scripts().begin_try(&queue.site.route, &candidate.owner, lease)
+    }
+
+    fn asks_once(&mut self) -> Duration {
+        let site = &self.queue.site;
+        let (asked, lease) = (Asked::now(site), self.terms.lease(&site.core));
+        self.candidate.asks(asked, lease);
+        lease
+    }
+
+    pub(super) fn tried(
+        &mut self,
+        replied: Result<Replied<bool>, Trouble>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let heard = self.candidate.heard(replied, |taken| *taken);
+        if heard.map_err(|trouble| self.queue.trouble(trouble))? {
+            return self.granted(Followers::new(), false);
+        }
+        Ok(Try::Busy(Duration::ZERO))
+    }
+}
+
+/// The steps of a request.
+impl Place {
+    /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What is
+    /// said on the client's own channel after version `heard` may be missed, and is asked for again.
+    fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
+        listening.own.known(heard);
+        if self.standing.is_some() {
+            return;
+        }
+        let site = &self.queue.site;
+        let standing = Standing {
+            core: Arc::downgrade(&site.core),
+            lock: Arc::clone(&site.name),
+            database: site.core.database(),
+            owner: self.candidate.owner,
+            thread: Arc::clone(&self.thread),
+            terms: self.terms,
+            mail: Mutex::default(),
         };
-        let asked = Asked { at: not_before.min(received), ..asked };
-        let hold = Hold::handed(waiter.owner, waiter.terms, lease, asked, self.twice)
-            .shared(Share::default(), Some(Arc::clone(&self.expected)))
-            .in_line(queue.line(followers));
-        (clock::now() < hold.deadline()).then_some(hold)
+        let standing = Expected::new(&site.core, standing.owner.number(), standing);
+        self.queue.stand(Arc::clone(&standing));
+        self.standing = Some(standing);
     }
 
-    /// Who of this process came before it and waits.
-    pub(super) fn older(&self) -> Vec<Owner> {
-        let number = self.waiter.owner.number();
+    /// Who of this process came before it and waits: they come back with it if they were dropped.
+    fn older(&self) -> Vec<Owner> {
+        if !self.was_queued {
+            return Vec::new();
+        }
+        let number = self.candidate.owner.number();
         let waiters = self.queue.waiters.lock();
-        let owners = waiters.standing.iter().map(|waiter| waiter.owner);
+        let owners = waiters.standing.iter().map(|standing| standing.who.owner);
         let mut older: Vec<_> = owners.filter(|owner| owner.number() < number).collect();
         drop(waiters);
         older.sort_by_key(Owner::number);
         older
     }
 
-    pub(super) fn listening(&self) -> Listening {
-        let redisson = self.redisson.as_ref();
-        Listening {
-            confirmed: self.own.is_confirmed() && redisson.is_none_or(Subscription::is_confirmed),
-            own: self.own.version(),
-            redisson: redisson.map(Subscription::version),
-        }
-    }
-
-    /// One of Redisson's holds the lock or stands ahead: its release tells on a channel of this
-    /// waiter's alone. If none does, none will before this waiter asks again, since who comes later
-    /// stands behind.
-    pub(super) fn listen_to_redisson(&mut self) {
-        let Self { queue, waiter, redisson, .. } = self;
-        redisson
-            .get_or_insert_with(|| queue.core.pubsub.listen_once(&queue.redissons_channel(waiter)));
-    }
-
-    /// Whether no message can have been missed since a request before which it listened like this.
-    pub(super) fn is_heard_since(&self, before: Listening) -> bool {
-        before.confirmed && before.redisson.is_some() == self.redisson.is_some()
-    }
-
-    /// The thread has the lock.
-    pub(super) fn settle(mut self, tenancy: Arc<Tenancy>) -> Arc<Tenancy> {
-        self.stand_down();
-        self.stays = true;
-        if self.twice && tenancy.hold.owner.as_bytes() != self.waiter.owner.as_bytes() {
-            // It was passed the hold: that one's release does not undo a late request of this one.
-            let Self { queue, site, waiter, .. } = &self;
-            let give_up = queue.scripts().give_up_command(waiter.owner.as_bytes());
-            site.undo(give_up, waiter.terms.lease(&site.core));
-        }
-        tenancy
-    }
-
-    /// The thread gives up, unless the hold was passed to it first.
-    pub(super) fn leave(self) -> Option<Arc<Tenancy>> {
-        let tenancy = self.stand_down().filter(|tenancy| tenancy.is_held())?;
-        Some(self.settle(tenancy))
-    }
-
-    /// Sleeps until the thread should ask again, or what it listens to has moved. `false`: the wait is
-    /// over.
-    pub(super) fn sleep(
-        &self,
-        core: &Core,
-        wait: &Wait<'_>,
-        ask_after: Option<Duration>,
-        listening: Listening,
-    ) -> Result<bool, Error> {
-        let thread = &self.waiter.thread;
-        // The process's sign of life finds out what nobody was told, so that many who wait do not
-        // each ask. Only the first ones in line know more.
-        let sleep = ask_after.map_or_else(
-            || slow_poll() + self.queue.core.config.fair_wait_timeout * 2,
-            |ask| ask.max(SHORTEST_ASK),
-        );
-        let until = wait.sleep_until(sleep);
-        wait.wakeable(thread, || {
-            let _waking = self.own.wake(thread);
-            let _waking = self.redisson.as_ref().map(|redisson| redisson.wake(thread));
-            loop {
-                if self.waiter.has_news() || self.listening() != listening {
-                    return Ok(true);
+    fn answered(
+        &mut self,
+        listening: &mut Listening,
+        replied: Result<Replied<FairAcquired>, Trouble>,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        let heard = self.candidate.heard(replied, |_| true);
+        match heard.map_err(|trouble| self.queue.trouble(trouble))? {
+            FairAcquired::Granted { already, followers, .. } => {
+                if already {
+                    // The message of that is on its way, or was lost.
+                    self.queue.site.core.pubsub.suspect(&self.queue.site.name);
                 }
-                wait.check(core, &self.queue.name)?;
-                if wait.is_over() {
-                    return Ok(false);
-                }
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Ok(true);
-                }
-                thread.parker().park_until(until);
+                self.granted(followers, true)
             }
+            FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
+                self.candidate.refused(now);
+                self.was_queued = true;
+                let Site { core, name, .. } = &*self.queue.site;
+                if came_back {
+                    // Its place was used up by a grant of which nothing was heard, or it did not
+                    // listen.
+                    core.pubsub.suspect(name);
+                }
+                let latest = Listening::latest(core);
+                listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
+                if by_redisson {
+                    // Its release tells on a channel of this waiter's alone. If none does, none will
+                    // before this waiter asks again, since who comes later stands behind.
+                    let channel = self.queue.redissons_channel(&self.candidate.owner);
+                    listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
+                }
+                // Void, if the server refused it after it had granted it. Or it answered whoever asked
+                // for this one, and that was sent twice. It is asked.
+                let is_void = self.standing.as_ref().is_some_and(|standing| {
+                    let granted = &mut standing.who.mail.lock().granted;
+                    granted.take_if(|granted| granted.is_void(now)).is_some()
+                });
+                // The process's sign of life finds out what nobody was told, so that many who wait
+                // do not each ask. Only the first ones in line know more.
+                let sleep = ask_after.map_or_else(
+                    || slow_poll() + core.config.fair_wait_timeout * 2,
+                    |ask| ask.max(SHORTEST_ASK),
+                );
+                Ok(Try::Busy(if is_void { Duration::ZERO } else { sleep }))
+            }
+        }
+    }
+
+    fn granted(&mut self, followers: Followers, waits: bool) -> Result<Try<Arc<Tenancy>>, Error> {
+        let site = &self.queue.site;
+        let hold = self.candidate.granted_by_reply(site, self.terms);
+        Ok(match self.candidate.in_time(site, hold, waits)? {
+            Some(hold) => Try::Granted(self.tenancy(hold, followers)),
+            None => Try::Busy(Duration::ZERO),
         })
     }
 
-    /// Waits until messages reach the thread. `false`: the wait was over first.
-    pub(super) fn await_messages(&self, core: &Core, wait: &Wait<'_>) -> Result<bool, Error> {
-        let (name, thread) = (&self.queue.name, &self.waiter.thread);
-        for subscription in std::iter::once(&self.own).chain(&self.redisson) {
-            let news = || self.waiter.has_news();
-            if !await_confirmation(subscription, core, name, thread, wait, news)? {
-                return Ok(false);
-            }
+    fn tenancy(&self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
+        let expected = self.standing.clone().map(|standing| standing as Arc<Expected>);
+        let hold = hold.shared(Share::default(), expected).in_line(self.queue.line(followers));
+        Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(&self.thread)))
+    }
+}
+
+/// The end of a place.
+impl Place {
+    /// Whether the server granted this one the hold; else a thread of this process has passed it on.
+    pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
+        hold.owner.number() == self.candidate.owner.number()
+    }
+
+    /// From here on no hold is passed to it. `Some`: one was.
+    pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
+        let standing = self.standing.as_ref()?;
+        let mut waiters = self.queue.waiters.lock();
+        waiters.standing.retain(|other| !Arc::ptr_eq(other, standing));
+        standing.who.mail.lock().passed.take()
+    }
+
+    /// The thread has the lock.
+    pub(super) fn becomes(&mut self, hold: &Hold) {
+        self.is_used = true;
+        if self.candidate.in_doubt && !self.is_owner_of(hold) {
+            // The release of the hold that it was passed does not undo a late request of its own.
+            self.undo();
         }
-        Ok(true)
+    }
+
+    fn undo(&self) {
+        let give_up = self.queue.scripts().give_up_command(self.candidate.owner.as_bytes());
+        self.queue.site.undo(give_up, self.terms.lease(&self.queue.site.core));
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.stays {
+        if self.leads {
+            let _none = self.queue.promote(None);
+        }
+        if self.is_used {
             return;
         }
         let passed = self.stand_down();
-        let mut waiters = self.queue.waiters.lock();
-        waiters.newcomers.leave(&self.waiter);
-        waiters.call_leader();
-        drop(waiters);
-        let command = self.queue.scripts().give_up_command(self.waiter.owner.as_bytes());
-        let site = &self.site;
-        let lease = self.waiter.terms.lease(&site.core);
-        if self.twice {
-            site.undo(command.clone(), lease);
-        }
+        let call = self.queue.waiters.lock().call();
+        call.now();
+        let site = &self.queue.site;
         if let Some(tenancy) = passed {
+            if self.candidate.in_doubt {
+                self.undo();
+            }
             // It was given the hold and cannot take it: on to the next.
-            let _ = self.site.leave(&tenancy, None, Leaving::Posted);
+            let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        // While the server is away, each call's would be sent for minutes.
-        if self.unknown_there {
-            return;
-        }
-        let leaving = Leave { site: Arc::clone(site), command: command.clone(), lease };
-        site.core.post(&site.route, command, Arc::new(leaving));
+        let command = self.queue.scripts().give_up_command(self.candidate.owner.as_bytes());
+        site.give_up(&self.candidate, command, Orphan::queued);
     }
 }
 
-/// A waiter that leaves the queue.
-struct Leave {
-    site: Arc<Site>,
-    command: Command,
+/// What the answer to who asked says of those who came with it.
+fn behind(
+    leaders: &Result<Replied<FairAcquired>, Trouble>,
+    at: usize,
     lease: Duration,
+) -> Result<Replied<FairAcquired>, Trouble> {
+    let Replied { reply, twice } = leaders.as_ref().map_err(Clone::clone)?;
+    let (now, ask_after, by_redisson) = match reply {
+        // Where they stand by now the answer does not say.
+        FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
+        FairAcquired::Granted { now, .. } => (*now, (at == 0).then_some(lease), false),
+        FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
+    };
+    let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
+    Ok(Replied { reply, twice: *twice })
 }
-
-impl Receiver for Leave {
-    fn receive(&self, outcome: Outcome) {
-        match left(outcome) {
-            Ok(_) => {}
-            Err(_) => self.site.undo(self.command.clone(), self.lease),
-        }
-    }
-}
-
-const MS: u64 = 1_000_000;
-const SHORTEST_ASK: Duration = Duration::from_millis(20);

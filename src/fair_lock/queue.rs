@@ -1,182 +1,102 @@
-//! Who of one process stands in a fair lock's queue, and how they are told.
+//! Who of one process waits for a fair lock, and how they are told. The order is in Redis; this only
+//! knows whom to wake.
+//!
+//! ```text
+//! newcomers: one has the baton, and asks for all who have come; the others sleep, or leave
+//! standing:  asked for; each leads from here on, with a place of its own, until it is granted the
+//!            lock, a thread of this process passes it on, or its wait is over
+//! ```
+//!
+//! Those who are asked for together get neighbouring places, and so the lock goes from one to the
+//! next without the server. The server's order is that of the requests, and in a request that of
+//! arrival. Where threads lock again and again, that order stays as it is: neighbours of different
+//! processes would stay neighbours for ever, each grant a hand-over. So where the process has the
+//! lock or stands in the queue already, the one with the baton waits for a moment until it asks,
+//! and those who are just giving the lock back come along.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::company::{Newcomers, Word};
 use super::line::FairLine;
-use super::place::Place;
+use super::place::{Place, Standing};
+use crate::acquire::{Lead, Queue, Queued, Signal, Waiter, Wake};
 use crate::connection::{Command, Outcome};
 use crate::error::Error;
-use crate::hold::{Expected, Hold, Site, Tenancy, Terms};
+use crate::hold::{Expected, Site, Tenancy, Terms};
 use crate::node::{Core, Member};
 use crate::protocol::{FairKeys, Owner};
-use crate::pubsub::{Addressee, Grant, News};
+use crate::pubsub::Grant;
+use crate::script::Trouble;
 use crate::script::fair::{FairScripts, Followers, followers, kept_alive};
-use crate::sync::{Mutex, Thread, clock};
+use crate::sync::{Mutex, Thread};
 use crate::watchdog::{Chore, Orphan, renewal};
 
-/// Who of this process waits for one fair lock. The order is in Redis; this only knows whom to
-/// wake.
+/// How long the one with the baton waits at most for others.
+const LINGER: Duration = Duration::from_millis(1);
+/// So many in one request.
+const MOST: usize = 256;
+
+/// One name in one client, as its fair lock's handles see it.
 pub(crate) struct FairQueue {
-    pub(super) core: Arc<Core>,
-    pub(super) name: Arc<str>,
+    /// Where the one that has the lock sits.
+    pub(super) site: Arc<Site>,
     keys: FairKeys,
     pub(super) waiters: Mutex<Waiters>,
 }
 
-#[derive(Default)]
+type Newcomers = Queue<Terms, Arc<Tenancy>, Place>;
+pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, Place>;
+/// What a newcomer has when it was asked for: its lead from there on.
+pub(super) type Answer = Result<Lead<Place>, Error>;
+
 pub(super) struct Waiters {
-    pub(super) standing: Vec<Arc<FairWaiter>>,
-    pub(super) newcomers: Newcomers,
-    /// Whether a hold is being given back, and how many of them.
+    newcomers: Newcomers,
+    pub(super) standing: Vec<Arc<Expected<Standing>>>,
+    /// Who has the newcomers' baton and waits for others.
+    lingering: Option<Arc<Thread>>,
+    /// How many holds are just being given back.
     pub(super) releasing: usize,
     /// Whether the next sign of life is scheduled.
     kept_alive: bool,
 }
 
-/// A thread that stands in the queue.
-pub(super) struct FairWaiter {
-    core: Weak<Core>,
-    pub(super) owner: Owner,
-    pub(super) thread: Arc<Thread>,
-    pub(super) terms: Terms,
-    lock: Arc<str>,
-    database: i64,
-    /// It should ask.
-    pub(super) told: AtomicBool,
-    /// The server has made it the holder, and its thread has not read that yet.
-    pub(super) granted: Mutex<Option<Granted>>,
-    /// The hold was passed to it. Set under the queue's mutex, so that this against its giving up
-    /// is decided there.
-    pub(super) passed: Mutex<Option<Arc<Tenancy>>>,
-    /// What becomes of its first request.
-    pub(super) word: Mutex<Option<Word>>,
-}
-
-/// A grant by message.
-#[derive(Clone, Debug)]
-pub(super) struct Granted {
-    /// By the server's clock, in ms.
-    pub(super) now: u64,
-    /// On the hold's clock.
-    pub(super) received: u64,
-    pub(super) lease: Duration,
-    pub(super) followers: Followers,
-}
-
-impl FairWaiter {
-    pub(super) fn has_news(&self) -> bool {
-        self.told.load(Ordering::SeqCst)
-            || self.granted.lock().is_some()
-            || self.passed.lock().is_some()
+impl Waiters {
+    /// Whether others of this process stand in the queue, or give the lock back just now.
+    fn are_busy(&self) -> bool {
+        self.releasing > 0 || !self.standing.is_empty()
     }
 
-    pub(super) fn take_passed(&self) -> Option<Arc<Tenancy>> {
-        self.passed.lock().take()
-    }
-}
-
-impl Addressee for FairWaiter {
-    fn told(&self, news: &News<'_>) {
-        match news {
-            News::Ask { .. } => self.ask(),
-            News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.lock) => {
-                let Some(followers) = followers(grant.details) else { return };
-                let (now, lease, received) = (grant.now, grant.lease, clock::now());
-                let granted = Granted { now, received, lease, followers };
-                // A second copy says nothing new.
-                self.granted.lock().get_or_insert(granted);
-                self.thread.parker().unpark();
-            }
-            // `x` and `{x}` have one queue: it was granted the other lock, and has lost its place.
-            // It finds that out by its next sign of life: at once, the two might go to and fro.
-            News::Grant(grant) => {
-                self.core.upgrade().inspect(|core| give_back(core, self.owner.number(), grant));
-            }
-            News::Open { .. } | News::Notified { .. } => {}
-        }
-    }
-}
-
-impl FairWaiter {
-    fn ask(&self) {
-        self.told.store(true, Ordering::SeqCst);
-        self.thread.parker().unpark();
+    /// Somebody is gone: perhaps nobody is left to wait for.
+    pub(super) fn call(&self) -> Wake {
+        let lingering = self.lingering.as_ref().filter(|_| !self.are_busy());
+        lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 }
 
 impl FairQueue {
     /// The queue of a name: one for all handles.
-    pub(super) fn of(site: &Site) -> Arc<Self> {
+    pub(super) fn of(site: &Arc<Site>) -> Arc<Self> {
         site.core.members.of::<Self>().get(&site.name, |name| {
-            let keys = FairKeys::new(&name);
-            let core = Arc::clone(&site.core);
-            Self { core, name, keys, waiters: Mutex::default() }
+            let waiters = Waiters {
+                newcomers: Queue::new(),
+                standing: Vec::new(),
+                lingering: None,
+                releasing: 0,
+                kept_alive: false,
+            };
+            let (site, keys) = (Arc::clone(site), FairKeys::new(&name));
+            Self { site, keys, waiters: Mutex::new(waiters) }
         })
     }
 
     pub(super) fn scripts(&self) -> FairScripts<'_> {
-        scripts(&self.core, &self.name, &self.keys)
-    }
-
-    /// Wakes all who wait, for something that is not the queue's news.
-    pub(crate) fn nudge(&self) {
-        let standing = self.waiters.lock().standing.clone();
-        standing.iter().for_each(|waiter| waiter.thread.parker().unpark());
-    }
-
-    pub(super) fn join(
-        self: &Arc<Self>,
-        site: &Arc<Site>,
-        thread: &Arc<Thread>,
-        owner: Owner,
-        terms: Terms,
-    ) -> Place {
-        let own = self.core.pubsub.listen_to_own(&self.name);
-        let waiter = Arc::new(FairWaiter {
-            core: Arc::downgrade(&self.core),
-            owner,
-            thread: Arc::clone(thread),
-            terms,
-            lock: Arc::clone(&self.name),
-            database: self.core.database(),
-            told: AtomicBool::new(false),
-            granted: Mutex::new(None),
-            passed: Mutex::new(None),
-            word: Mutex::new(None),
-        });
-        let expected = Expected::new(&self.core, owner.number(), Arc::clone(&waiter));
-        let mut waiters = self.waiters.lock();
-        waiters.standing.push(Arc::clone(&waiter));
-        waiters.newcomers.join(&waiter);
-        let first = !std::mem::replace(&mut waiters.kept_alive, true);
-        drop(waiters);
-        if first {
-            let chore: Arc<dyn Chore> = Arc::clone(self) as _;
-            self.core.watchdog.schedule(&chore, self.period());
-        }
-        Place {
-            queue: Arc::clone(self),
-            site: Arc::clone(site),
-            waiter,
-            own,
-            expected,
-            asked: None,
-            began: None,
-            anchor: None,
-            redisson: None,
-            stays: false,
-            twice: false,
-            unknown_there: false,
-        }
+        scripts(&self.site.core, &self.site.name, &self.keys)
     }
 
     /// Where Redisson tells one of ours.
-    pub(super) fn redissons_channel(&self, waiter: &FairWaiter) -> Arc<str> {
-        format!("{}{}", self.keys.channel_prefix, waiter.owner).into()
+    pub(super) fn redissons_channel(&self, owner: &Owner) -> Arc<str> {
+        format!("{}{owner}", self.keys.channel_prefix).into()
     }
 
     /// Who may have a hold after its owner.
@@ -184,50 +104,127 @@ impl FairQueue {
         Arc::new(FairLine::new(Arc::clone(self), followers))
     }
 
-    /// The thread has the lock. `Err`: the grant was read after its own deadline, or the hold was
-    /// taken away meanwhile.
-    pub(super) fn admit(
-        &self,
-        site: &Arc<Site>,
-        hold: Hold,
-        thread: &Arc<Thread>,
-        terms: Terms,
-    ) -> Result<Result<Arc<Tenancy>, Arc<Hold>>, Error> {
-        let hold = Arc::new(hold);
-        let tenancy = Arc::new(Tenancy::new(Arc::clone(&hold), Arc::clone(thread)));
-        Ok(if site.admit(&tenancy, terms)? { Ok(tenancy) } else { Err(hold) })
+    /// How long the one with the baton leaves it to others to come along.
+    pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
+        if !self.is_busy() {
+            return Duration::ZERO;
+        }
+        self.waiters.lock().lingering = Some(Arc::clone(thread));
+        LINGER
     }
 
-    fn find(&self, owner: &[u8]) -> Option<Arc<FairWaiter>> {
-        let waiters = self.waiters.lock();
-        waiters.standing.iter().find(|waiter| waiter.owner.as_bytes() == owner).cloned()
+    /// Whether the process has the lock or waits for it already.
+    pub(super) fn is_busy(&self) -> bool {
+        self.waiters.lock().are_busy() || self.site.gate.with_seat(|seat| seat.is_some())
+    }
+
+    /// Those who are asked for by the one with the baton. They stay among the newcomers until they
+    /// are [answered](Self::answer): if they never are, one of them has the baton next.
+    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<Place>)> {
+        let mut waiters = self.waiters.lock();
+        waiters.lingering = None;
+        let newcomers = waiters.newcomers.first_ones(MOST);
+        drop(waiters);
+        let lead = |newcomer: Arc<Newcomer>| {
+            let place = Place::new(self, newcomer.thread(), *newcomer.need(), false);
+            (newcomer, Lead::new(place))
+        };
+        newcomers.into_iter().map(lead).collect()
+    }
+
+    /// From here on a hold may be passed to it, and its sign of life is due.
+    pub(super) fn stand(self: &Arc<Self>, standing: Arc<Expected<Standing>>) {
+        let mut waiters = self.waiters.lock();
+        waiters.standing.push(standing);
+        let first = !std::mem::replace(&mut waiters.kept_alive, true);
+        drop(waiters);
+        if first {
+            let chore: Arc<dyn Chore> = Arc::clone(self) as _;
+            self.site.core.watchdog.schedule(&chore, self.period());
+        }
+    }
+
+    /// The request of the one with the baton was answered: the next newcomer has it, and its
+    /// companions lead from here on, or fail. The place of one that has left meanwhile is given up.
+    pub(super) fn answer(&self, company: Vec<(Arc<Newcomer>, Answer)>) {
+        // Dropped when no mutex is held any more.
+        let (mut told, mut gone) = (Vec::new(), Vec::new());
+        let mut waiters = self.waiters.lock();
+        for (newcomer, answer) in company {
+            let signal = match answer {
+                Ok(lead) => Signal::Baton(Some(Box::new(lead))),
+                Err(error) => Signal::Failed(error),
+            };
+            match waiters.newcomers.tell(&newcomer, signal) {
+                Ok(wake) => told.push(wake),
+                Err(signal) => gone.push(signal),
+            }
+        }
+        let (next, _) = waiters.newcomers.promote(None);
+        drop(waiters);
+        next.now();
+        told.into_iter().for_each(Wake::now);
+    }
+
+    pub(super) fn trouble(&self, trouble: Trouble) -> Error {
+        let state = if let Trouble::Unknown(_) = trouble {
+            "nothing is held; if the server took the lock or a place in its queue nevertheless, \
+             that is given up in the background"
+        } else {
+            "the lock was not taken"
+        };
+        trouble.into_error().of(&self.site.name).now(state)
     }
 
     /// How often a sign of life is given.
     fn period(&self) -> Duration {
-        POLL.min(self.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
+        POLL.min(self.site.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
+    }
+}
+
+impl Queued for Arc<FairQueue> {
+    type Need = Terms;
+    type Grant = Arc<Tenancy>;
+    type Place = Place;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.site.core, &self.site.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Newcomers) -> R) -> R {
+        look(&mut self.waiters.lock().newcomers)
+    }
+
+    /// A place is a thread's own, and leaves the queue. If it has the newcomers' baton, or there was
+    /// none yet, the next of them has that.
+    fn hand_on(&self, lead: Option<Lead<Place>>) {
+        if lead.is_none() {
+            let _none = self.promote(None);
+        }
     }
 }
 
 impl Member for FairQueue {
     fn name(&self) -> &Arc<str> {
-        &self.name
+        &self.site.name
     }
 
     fn end(self: Arc<Self>) {
+        let standing = self.waiters.lock().standing.clone();
+        standing.iter().for_each(|standing| standing.who.thread.parker().unpark());
         self.nudge();
     }
 }
 
 impl Drop for FairQueue {
     fn drop(&mut self) {
-        self.core.members.of::<Self>().forget(&self.name);
+        self.site.core.members.of::<Self>().forget(&self.site.name);
     }
 }
 
 impl fmt::Debug for FairQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FairQueue").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("FairQueue").field("name", &self.site.name).finish_non_exhaustive()
     }
 }
 
@@ -239,7 +236,7 @@ impl Chore for FairQueue {
             waiters.kept_alive = false;
             return None;
         }
-        let owners: Vec<_> = waiters.standing.iter().map(|waiter| waiter.owner).collect();
+        let owners: Vec<_> = waiters.standing.iter().map(|standing| standing.who.owner).collect();
         drop(waiters);
         Some(self.scripts().keep_alive_command(&owners))
     }
@@ -248,9 +245,10 @@ impl Chore for FairQueue {
         let period = self.period();
         match kept_alive(outcome) {
             Ok(kept) => {
-                for owner in kept.ask {
-                    if let Some(waiter) = self.find(&owner) {
-                        waiter.ask();
+                let standing = self.waiters.lock().standing.clone();
+                for Expected { who, .. } in standing.iter().map(|standing| &**standing) {
+                    if kept.ask.iter().any(|owner| owner == who.owner.as_bytes()) {
+                        who.ask();
                     }
                 }
                 // Not more often, whatever the server says.

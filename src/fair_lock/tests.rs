@@ -2,41 +2,81 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
-use redlatch_testkit::Server;
+use redlatch_testkit::{Server, wait_until};
 
-use super::place::Place;
+use super::queue::Newcomer;
 use super::*;
 use crate::Client;
-use crate::hold::{Hold, HoldState};
+use crate::acquire::Signal;
+use crate::hold::HoldState;
 use crate::lock::LockGuard;
+use crate::sync::clock;
+
+const SOON: Duration = Duration::from_secs(20);
+
+type Leader<'a> = Baton<'a, Arc<FairQueue>>;
+
+fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
+    Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
+}
+
+/// The first one to come, with the newcomers' baton.
+fn first(lock: &FairLock) -> Leader<'_> {
+    let thread = Thread::current();
+    assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
+    Baton::new(&lock.queue, None)
+}
+
+/// So many who have come behind it.
+fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
+    let thread = Thread::current();
+    let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
+        Enter::Queued(newcomer) => newcomer,
+        _ => panic!("nobody is before it"),
+    };
+    (0..count).map(come).collect()
+}
+
+fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
+    let thread = Thread::current();
+    let claim = claim(lock, &thread);
+    lock.ask(leader.lead_or(|| lock.place(&claim)), &claim)
+}
+
+/// What a newcomer was told: to lead, with a place if somebody asked for it.
+fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
+    match newcomer.take_signal() {
+        Some(Signal::Baton(lead)) => Baton::new(&lock.queue, lead.map(|lead| *lead)),
+        other => panic!("{}", other.is_some()),
+    }
+}
+
+fn number(leader: &Leader<'_>) -> u64 {
+    leader.lead.as_ref().unwrap().place.candidate.owner.number()
+}
 
 /// A thread that was granted the lock and has not read it yet.
 struct Granted<'a> {
     lock: &'a FairLock,
-    place: Place,
-    hold: Hold,
+    leader: Leader<'a>,
+    tenancy: Arc<Tenancy>,
 }
 
 fn granted(lock: &FairLock) -> Granted<'_> {
-    let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
-    let mut place = queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
-    let (asked, replied) = place.ask(true);
-    let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { already: false, .. });
-    assert!(granted);
-    let hold = place.hold(asked, Followers::new());
-    Granted { lock, place, hold }
+    let mut leader = first(lock);
+    let Try::Granted(tenancy) = ask(lock, &mut leader).unwrap() else { panic!() };
+    Granted { lock, leader, tenancy }
 }
 
 impl Granted<'_> {
     /// It reads the grant.
-    fn goes_on(self) -> Result<(Place, Arc<Tenancy>), Arc<Hold>> {
-        let Self { lock, place, hold } = self;
-        assert!(place.stand_down().is_none());
-        let handle = &lock.handle;
-        let admitted = lock.queue.admit(&handle.site, hold, &Thread::current(), handle.terms());
-        admitted.unwrap().map(|tenancy| (place, tenancy))
+    fn goes_on(self) -> Option<Arc<Tenancy>> {
+        let Self { lock, mut leader, tenancy } = self;
+        let thread = Thread::current();
+        lock.install(&mut leader, tenancy, &claim(lock, &thread)).unwrap()
     }
 }
 
@@ -63,7 +103,7 @@ fn a_grant_that_is_read_late_does_not_displace_a_newer_one() {
         })
     };
     told.recv().unwrap();
-    assert!(late.goes_on().is_err(), "two have it");
+    assert!(late.goes_on().is_none(), "two have it");
     assert!(!lock.is_held_by_current_thread());
     end.send(()).unwrap();
     let (state, unlocked) = newer.join().unwrap();
@@ -90,10 +130,9 @@ fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_aw
     };
     told.recv().unwrap();
     assert!(other.fair_lock("newer").force_unlock().unwrap());
-    let (place, tenancy) = granted(&lock).goes_on().unwrap();
+    let tenancy = granted(&lock).goes_on().unwrap();
     end.send(()).unwrap();
     assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
-    let tenancy = lock.handle.admitted(place.settle(tenancy)).unwrap();
     let guard = LockGuard::new(&lock.handle, tenancy);
     assert!(guard.is_held());
     guard.unlock().unwrap();
@@ -107,8 +146,8 @@ fn a_hold_is_not_passed_into_a_seat_that_is_taken() {
     let lock = client.fair_lock("passed");
     let (gate, terms) = (&lock.handle.site.gate, lock.handle.terms());
     let first = granted(&lock);
-    let passed = Arc::new(Tenancy::new(Arc::new(first.hold), Thread::current()));
-    drop(first.place);
+    let passed = Arc::new(Tenancy::new(Arc::clone(&first.tenancy.hold), Thread::current()));
+    drop(first);
     other.fair_lock("passed").force_unlock().unwrap();
     let guard = lock.lock().unwrap();
     assert!(!gate.admit_passed(&passed, terms));
@@ -123,45 +162,34 @@ fn queued(server: &Server, name: &str) -> Vec<u64> {
     owners.iter().map(|owner| owner.rsplit(':').next().unwrap().parse().unwrap()).collect()
 }
 
-/// So many that have joined, and not asked.
-fn joined(lock: &FairLock, count: usize) -> Vec<Place> {
-    let (site, queue, terms) = (&lock.handle.site, &lock.queue, lock.handle.terms());
-    let join = |_| queue.join(site, &Thread::current(), site.core.id.next_owner(), terms);
-    (0..count).map(join).collect()
-}
-
-fn numbers(places: &[Place]) -> Vec<u64> {
-    places.iter().map(|place| place.waiter.owner.number()).collect()
-}
-
 #[test]
 fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_since() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
-    let lock = client.fair_lock("together");
-    let mut first = joined(&lock, 3);
-    let (_, replied) = first[0].ask(true);
-    let FairAcquired::Granted { followers, .. } = replied.unwrap().reply else { panic!() };
-    let behind = numbers(&first[1..]);
-    assert_eq!(followers, behind);
-    assert_eq!(queued(&server, "together"), behind);
+    let lock = client.fair_lock("together").with_lease(SOON / 20);
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let begun = clock::now();
+    let Try::Granted(tenancy) = ask(&lock, &mut leader).unwrap() else { panic!() };
+    let mut company: Vec<_> = company.iter().map(|one| leads(&lock, one)).collect();
+    let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
+    let line = numbers(&company);
+    assert_eq!(queued(&server, "together"), line);
+    // Whoever is first in line asks when the holder's lease is over.
+    let asks_within = |leader: &Leader<'_>| {
+        leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
+    };
+    assert!(asks_within(&company[0]) && !asks_within(&company[1]));
 
-    let mut second = joined(&lock, 2);
-    for (at, place) in first[1..].iter_mut().enumerate() {
-        let (asked, replied) = place.ask(true);
-        let FairAcquired::Queued { now, ask_after, .. } = replied.unwrap().reply else { panic!() };
-        assert!(now > 0);
-        // Whoever is first in line asks when the holder's lease is over.
-        assert_eq!(ask_after.is_some(), at == 0);
-        place.refused(asked, now);
-    }
-    assert_eq!(queued(&server, "together"), behind, "who has an answer asks once more");
-    for place in &mut second {
-        let (_, replied) = place.ask(true);
-        assert!(matches!(replied.unwrap().reply, FairAcquired::Queued { .. }));
-    }
-    assert_eq!(queued(&server, "together"), [behind, numbers(&second)].concat());
-    drop((first, second));
+    let second = first(&lock);
+    let others = behind(&lock, 1);
+    assert!(matches!(ask(&lock, &mut company[0]).unwrap(), Try::Busy(_)));
+    assert_eq!(queued(&server, "together"), line, "who was asked for asks for itself alone");
+    let mut all = vec![second];
+    assert!(matches!(ask(&lock, &mut all[0]).unwrap(), Try::Busy(_)));
+    all.push(leads(&lock, &others[0]));
+    assert_eq!(queued(&server, "together"), [line, numbers(&all)].concat());
+    drop((tenancy, leader, company, all));
     client.shutdown();
     assert!(holder(&server, "together").is_empty());
     assert!(queued(&server, "together").is_empty());
@@ -172,13 +200,60 @@ fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("leads");
-    let mut places = joined(&lock, 3);
-    drop(places.remove(0));
-    for (at, place) in places.iter_mut().enumerate() {
-        let (_, replied) = place.ask(true);
-        let granted = matches!(replied.unwrap().reply, FairAcquired::Granted { .. });
-        assert_eq!(granted, at == 0);
-    }
+    let leader = first(&lock);
+    let company = behind(&lock, 2);
+    drop(leader);
+    assert!(company[1].take_signal().is_none());
+    let mut next = leads(&lock, &company[0]);
+    assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
+    assert_eq!(queued(&server, "leads"), [number(&leads(&lock, &company[1]))]);
+}
+
+/// Wherever it dies: its companions are the newcomers' still until they are answered.
+#[test]
+fn the_next_one_leads_where_the_first_dies_while_it_asks() {
+    let server = Server::start().unwrap();
+    let client = Client::connect(&server.url()).unwrap();
+    let lock = client.fair_lock("dies");
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let thread = Thread::current();
+    leader.lead_or(|| lock.place(&claim(&lock, &thread)));
+    let died = catch_unwind(AssertUnwindSafe(|| {
+        let _leader = leader;
+        let _company = lock.queue.company();
+        panic!("in the middle of its request");
+    }));
+    assert!(died.is_err());
+    let mut next = leads(&lock, &company[0]);
+    assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
+    assert_eq!(queued(&server, "dies"), [number(&leads(&lock, &company[1]))]);
+}
+
+#[test]
+fn a_message_that_comes_before_a_companion_looks_is_not_forgotten() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let lock = client.fair_lock("looks");
+    let guard = other.fair_lock("looks").lock().unwrap();
+    let mut leader = first(&lock);
+    let company = behind(&lock, 1);
+    assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
+    let Some(Signal::Baton(Some(mut lead))) = company[0].take_signal() else { panic!() };
+    let owner = lead.place.candidate.owner.to_string();
+    let (uuid, number) = owner.split_once(':').unwrap();
+    let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
+    wait_until("it is told", SOON, || {
+        let said = format!("ask {number} looks");
+        let mut redis = server.connection();
+        let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
+        lock.has_news(&lead.place)
+    });
+    assert!(lead.listening.ask_at > 0);
+    let Lead { listening, place } = &mut *lead;
+    assert!(place.read(listening).is_none());
+    assert_eq!(lead.listening.ask_at, 0, "it sleeps on");
+    guard.unlock().unwrap();
 }
 
 #[test]
@@ -187,10 +262,12 @@ fn what_the_server_refuses_to_one_it_refuses_to_all_who_came_with_it() {
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("refused");
     let () = redis::cmd("SET").arg("refused").arg(1).query(&mut server.connection()).unwrap();
-    let mut places = joined(&lock, 3);
-    for place in &mut places {
-        let (_, replied) = place.ask(true);
-        assert!(matches!(replied, Err(Trouble::Refused(_))));
+    let mut leader = first(&lock);
+    let company = behind(&lock, 2);
+    let error = ask(&lock, &mut leader).unwrap_err();
+    for one in company {
+        let Some(Signal::Failed(same)) = one.take_signal() else { panic!() };
+        assert_eq!(same.to_string(), error.to_string());
     }
     assert!(queued(&server, "refused").is_empty());
 }

@@ -11,6 +11,8 @@ const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
 /// How long a turn lasts at most, and how fresh the server's word must be for a pass.
 const LONGEST_TURN: u64 = 10_000_000;
+/// How long a hold that threads share is joined without a question.
+const JOINED: u64 = 3_000_000;
 /// A process that takes the lock again within this time has not left it to others.
 const SAME_CHAIN: u64 = 10_000_000;
 
@@ -23,7 +25,7 @@ pub(crate) struct Share {
     pub(crate) tokens: Option<Tokens>,
 }
 
-/// One process's turn at one name. Times are on the hold's clock, in nanoseconds.
+/// One process's turn at one name. Times are by [`clock`](crate::sync::clock), in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Cohort {
     /// When the server granted the turn's hold, and how long the turn may be.
@@ -42,6 +44,12 @@ impl Cohort {
     /// Fresh pass: a hold is passed only within a turn, so within that time of the server's word.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|(began, length)| now.saturating_sub(began) <= length)
+    }
+
+    /// Whether a thread may have a hold beside others without asking: for less than a turn, since a
+    /// writer elsewhere waits for that, and for the last of them to leave.
+    pub(crate) fn may_join(&self, now: u64) -> bool {
+        self.turn.is_some_and(|(began, _)| now.saturating_sub(began) <= JOINED)
     }
 
     /// The hold is given back.

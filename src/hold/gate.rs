@@ -20,17 +20,16 @@
 //! taken  no   held                          leave: taken by the next, or led, to release
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
-//! taken  yes  the same, of a name that is   the same; the leader's admit finds it taken
-//!             a fair lock's, too, which was
-//!             granted beside the leader
+//! taken  yes  a fair lock's hold, which was the same, but a release leaves the baton where it
+//!             granted beside the leader     is; the leader's admit finds it taken
 //! ```
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
 //! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
-//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed;
-//! after one that failed it is not passed. `force` counts what this process has unlocked by force:
-//! a hold that was asked for before the last time is `NotOurs`, whatever its grant said, and its
-//! leader leads on, and asks.
+//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed here;
+//! a lock whose threads queue elsewhere does not pass it then, and none does after one that failed.
+//! `force` counts what this process has unlocked by force: a hold that was asked for before the last
+//! time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
 //!
 //! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
 //! gives up with the baton hands it on.
@@ -71,19 +70,81 @@ struct State {
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     levels: Levels,
+    /// Those who have the hold beside it, of a lock that threads share.
+    beside: Vec<Tenant>,
+    /// When the hold was seated.
+    since: u64,
+    /// Nobody waited for it by the server's last word: others may join those who have it.
+    is_open: bool,
     pub(super) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+/// One of several that share a hold.
+#[derive(Debug)]
+struct Tenant {
+    tenancy: Arc<Tenancy>,
+    levels: Levels,
+}
+
 impl Seat {
     fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
-        let levels = Levels { inner: Vec::new(), outer: terms };
-        Self { tenancy, levels, attempt: Attempt::Done, kept: None }
+        let since = tenancy.since;
+        let is_open = tenancy.hold.share.places == 0;
+        let levels = Levels::of(terms);
+        Self {
+            tenancy,
+            levels,
+            beside: Vec::new(),
+            since,
+            is_open,
+            attempt: Attempt::Done,
+            kept: None,
+        }
     }
 
     fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
         Arc::ptr_eq(&self.tenancy, tenancy)
+    }
+
+    /// All who have the hold.
+    pub(crate) fn tenancies(&self) -> impl Iterator<Item = &Arc<Tenancy>> {
+        self.tenants().map(|(tenancy, _)| tenancy)
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
+        let beside = self.beside.iter().map(|tenant| (&tenant.tenancy, &tenant.levels));
+        std::iter::once((&self.tenancy, &self.levels)).chain(beside)
+    }
+
+    /// A thread's tenancy and its levels.
+    fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
+        let beside = self.beside.iter_mut().map(|tenant| (&tenant.tenancy, &mut tenant.levels));
+        std::iter::once((&self.tenancy, &mut self.levels))
+            .chain(beside)
+            .find(|(tenancy, _)| tenancy.thread.id() == thread.id())
+    }
+
+    /// Ends a level of one of several. `None`: it is the only one; else whether levels are left.
+    fn step(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> Option<bool> {
+        if self.beside.is_empty() {
+            return None;
+        }
+        if self.is(tenancy) {
+            if self.levels.end(terms) {
+                return Some(true);
+            }
+            let next = self.beside.pop()?;
+            (self.tenancy, self.levels) = (next.tenancy, next.levels);
+            return Some(false);
+        }
+        let at = self.beside.iter().position(|it| Arc::ptr_eq(&it.tenancy, tenancy))?;
+        let left = self.beside[at].levels.end(terms);
+        if !left {
+            self.beside.swap_remove(at);
+        }
+        Some(left)
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
@@ -106,14 +167,19 @@ impl Seat {
 
     /// What its renewal depends on.
     pub(super) fn facts(&self) -> Facts {
-        let Self { tenancy, levels, .. } = self;
-        let hold = &tenancy.hold;
-        let is_wanted = levels.outer == Terms::Watched || levels.inner.contains(&Terms::Watched);
+        let hold = &self.tenancy.hold;
+        // Of several the last to come: the others leave it to those who are not there for too long.
+        let watching = self
+            .tenants()
+            .filter(|(tenancy, levels)| levels.are_watched() && !tenancy.thread.is_dead())
+            .map(|(tenancy, _)| tenancy.since)
+            .max();
         Facts {
-            since: tenancy.since,
+            granted: self.since,
+            since: watching.unwrap_or(self.since),
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
-            is_watched: is_wanted && !tenancy.thread.is_dead(),
+            is_watched: watching.is_some(),
             fixed: match hold.terms {
                 Terms::Watched => None,
                 Terms::Fixed(lease) => Some(lease),
@@ -131,6 +197,15 @@ struct Levels {
 }
 
 impl Levels {
+    fn of(terms: Terms) -> Self {
+        Self { outer: terms, inner: Vec::new() }
+    }
+
+    /// Whether some level wants the watchdog.
+    fn are_watched(&self) -> bool {
+        self.outer == Terms::Watched || self.inner.contains(&Terms::Watched)
+    }
+
     fn count(&self) -> usize {
         1 + self.inner.len()
     }
@@ -178,6 +253,14 @@ impl Folded {
 pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
 pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
+/// Whether a thread may have a hold beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joining {
+    No,
+    InTurn,
+    AnyTime,
+}
+
 /// What a thread found at the gate.
 #[derive(Debug)]
 pub(crate) enum Entered {
@@ -212,10 +295,18 @@ pub(crate) enum Left {
     NotThere,
     /// Levels are left.
     StillHeld,
+    /// Others have the hold beside it.
+    Stepped,
     /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
     Passed { seat: Seat, next: Wake, second: Wake },
-    /// The thread has the baton and must release the hold.
-    Release { seat: Seat },
+    /// The thread must release the hold.
+    Release {
+        seat: Seat,
+        /// It has the baton; else another one leads already.
+        leads: bool,
+        /// The turn lasts: a lock whose threads queue elsewhere may pass it.
+        in_turn: bool,
+    },
 }
 
 /// As deep as one thread may nest a lock.
@@ -297,14 +388,73 @@ impl Gate {
         (seat, wake)
     }
 
+    /// Lets a thread into a hold that threads share: a level deeper if it has it already; beside the
+    /// others if the turn lasts and nobody waits elsewhere, or [at any time](Joining::AnyTime) (`true`:
+    /// it would have been let in anyhow). `None`: nobody has the seat.
+    pub(crate) fn join(
+        &self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        joining: Joining,
+    ) -> Option<(Entered, bool)> {
+        self.at(|state, now| {
+            let entered = state.reenter(thread, terms, now)?;
+            let seat = state.seat.as_mut()?;
+            let in_turn = seat.is_open && state.cohort.may_join(now);
+            let may_join = match joining {
+                Joining::No => false,
+                Joining::InTurn => in_turn,
+                Joining::AnyTime => true,
+            };
+            if !matches!(entered, Entered::Occupied) || !may_join {
+                return Some((entered, true));
+            }
+            let hold = Arc::clone(&seat.tenancy.hold);
+            let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
+            let levels = Levels::of(terms);
+            seat.beside.push(Tenant { tenancy: Arc::clone(&tenancy), levels });
+            Some((Entered::Again(tenancy), in_turn))
+        })
+    }
+
+    /// The server has said anew that a hold may be shared: a turn begins.
+    pub(crate) fn prolong(&self, hold: &Arc<Hold>, at: u64) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(seat) = state.seat.as_mut()
+            && Arc::ptr_eq(&seat.tenancy.hold, hold)
+        {
+            seat.is_open = true;
+            state.cohort.granted(at, 0);
+        }
+    }
+
+    /// Whether the seat is taken, by a hold that may be over.
+    pub(crate) fn is_seated(&self) -> bool {
+        self.with_seat(|seat| seat.is_some())
+    }
+
+    /// Whether somebody has the lock.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.with_seat(|seat| seat.is_some_and(|seat| seat.tenancy.is_held()))
+    }
+
     /// Looks at the seat, under the gate's mutex.
     pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
         look(self.state.lock().seat.as_mut())
     }
 
-    /// The tenancy in the seat, with its hold count.
-    pub(crate) fn tenant(&self) -> Option<(Arc<Tenancy>, usize)> {
-        self.with_seat(|seat| seat.map(|seat| (Arc::clone(&seat.tenancy), seat.levels.count())))
+    /// The tenancy in the seat; one of several.
+    pub(crate) fn tenant(&self) -> Option<Arc<Tenancy>> {
+        self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)))
+    }
+
+    /// The tenancy of a thread, with its hold count.
+    pub(crate) fn tenant_of(&self, thread: &Thread) -> Option<(Arc<Tenancy>, usize)> {
+        self.with_seat(|seat| {
+            let (tenancy, levels) = seat?.tenant(thread)?;
+            Some((Arc::clone(tenancy), levels.count()))
+        })
     }
 
     /// The tenancy in the seat, if its hold is over. Both under the mutex: a tenancy that was just
@@ -319,7 +469,9 @@ impl Gate {
     /// Keeps `site` until `tenancy` leaves the seat.
     pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
-            Some(seat) if seat.is(tenancy) => seat.kept.replace(site),
+            Some(seat) if seat.tenancies().any(|it| Arc::ptr_eq(it, tenancy)) => {
+                seat.kept.replace(site)
+            }
             _ => Some(site),
         });
         drop(unneeded);
@@ -384,15 +536,16 @@ impl State {
     /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or another's.
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
         let seat = self.seat.as_mut()?;
-        Some(if !seat.tenancy.is_held_at(now) {
-            Entered::Expired(Arc::clone(&seat.tenancy))
-        } else if seat.tenancy.thread.id() != thread.id() {
-            Entered::Occupied
-        } else if seat.levels.count() >= DEEPEST {
-            Entered::TooDeep
-        } else {
-            seat.levels.inner.push(terms);
-            Entered::Again(Arc::clone(&seat.tenancy))
+        if !seat.tenancy.is_held_at(now) {
+            return Some(Entered::Expired(Arc::clone(&seat.tenancy)));
+        }
+        Some(match seat.tenant(thread) {
+            None => Entered::Occupied,
+            Some((_, levels)) if levels.count() >= DEEPEST => Entered::TooDeep,
+            Some((tenancy, levels)) => {
+                levels.inner.push(terms);
+                Entered::Again(Arc::clone(tenancy))
+            }
         })
     }
 
@@ -413,12 +566,23 @@ impl State {
         if self.forced != tenancy.hold.asked.forced || !tenancy.is_held_at(now) {
             return Admitted::NotOurs;
         }
-        self.queue.set_led(false);
+        if tenancy.hold.line.is_none() {
+            self.queue.set_led(false);
+        }
         self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
 
     fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> Left {
+        match self.seat.as_mut().and_then(|seat| seat.step(tenancy, terms)) {
+            Some(true) => return Left::StillHeld,
+            Some(false) => {
+                // Before the others can leave, too: its guard must not say "held" when they have.
+                tenancy.step_down();
+                return Left::Stepped;
+            }
+            None => {}
+        }
         let Some(mut seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
             return Left::NotThere;
         };
@@ -426,8 +590,9 @@ impl State {
             self.seat = Some(seat);
             return Left::StillHeld;
         }
-        let hold = &tenancy.hold;
-        if self.cohort.may_pass(now)
+        let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
+        if hold.line.is_none()
+            && in_turn
             && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
             // Before the next one can know of it: other threads may ask this one's guard.
@@ -446,7 +611,8 @@ impl State {
             }
         }
         self.cohort.released(now, hold.share.chain);
+        let leads = !self.queue.is_led();
         self.queue.set_led(true);
-        Left::Release { seat }
+        Left::Release { seat, leads, in_turn }
     }
 }

@@ -5,6 +5,7 @@
 //! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
 //! nothing to the next.
 
+mod candidate;
 mod cohort;
 mod gate;
 mod place;
@@ -27,11 +28,12 @@ pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
 
+pub(crate) use candidate::{Candidate, Expected, Granted};
 pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Folded, Gate, Left, Seat};
-pub(crate) use place::{Expected, Place};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, Left, Seat};
+pub(crate) use place::Place;
 pub(crate) use release::{Leaving, give_back};
-pub(crate) use site::{Site, check_lease};
+pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;
 
 /// What a guard knows of its hold.
@@ -65,8 +67,8 @@ pub enum HoldState {
 /// What a kind of lock adds to a hold: whom it is passed to, and how it is given back.
 pub(crate) trait Line: fmt::Debug + Send + Sync {
     /// Passes the hold to who is next in line, if that is a thread of this process that may have
-    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its tenancy the seat, before the thread can know of it: else it might
-    /// leave again first.
+    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its
+    /// tenancy the seat, before the thread can know of it: else it might leave again first.
     fn pass(
         &self,
         hold: &Arc<Hold>,
@@ -345,12 +347,25 @@ enum Ending {
     Lost(LostReason),
 }
 
+impl End {
+    fn on_lost(&mut self, callback: Callback) -> Option<(LostReason, Callback)> {
+        match self.how {
+            None => {
+                self.callbacks.push(callback);
+                None
+            }
+            Some(Ending::Lost(reason)) => Some((reason, callback)),
+            Some(Ending::Released) => None,
+        }
+    }
+}
+
 impl Tenancy {
     pub(crate) fn new(hold: Arc<Hold>, thread: Arc<Thread>) -> Self {
         Self::since(hold, thread, clock::now())
     }
 
-    fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
+    pub(crate) fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
         Self {
             token: hold.next_token(),
             hold,
@@ -424,15 +439,7 @@ impl Tenancy {
     /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the
     /// reason, for the caller to see to.
     pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
-        let mut end = self.end.lock();
-        match end.how {
-            None => {
-                end.callbacks.push(callback);
-                None
-            }
-            Some(Ending::Lost(reason)) => Some((reason, callback)),
-            Some(Ending::Released) => None,
-        }
+        self.end.lock().on_lost(callback)
     }
 
     /// Its thread has left it, and the next one is about to have the hold: from here on it does not

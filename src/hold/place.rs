@@ -16,15 +16,14 @@
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
 
-use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::candidate::{Candidate, Expected, Granted};
 use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
 use crate::acquire::{Claim, Listening, Queued, Try};
 use crate::error::Error;
-use crate::node::Core;
-use crate::protocol::Owner;
+use crate::protocol::Mode;
 use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::lock::{Acquired, Chain, LockScripts, Refused, Start, Tokens};
 use crate::script::{Replied, Trouble};
@@ -43,78 +42,18 @@ const FIRST: u32 = 2;
 const PAST_END: Duration = Duration::from_millis(1);
 /// And so much later for each place, so that not all come at once.
 const PER_PLACE: Duration = Duration::from_micros(300);
-/// So many grants in a row may arrive after their own end.
-const MOST_LATE: u32 = 3;
 
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
 /// [given up](Site::give_up).
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(super) owner: Owner,
+    pub(super) candidate: Candidate,
     /// What messages say that name it, from before its first request for a place on.
     mail: Option<Arc<Expected<Mail>>>,
-    /// When its first request was sent.
-    began: Option<u64>,
-    /// The last request, and what the reply of some request said of the server's clock.
-    asked: Option<Asked>,
-    anchor: Option<Anchor>,
-    /// A request was sent twice, or its outcome is not known: a copy may arrive later.
-    pub(super) in_doubt: bool,
-    /// The server may know of it.
-    pub(super) is_known: bool,
-    /// The longest lease that was asked for.
-    pub(super) longest: Duration,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
-    /// So many grants in a row were read after their own end.
-    late: u32,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
-}
-
-/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
-#[derive(Clone, Copy, Debug)]
-struct Anchor {
-    sent: u64,
-    server: u64,
-}
-
-/// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
-/// too: the message of a grant that was found by asking comes late, and must not be given back.
-pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
-    core: Arc<Core>,
-    owner: u64,
-    who: A,
-}
-
-impl<A: Addressee + 'static> Expected<A> {
-    /// From here on messages that name this owner reach `who`.
-    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: A) -> Arc<Self> {
-        let expected = Arc::new(Self { core: Arc::clone(core), owner, who });
-        let addressee: Weak<dyn Addressee> = Arc::<Self>::downgrade(&expected);
-        core.pubsub.expect(owner, addressee);
-        expected
-    }
-}
-
-impl<A: Addressee + ?Sized> Addressee for Expected<A> {
-    fn told(&self, news: &News<'_>) {
-        self.who.told(news);
-    }
-}
-
-impl<A: ?Sized> Drop for Expected<A> {
-    fn drop(&mut self) {
-        if !self.core.is_forked() {
-            self.core.pubsub.dismiss(self.owner);
-        }
-    }
-}
-
-impl<A: ?Sized> fmt::Debug for Expected<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Expected({})", self.owner)
-    }
 }
 
 /// What a place was told and has not read.
@@ -127,18 +66,9 @@ struct Mail {
 struct Letters {
     /// Who waits for them.
     reader: Arc<Thread>,
-    grant: Option<Granted>,
+    grant: Option<Granted<Share>>,
     /// When a window ends, after which it should ask.
     open_until: Option<u64>,
-}
-
-/// A grant by message.
-#[derive(Clone, Copy, Debug)]
-struct Granted {
-    now: u64,
-    received: u64,
-    lease: Duration,
-    share: Share,
 }
 
 impl Addressee for Mail {
@@ -147,8 +77,8 @@ impl Addressee for Mail {
         let mut state = self.state.lock();
         match news {
             News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.name) => {
-                let Some(share) = share(grant.details) else { return };
-                let granted = Granted { now: grant.now, received, lease: grant.lease, share };
+                let Some(details) = share(grant.details) else { return };
+                let granted = Granted { now: grant.now, received, lease: grant.lease, details };
                 // A second copy says nothing new.
                 state.grant.get_or_insert(granted);
             }
@@ -165,9 +95,22 @@ impl Addressee for Mail {
     }
 }
 
+/// What a lock was granted for, and what is said besides.
+pub(super) fn kind(details: &str) -> Option<(Mode, &str)> {
+    let (kind, rest) = details.split_once(',')?;
+    let mode = match kind {
+        "lock" => Mode::Lock,
+        "read" => Mode::Read,
+        "write" => Mode::Write,
+        _ => return None,
+    };
+    Some((mode, rest))
+}
+
 /// What a grant of this kind of lock says besides.
 pub(super) fn share(details: &str) -> Option<Share> {
-    let mut numbers = details.strip_prefix("lock,")?.split(',').map(str::parse);
+    let (_, numbers) = kind(details)?;
+    let mut numbers = numbers.split(',').map(str::parse);
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
@@ -180,25 +123,18 @@ pub(super) fn share(details: &str) -> Option<Share> {
 
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
-        Self {
-            owner: site.core.id.next_owner(),
-            mail: None,
-            began: None,
-            asked: None,
-            anchor: None,
-            in_doubt: false,
-            is_known: false,
-            longest: Duration::ZERO,
-            at: None,
-            late: 0,
-            _companion: None,
-        }
+        Self { candidate: Candidate::new(site), mail: None, at: None, _companion: None }
+    }
+
+    /// What it is for.
+    pub(crate) fn mode(&self) -> Mode {
+        self.candidate.owner.mode()
     }
 
     /// The chain of a grant that nobody has read.
     pub(super) fn unread_chain(&self) -> Chain {
         let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
-        grant.map_or_else(Chain::default, |granted| granted.share.chain)
+        grant.map_or_else(Chain::default, |granted| granted.details.chain)
     }
 
     /// Whether something was told and not read.
@@ -237,7 +173,8 @@ impl Place {
         let granted = grant?;
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
-        self.granted_by_message(site, claim.need, granted).map(|hold| tenancy(hold, claim))
+        let hold = self.granted_by_message(site, claim.need, &granted)?;
+        Some(tenancy(hold, claim, clock::now()))
     }
 
     /// One request: the first one, a poll, and the one after a reconnect are the same. Who will not
@@ -254,14 +191,14 @@ impl Place {
             let state = Mutex::new(Letters { reader, grant: None, open_until: None });
             let (name, database) = (Arc::clone(&site.name), site.core.database());
             let mail = Mail { name, database, state };
-            self.mail = Some(Expected::new(&site.core, self.owner.number(), mail));
+            self.mail = Some(Expected::new(&site.core, self.candidate.owner.number(), mail));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
         let (scripts, lease, arrivals) = self.asks(site, claim);
         let replied = if waits {
-            scripts.acquire(&self.owner, lease)
+            scripts.acquire(&self.candidate.owner, lease)
         } else {
-            scripts.try_acquire(&self.owner, lease)
+            scripts.try_acquire(&self.candidate.owner, lease)
         };
         self.answered(listening, site, claim, arrivals, replied)
     }
@@ -274,7 +211,7 @@ impl Place {
         claim: &Claim<'_, Terms>,
     ) -> (impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a>, u64) {
         let (scripts, lease, arrivals) = self.asks(site, claim);
-        (scripts.begin_try(&self.owner, lease), arrivals)
+        (scripts.begin_try(&self.candidate.owner, lease), arrivals)
     }
 
     /// What became of a request.
@@ -286,12 +223,14 @@ impl Place {
         arrivals: u64,
         replied: Result<Replied<Acquired>, Trouble>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let waits = claim.wait.blocks();
-        match self.heard(site, arrivals, replied)? {
-            Acquired::Refused(refused) => {
-                self.late = 0;
-                Ok(Try::Busy(self.refused(listening, site, &refused)))
-            }
+        let is_there = |reply: &Acquired| match reply {
+            Acquired::Granted { .. } => true,
+            Acquired::Refused(refused) => refused.place.is_some(),
+            Acquired::NotTaken => false,
+        };
+        let replied = self.candidate.heard(replied, is_there);
+        match replied.map_err(|trouble| site.not_taken(trouble, arrivals))? {
+            Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
                 if already {
@@ -299,15 +238,10 @@ impl Place {
                     site.core.pubsub.suspect(&site.name);
                 }
                 let hold = self.granted_by_reply(site, claim.need, places, tokens);
-                if clock::now() < hold.deadline() {
-                    return Ok(Try::Granted(tenancy(hold, claim)));
-                }
-                // Read after its own deadline. Whether it is still ours the server knows.
-                self.late += 1;
-                if self.late == MOST_LATE || !waits {
-                    return Err(Error::late_grant(&site.name));
-                }
-                Ok(Try::Busy(Duration::ZERO))
+                Ok(match self.candidate.in_time(site, hold, claim.wait.blocks())? {
+                    Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
+                    None => Try::Busy(Duration::ZERO),
+                })
             }
         }
     }
@@ -319,54 +253,17 @@ impl Place {
         claim: &Claim<'_, Terms>,
     ) -> (LockScripts<'a>, Duration, u64) {
         let arrivals = site.arrivals();
-        let asked = Asked::now(site);
-        self.began.get_or_insert(asked.at);
-        if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // Another server, with another clock.
-            self.anchor = None;
-        }
-        self.asked = Some(asked);
         let (scripts, lease) = (site.scripts(), claim.need.lease(&site.core));
-        self.longest = self.longest.max(lease);
+        self.candidate.asks(Asked::now(site), lease);
         (scripts, lease, arrivals)
-    }
-
-    fn heard(
-        &mut self,
-        site: &Arc<Site>,
-        arrivals: u64,
-        acquired: Result<Replied<Acquired>, Trouble>,
-    ) -> Result<Acquired, Error> {
-        let (in_doubt, is_known) = match &acquired {
-            Ok(Replied { reply, twice }) => {
-                let is_known = match reply {
-                    Acquired::Granted { .. } => true,
-                    Acquired::Refused(refused) => refused.place.is_some(),
-                    Acquired::NotTaken => false,
-                };
-                (*twice, is_known)
-            }
-            Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
-        };
-        self.in_doubt |= in_doubt;
-        self.is_known |= in_doubt || is_known;
-        match acquired {
-            Ok(replied) => Ok(replied.reply),
-            Err(trouble) => Err(site.not_taken(trouble, arrivals)),
-        }
     }
 
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
-        let asked = self.asked.map_or(0, |asked| asked.at);
-        if self.anchor.is_none_or(|anchor| anchor.server < refused.now) {
-            self.anchor = Some(Anchor { sent: asked, server: refused.now });
-        }
-        // Void: the server refused it after it had granted it. It was taken away again, or the server's
-        // clock was set back between the two: it is asked.
+        self.candidate.refused(refused.now);
         let void = self.mail.as_ref().is_some_and(|mail| {
             let mut letters = mail.who.state.lock();
-            letters.grant.take_if(|granted| granted.now < refused.now).is_some()
+            letters.grant.take_if(|granted| granted.is_void(refused.now)).is_some()
         });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
@@ -400,37 +297,24 @@ impl Place {
         places: u32,
         tokens: Option<Tokens>,
     ) -> Hold {
-        // It has the whole lease: who asks is alive.
-        let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        let share = Share { places, chain: site.gate.chain(asked.at), tokens };
-        let lease = terms.lease(&site.core);
-        Hold::new(None, self.owner, terms, lease, asked, self.in_doubt)
-            .shared(share, self.expected())
+        let hold = self.candidate.granted_by_reply(site, terms);
+        let share = Share { places, chain: site.gate.chain(hold.asked.at), tokens };
+        hold.shared(share, self.expected())
     }
 
     /// `None`: it is certain no more that it is ours.
-    fn granted_by_message(&self, site: &Site, terms: Terms, granted: Granted) -> Option<Hold> {
-        if site.keys().tokens.is_some() && granted.share.tokens.is_none() {
+    fn granted_by_message(
+        &self,
+        site: &Site,
+        terms: Terms,
+        granted: &Granted<Share>,
+    ) -> Option<Hold> {
+        if site.keys().tokens.is_some() && granted.details.tokens.is_none() {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
-        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
-        // The server granted it not before this, whenever the message was read: the process may have
-        // been stopped, and the lock be another's by now.
-        let not_before = match self.anchor {
-            // Void: see `refused`.
-            Some(anchor) if anchor.server > granted.now => return None,
-            // (Anybody may write anything on the channel.)
-            Some(anchor) => {
-                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
-            }
-            None => self.began?,
-        };
-        let asked = Asked { at: not_before.min(granted.received), ..asked };
-        let expected = self.expected();
-        let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt)
-            .shared(granted.share, expected);
-        (clock::now() < hold.deadline()).then_some(hold)
+        let hold = self.candidate.granted_by_message(site, terms, granted)?;
+        Some(hold.shared(granted.details, self.expected()))
     }
 
     fn expected(&self) -> Option<Arc<Expected>> {
@@ -438,6 +322,6 @@ impl Place {
     }
 }
 
-fn tenancy(hold: Hold, claim: &Claim<'_, Terms>) -> Arc<Tenancy> {
-    Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)))
+fn tenancy(hold: Hold, claim: &Claim<'_, Terms>, now: u64) -> Arc<Tenancy> {
+    Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(claim.thread), now))
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::{Hold, Place, Seat, Site, clock};
+use super::{Candidate, Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::Core;
-use crate::protocol::{LockKeys, Owner};
+use crate::protocol::{LockKeys, Mode, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts, Released};
 use crate::script::{self, Trouble};
@@ -114,8 +114,10 @@ impl Site {
     /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
     pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
+        // A hold of a read-write lock does not end by itself while another keeps the lock: one that
+        // writes would keep out those who may read beside the other.
         let outlives = reason == LostReason::LeaseExpired
-            && (seat.may_outlive() || clock::now() < hold.deadline());
+            && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // Those it was passed to stand in the server's line still.
         self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
@@ -142,20 +144,30 @@ impl Site {
         self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
-    /// Leaves the queue, or the lock if that was granted at this moment.
-    pub(super) fn give_up(self: &Arc<Self>, place: &Place) {
+    /// A place is given up, and a hold if it was granted one at this moment.
+    pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
+        let Place { candidate, .. } = place;
+        let chain = place.unread_chain();
+        let command = self.scripts().give_up_command(candidate.owner.as_bytes(), chain);
+        self.give_up(candidate, command, Orphan::requested);
+    }
+
+    /// An owner does not want the lock any more: this takes it out of queue and lock. If that is not
+    /// answered, or a request may come later, it is an orphan of this kind.
+    pub(crate) fn give_up(
+        self: &Arc<Self>,
+        candidate: &Candidate,
+        command: Command,
+        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+    ) {
         // While the server is away, each call's would be sent for minutes.
-        if !place.is_known {
+        if !candidate.is_known {
             return;
         }
-        let chain = place.unread_chain();
-        let command = self.scripts().give_up_command(place.owner.as_bytes(), chain);
         let (site, copy) = (Arc::clone(self), command.clone());
-        let lease = self.core.config.watchdog_timeout.max(place.longest);
-        let later = move || {
-            site.core.watchdog.adopt(Orphan::requested(&site.name, copy.clone(), lease));
-        };
-        if place.in_doubt {
+        let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+        let later = move || site.core.watchdog.adopt(orphan(&site.name, copy.clone(), lease));
+        if candidate.in_doubt {
             later();
         }
         let receiver = move |outcome: Outcome| {
@@ -183,14 +195,19 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
+    let Some((mode, _)) = super::place::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
-    let owner = format!("{}:{owner}", core.id.as_str());
-    let keys = if share.tokens.is_some() { LockKeys::fenced(&name) } else { LockKeys::new(&name) };
+    let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
+    let keys = match share.tokens {
+        Some(_) => LockKeys::fenced(&name),
+        None => LockKeys::new(&name, mode),
+    };
     let alone = AtomicBool::new(false);
     let route = core.route(&name);
     let scripts = LockScripts {
         route: &route,
         name: &name,
+        mode,
         keys: &keys,
         database: grant.database,
         alone: &alone,

@@ -1,17 +1,18 @@
 //! One name in one client: where the threads that want it, the hold, and its renewal meet.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::gate::Threads;
-use super::{Admitted, Gate, Hold, Leaving, Left, Place, Tenancy, Terms, clock};
-use crate::acquire::{Baton, Lead, Queued};
+use super::{Admitted, Gate, Hold, Leaving, Left, Place, Seat, Tenancy, Terms, clock};
+use crate::acquire::{Baton, Lead, Queued, Wake};
 use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
-use crate::protocol::LockKeys;
+use crate::protocol::{LockKeys, Mode};
 use crate::script::lock::LockScripts;
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
@@ -25,6 +26,10 @@ pub(crate) struct Site {
     pub(crate) gate: Gate,
     /// Its holds have fencing tokens.
     is_fenced: bool,
+    /// What its holds are for.
+    pub(crate) mode: Mode,
+    /// Who is next, if that is not decided at its gate.
+    succession: OnceLock<Weak<dyn Succession>>,
     keys: OnceLock<LockKeys>,
     /// See [`LockScripts::alone`].
     alone: AtomicBool,
@@ -37,23 +42,31 @@ const FENCED: &str = "fenced";
 impl Site {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| Self::new(Arc::clone(core), name, false))
+        let make = |name| Self::new(Arc::clone(core), name, Mode::Lock, false);
+        core.members.of::<Self>().get(name, make)
     }
 
     /// The same of a lock with fencing tokens, which is another one: its holds have what those of the
     /// first have not.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
-        members.get(name, |name| Self::new(Arc::clone(core), name, true))
+        members.get(name, |name| Self::new(Arc::clone(core), name, Mode::Lock, true))
     }
 
-    fn new(core: Arc<Core>, name: Arc<str>, is_fenced: bool) -> Self {
+    /// A site that is part of another member, which sees to its end.
+    pub(crate) fn part(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
+        Self::new(Arc::clone(core), Arc::clone(name), mode, false)
+    }
+
+    fn new(core: Arc<Core>, name: Arc<str>, mode: Mode, is_fenced: bool) -> Self {
         let route = core.route(&name);
         Self {
             is_fenced,
             name,
             route,
             gate: Gate::new(),
+            mode,
+            succession: OnceLock::new(),
             core,
             keys: OnceLock::new(),
             alone: AtomicBool::new(false),
@@ -62,15 +75,27 @@ impl Site {
     }
 
     pub(super) fn keys(&self) -> &LockKeys {
-        self.keys.get_or_init(|| {
-            if self.is_fenced { LockKeys::fenced(&self.name) } else { LockKeys::new(&self.name) }
+        self.keys.get_or_init(|| match self.is_fenced {
+            true => LockKeys::fenced(&self.name),
+            false => LockKeys::new(&self.name, self.mode),
         })
+    }
+
+    /// From here on somebody else says who is next. The first one counts.
+    pub(crate) fn succeeded_by(&self, succession: &Arc<impl Succession>) {
+        let succession: Weak<dyn Succession> = Arc::downgrade(succession) as _;
+        let _known = self.succession.set(succession);
+    }
+
+    fn succession(&self) -> Option<Arc<dyn Succession>> {
+        self.succession.get().and_then(Weak::upgrade)
     }
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
         LockScripts {
             route: &self.route,
             name: &self.name,
+            mode: self.mode,
             keys: self.keys(),
             database: self.core.database(),
             alone: &self.alone,
@@ -110,6 +135,9 @@ impl Site {
         if !alone {
             // A dead server is not found out one waiter at a time.
             self.fail_before(arrivals, &error);
+            if let Some(succession) = self.succession() {
+                succession.fail(&error);
+            }
         }
         error
     }
@@ -137,7 +165,7 @@ impl Site {
                     if let Some(seat) = stale {
                         let hold = &seat.tenancy.hold;
                         hold.lose(LostReason::Revoked);
-                        self.declare_lost(&seat.tenancy, LostReason::Revoked);
+                        self.declare_all_lost(&seat, LostReason::Revoked);
                         self.orphan(hold, true);
                     }
                     return Ok(true);
@@ -146,25 +174,31 @@ impl Site {
                 // and only the server knows which: grants are not always read in the order in which
                 // they were made.
                 Admitted::Taken(other) => {
-                    let owner = &tenancy.hold.owner;
-                    match script::lock::is_held_by(&self.route, &self.name, owner) {
-                        Ok(true) => gone = Some(other),
-                        Ok(false) => return Ok(false),
-                        Err(trouble) => {
-                            let state = "nothing is held; what the server granted is released in \
-                                         the background";
-                            return Err(trouble.into_error().of(&self.name).now(state));
-                        }
+                    if !self.has_granted(&tenancy.hold)? {
+                        return Ok(false);
                     }
+                    gone = Some(other);
                 }
                 Admitted::NotOurs => return Ok(false),
             }
         }
     }
 
+    /// Whether the server has this hold, when another one was granted as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`admit`](Self::admit).
+    pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
+        script::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
+            let state = "nothing is held; what the server granted is released in the background";
+            trouble.into_error().of(&self.name).now(state)
+        })
+    }
+
     /// A hold is passed to a thread: its tenancy begins. `false`: the hold is not ours any more, or
     /// another one has taken the seat.
-    fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
+    pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         let seated = self.gate.admit_passed(tenancy, terms);
         if seated {
             self.watch(tenancy);
@@ -202,6 +236,16 @@ impl Site {
         let was_held = tenancy.is_held();
         match self.gate.leave(tenancy, terms) {
             Left::NotThere => Err(self.not_held(tenancy)),
+            Left::Stepped if was_held => {
+                let _unheard = tenancy.release();
+                Ok(None)
+            }
+            Left::Stepped => {
+                // All who share it have lost it.
+                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                self.lose(tenancy, reason);
+                Err(self.lost(tenancy, reason))
+            }
             Left::StillHeld if was_held => Ok(None),
             Left::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
             Left::Passed { seat, next, second } => {
@@ -212,9 +256,9 @@ impl Site {
                 self.arm();
                 Ok(None)
             }
-            Left::Release { seat } => {
+            Left::Release { seat, leads, in_turn } => {
                 // Whatever happens from here on, the baton is handed on.
-                let mut baton = Baton::new(self, None);
+                let mut baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                     tenancy.hold.lose(reason);
@@ -224,16 +268,27 @@ impl Site {
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.release();
-                let seat = &mut |next: &Arc<Tenancy>, terms| self.admit_passed(next, terms);
+                // Not while its renewal is on its way: nobody has the seat now, so the answer may
+                // pass unheard, and the next one would never be renewed.
+                let may_pass = !seat.attempt.is_sent();
+                let seat =
+                    &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
                 let line = tenancy.hold.line.as_ref();
-                if let Some(wake) = line.and_then(|line| line.pass(&tenancy.hold, seat)) {
-                    baton.lay_down();
-                    wake.now();
-                    return Ok(None);
-                }
-                let done = release(&tenancy.hold);
+                let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+                let passed = passed.or_else(|| {
+                    let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
+                    baton.iter_mut().for_each(Baton::lay_down);
+                    Some(wake)
+                });
+                let done = match passed {
+                    Some(wake) => {
+                        wake.now();
+                        None
+                    }
+                    None => Some(release(&tenancy.hold)),
+                };
                 drop(baton);
-                Ok(Some(done))
+                Ok(done)
             }
         }
     }
@@ -247,8 +302,46 @@ impl Site {
         let (seat, wake) = self.gate.vacate(&tenancy.hold);
         wake.now();
         if let Some(seat) = seat {
-            self.declare_lost(&seat.tenancy, reason);
+            self.declare_all_lost(&seat, reason);
             self.orphan_lost(&seat, reason);
+            self.vacant();
+        }
+    }
+
+    /// Sends a forced unlock, which ends the hold in the seat if it is answered with `true`.
+    pub(crate) fn force(
+        self: &Arc<Self>,
+        send: impl FnOnce() -> Result<bool, Trouble>,
+    ) -> Result<bool, Trouble> {
+        let before = self.gate.tenant();
+        let outcome = send();
+        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
+        // finds this and asks.
+        self.gate.force();
+        let known = outcome.is_ok();
+        if let Some(now) = self.gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
+            // The hold may have been passed on meanwhile, or a new one granted before the deletion
+            // or after it; only the server knows which.
+            let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
+            match script::lock::is_held_by(&self.route, &self.name, &now.hold.owner) {
+                _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(false) => self.lose(&now, LostReason::ForceUnlocked),
+                Ok(true) => {}
+                Err(_) => now.hold.unconfirm(),
+            }
+        }
+        outcome
+    }
+
+    fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
+        for tenancy in seat.tenancies() {
+            self.declare_lost(tenancy, reason);
+        }
+    }
+
+    fn vacant(&self) {
+        if let Some(succession) = self.succession() {
+            succession.vacant(self.mode);
         }
     }
 
@@ -279,6 +372,23 @@ impl Site {
     }
 }
 
+/// Who is next in a lock whose threads do not queue at the site's own gate.
+pub(crate) trait Succession: Any + Send + Sync {
+    /// A hold is about to be given back in its turn: passes it to a thread of this process. As
+    /// [`Line::pass`](super::Line::pass).
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake>;
+
+    /// Nobody has the seat of the site of this mode any more.
+    fn vacant(&self, mode: Mode);
+
+    /// The server is in trouble: fails those who queued before the leader's request.
+    fn fail(&self, error: &Error);
+}
+
 impl Member for Site {
     fn name(&self) -> &Arc<str> {
         &self.name
@@ -286,7 +396,7 @@ impl Member for Site {
 
     fn end(self: Arc<Self>) {
         self.nudge();
-        if let Some((tenancy, _)) = self.gate.tenant() {
+        if let Some(tenancy) = self.gate.tenant() {
             self.lose(&tenancy, LostReason::ShutDown);
             // An error was logged, and the lease ends by itself.
             let _ = self.release(&tenancy.hold, Leaving::Posted);
@@ -335,8 +445,9 @@ impl Queued for Arc<Site> {
     /// Place: it goes to the next leader of the process, or is given up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
-            self.give_up(&left.place);
+            self.leave_queue(&left.place);
         }
+        self.vacant();
     }
 }
 

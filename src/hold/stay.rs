@@ -23,6 +23,8 @@ pub(crate) struct Stay {
 struct State {
     /// `None`: its thread waits, or could not come back.
     now: Option<Arc<Tenancy>>,
+    /// Its thread lost the lock before it could leave it, and is not to come back.
+    lost: Option<LostReason>,
     /// Given by a guard while nobody was there to be lost.
     callbacks: Vec<Callback>,
     /// Dropped when the thread has left again.
@@ -32,7 +34,8 @@ struct State {
 /// The stay that a tenancy is a part of.
 #[derive(Default)]
 pub(super) struct PartOf {
-    /// Once its thread has left to wait. Its guards keep the stay.
+    /// Once its thread has left to wait. Set under the mutex of the tenancy's end. Its guards keep the
+    /// stay.
     left: OnceLock<Arc<Stay>>,
     /// From the moment its thread has come back from a wait. The stay keeps the tenancy.
     came: OnceLock<Weak<Stay>>,
@@ -43,14 +46,17 @@ impl Stay {
     pub(crate) fn leaves(tenancy: &Tenancy) -> (Arc<Self>, Option<Box<dyn Any + Send>>) {
         let part_of = &tenancy.part_of;
         let stay = part_of.came.get().and_then(Weak::upgrade).unwrap_or_default();
-        // Taken out first: what the tenancy is given from here on comes here (see `on_lost`).
         let mut state = stay.state.lock();
         state.now = None;
         let until_it_leaves = state.until_it_leaves.take();
         drop(state);
+        // Both at once: what the tenancy was given before this is taken along, and what it is given
+        // later comes here (see `on_lost_now`).
+        let mut end = tenancy.end.lock();
         // The thread leaves a tenancy once, so nothing is there.
         let _ = part_of.left.set(Arc::clone(&stay));
-        let callbacks = tenancy.take_callbacks();
+        let callbacks = std::mem::take(&mut end.callbacks);
+        drop(end);
         stay.state.lock().callbacks.extend(callbacks);
         (stay, until_it_leaves)
     }
@@ -70,9 +76,25 @@ impl Stay {
         callbacks.into_iter().filter_map(|callback| tenancy.on_lost(callback)).collect()
     }
 
-    /// The callbacks of a stay whose thread lost the lock before it could leave it.
-    pub(crate) fn take_callbacks(&self) -> Vec<Callback> {
-        std::mem::take(&mut self.state.lock().callbacks)
+    /// The thread has lost the lock before it could leave it. Those that are to be called now.
+    pub(crate) fn lose(&self, reason: LostReason) -> Vec<Callback> {
+        let mut state = self.state.lock();
+        state.lost = Some(reason);
+        std::mem::take(&mut state.callbacks)
+    }
+
+    /// Kept for the next tenancy while there is none.
+    fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
+        let mut state = self.state.lock();
+        if let Some(now) = state.now.clone() {
+            drop(state);
+            return now.on_lost_now(callback);
+        }
+        if let Some(reason) = state.lost {
+            return Some((reason, callback));
+        }
+        state.callbacks.push(callback);
+        None
     }
 }
 
@@ -86,23 +108,16 @@ impl Tenancy {
 
     /// As [`on_lost`](Self::on_lost), of the tenancy of now; kept for the next one while the thread
     /// waits.
-    pub(crate) fn on_lost_now(
-        self: &Arc<Self>,
-        callback: Callback,
-    ) -> Option<(LostReason, Callback)> {
-        if let Some(stay) = self.part_of.left.get() {
-            let mut state = stay.state.lock();
-            let Some(now) = state.now.clone() else {
-                state.callbacks.push(callback);
-                return None;
-            };
-            drop(state);
-            return now.on_lost(callback);
-        }
-        self.on_lost(callback)
-    }
-
-    fn take_callbacks(&self) -> Vec<Callback> {
-        std::mem::take(&mut self.end.lock().callbacks)
+    pub(crate) fn on_lost_now(&self, callback: Callback) -> Option<(LostReason, Callback)> {
+        // Its thread may leave it at this moment: seen under the mutex, or the callback would stay
+        // behind in a tenancy that is over.
+        let mut end = self.end.lock();
+        let Some(stay) = self.part_of.left.get() else { return end.on_lost(callback) };
+        drop(end);
+        stay.on_lost(callback)
     }
 }
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;

@@ -74,7 +74,7 @@ impl Site {
         }
         let sent_at = clock::now();
         let lease = self.gate.with_seat(|seat| {
-            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy, tenancy))?;
+            let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
             let mut facts = seat.facts();
             if facts.attempt.is_sent() {
                 // The watchdog's own, whose reply may be far off.

@@ -54,24 +54,17 @@ impl Synchronizer for Exclusive<'_> {
     /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
     /// process that does.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
-        let site = &self.0.site;
         loop {
-            return match site.gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
-                Entered::Again(tenancy) => {
-                    if !self.0.deepen(&tenancy)? {
-                        continue;
-                    }
-                    Ok(Enter::Granted(tenancy))
-                }
-                Entered::Expired(tenancy) => {
-                    site.lose(&tenancy, LostReason::LeaseExpired);
-                    continue;
-                }
-                Entered::Leads => Ok(Enter::Leads(None)),
-                Entered::Queued(waiter) => Ok(Enter::Queued(waiter)),
-                Entered::Occupied => Ok(Enter::NotNow),
-                Entered::TooDeep => Err(self.0.too_deep()),
-            };
+            let gate = &self.0.site.gate;
+            return Ok(match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
+                Entered::Leads => Enter::Leads(None),
+                Entered::Queued(waiter) => Enter::Queued(waiter),
+                Entered::Occupied => Enter::NotNow,
+                entered => match self.0.again(entered)? {
+                    Some(tenancy) => Enter::Granted(tenancy),
+                    None => continue,
+                },
+            });
         }
     }
 

@@ -149,7 +149,7 @@ impl LockGuard {
             return;
         }
         let site = &self.held.handle.site;
-        site.gate.keep(&self.held.tenancy(), Arc::clone(site) as _);
+        site.gate.keep(&self.held.tenancy(), self.held.handle.kept());
     }
 
     /// The lock's name.

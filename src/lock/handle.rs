@@ -1,17 +1,18 @@
 //! What the handles of all locks share.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Wait;
-use crate::error::LostReason;
-use crate::error::{Error, ErrorKind};
-use crate::hold::{Leaving, Site, Tenancy, Terms, check_lease};
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
 use crate::node::Session;
+use crate::protocol::Mode;
 use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
-use crate::sync::clock;
+use crate::sync::{Thread, clock};
 
 /// What the handles of all locks are: a client, a name, and the terms to take it on.
 #[derive(Clone)]
@@ -20,11 +21,26 @@ pub(crate) struct Handle {
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     lease: Option<Duration>,
+    /// What the site is a part of.
+    whole: Option<Arc<dyn Succession>>,
 }
 
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
-        Self { site, session, lease: None }
+        Self { site, session, lease: None, whole: None }
+    }
+
+    /// It keeps that for as long as a guard lives.
+    pub(crate) fn part_of(self, whole: Arc<dyn Succession>) -> Self {
+        Self { whole: Some(whole), ..self }
+    }
+
+    /// What a forgotten guard keeps.
+    pub(super) fn kept(&self) -> Arc<dyn Any + Send + Sync> {
+        match &self.whole {
+            Some(whole) => Arc::clone(whole) as _,
+            None => Arc::clone(&self.site) as _,
+        }
     }
 
     pub(crate) fn with_lease(&self, lease: Duration) -> Self {
@@ -52,6 +68,25 @@ impl Handle {
             Some(lease) => check_lease(&self.site.name, lease),
             None => Ok(()),
         }
+    }
+
+    /// What a thread has that found its own tenancy in the seat, or one that is over. `None`: it
+    /// enters again.
+    pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
+        match entered {
+            Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
+            Entered::Expired(tenancy) => {
+                self.site.lose(&tenancy, LostReason::LeaseExpired);
+                Ok(None)
+            }
+            Entered::TooDeep => Err(self.too_deep()),
+            Entered::Leads | Entered::Queued(_) | Entered::Occupied => Ok(None),
+        }
+    }
+
+    pub(crate) fn too_deep(&self) -> Error {
+        let message = "the thread has taken it a million times over; does it forget to unlock?";
+        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
     /// The thread has taken one level more: is the lease as long as it asked for? `false`: the
@@ -87,21 +122,21 @@ impl Handle {
                         }
                         // The inner level is not taken; the outer ones are as they were.
                         let _ = site.leave(tenancy, Some(terms), Leaving::Posted);
-                        let state = "the thread still holds it as before, with its earlier lease";
+                        let state = match site.gate.tenant_of(&tenancy.thread) {
+                            Some(_) => {
+                                "the thread still holds it as before, with its earlier lease"
+                            }
+                            None => "the lock was not taken",
+                        };
                         return Err(trouble.into_error().of(&site.name).now(state));
                     }
                 }
             }
-            // From now on it is renewed.
-            Terms::Watched if hold.terms != Terms::Watched => site.arm(),
+            // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
+            Terms::Watched if hold.terms != Terms::Watched || site.mode == Mode::Read => site.arm(),
             Terms::Fixed(_) | Terms::Watched => {}
         }
         Ok(true)
-    }
-
-    pub(crate) fn too_deep(&self) -> Error {
-        let message = "the thread has taken it a million times over; does it forget to unlock?";
-        Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
     /// A hold was granted: it stays, unless the client was shut down meanwhile.
@@ -137,24 +172,8 @@ impl Handle {
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { route, name, gate, .. } = &*self.site;
-        let before = gate.tenant();
-        let outcome = send();
-        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
-        // finds this and asks.
-        gate.force();
-        let known = outcome.is_ok();
-        if let Some((now, _)) = gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
-            // The hold may have been passed on meanwhile, or a new one granted before the deletion
-            // or after it; only the server knows which.
-            let same = before.is_some_and(|(before, _)| Arc::ptr_eq(&before.hold, &now.hold));
-            match script::lock::is_held_by(route, name, &now.hold.owner) {
-                _ if same && known => self.site.lose(&now, LostReason::ForceUnlocked),
-                Ok(false) => self.site.lose(&now, LostReason::ForceUnlocked),
-                Ok(true) => {}
-                Err(_) => now.hold.unconfirm(),
-            }
-        }
+        let Site { name, .. } = &*self.site;
+        let outcome = self.site.force(send);
         outcome.map_err(|trouble| {
             let state = match trouble {
                 Trouble::Unknown(_) | Trouble::Forgotten(_) => {
@@ -168,8 +187,9 @@ impl Handle {
 
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { route, name, .. } = &*self.site;
-        script::lock::is_locked(route, name).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, mode, .. } = &*self.site;
+        script::lock::is_held_to(route, name, *mode)
+            .map_err(|trouble| trouble.into_error().of(name))
     }
 
     pub(crate) fn hold_count(&self) -> usize {
@@ -187,7 +207,7 @@ impl Handle {
         if self.session.core().is_forked() {
             return None;
         }
-        self.site.gate.tenant().filter(|(tenancy, _)| tenancy.thread.is_current())
+        self.site.gate.tenant_of(&Thread::current())
     }
 }
 

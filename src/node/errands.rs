@@ -2,13 +2,14 @@
 //! nobody, so that a server that does not answer delays what is due at the others by nothing.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::Level;
 
 use super::Core;
-use super::renewer::Renewer;
+use super::renewer::{AFTER_A_PANIC, Renewer};
 use crate::connection::{Cluster, Node, slot_of};
 use crate::pubsub::HEARTBEAT;
 use crate::sync::own_thread;
@@ -51,7 +52,9 @@ impl Errands {
                 // The new server may know nothing of what is held.
                 let mut members = self.core.members.all();
                 members.retain(|member| slots.contains(&slot_of(member.name().as_bytes())));
-                self.renew(members.into_iter().flat_map(|member| member.renew_now()).collect());
+                let renewals =
+                    members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
+                self.renew(renewals.flatten().collect());
             }
             Job::Adopt(orphan) => {
                 let node = self.home(orphan.name());
@@ -59,9 +62,15 @@ impl Errands {
             }
             Job::Chores(chores) => {
                 for chore in chores {
-                    let Some(command) = chore.command() else { continue };
-                    let node = self.cluster.node(slot_of(command.key().unwrap_or_default()));
-                    self.give_to(&node, Job::Chore(chore, command));
+                    // It is asked again there.
+                    match self.try_to(|| chore.command()) {
+                        Some(Some(command)) => {
+                            let slot = slot_of(command.key().unwrap_or_default());
+                            self.give_to(&self.cluster.node(slot), Job::Chores(vec![chore]));
+                        }
+                        Some(None) => {}
+                        None => self.core.watchdog.schedule(&chore, AFTER_A_PANIC),
+                    }
                 }
             }
             Job::Look(lanes) => {
@@ -78,8 +87,17 @@ impl Errands {
                 }
             }
             Job::Connected => self.give_all(|| Job::Connected),
-            Job::Chore(..) | Job::End => {}
+            Job::End => {}
         }
+    }
+
+    /// No panic of a synchronizer's may end the errands of all others.
+    fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let done = catch_unwind(AssertUnwindSafe(work)).ok();
+        if done.is_none() {
+            self.core.watchdog.tell_panic();
+        }
+        done
     }
 
     fn renew(&mut self, renewals: Vec<Renewal>) {

@@ -73,7 +73,7 @@ impl Members {
     /// Those of one kind, where there are several of one type.
     pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
         // In a forked child the mutex may be locked by a thread that is not there.
-        if self.process.is_parent() {
+        if self.process.is_forked() {
             return Arc::new(Registry::new(&self.process));
         }
         let mut kinds = self.kinds.lock();

@@ -112,6 +112,13 @@ impl Core {
         self.servers.route(name, self.hasher.hash_one(name))
     }
 
+    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they share
+    /// the numbers as well.
+    pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
+        let key = protocol::requests(name, self.id.as_str());
+        self.requests.find(&key, |key| Requests::new(&key, &self.server_clock))
+    }
+
     pub(crate) fn response_timeout(&self) -> Duration {
         self.config.response_timeout
     }
@@ -150,7 +157,7 @@ impl Core {
     /// Whether this is a child that was forked from the process that connected. Then nothing of the
     /// client's may be locked, written or released.
     pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_parent()
+        self.process.is_forked()
     }
 
     /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of

@@ -1,17 +1,20 @@
 //! The thread that does all background I/O.
 
+use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use log::Level;
 use redis::Value;
 
+use super::Core;
 use super::todo::Todo;
-use super::{Core, Member};
-use crate::connection::{self, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted};
+use crate::connection::{
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
+};
 use crate::pubsub::HEARTBEAT;
 use crate::script::lock::{Renewals, Renewed};
 use crate::script::{self, Trouble};
@@ -26,6 +29,8 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
+/// When a chore is due again that panicked.
+pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
 /// A server's thread with its own connection: renewals neither wait for the callers' commands nor delay them.
 pub(crate) struct Renewer {
@@ -67,7 +72,9 @@ impl Renewer {
                     }
                     return;
                 }
-                Some(job) => self.try_to(|renewer| renewer.work(job)),
+                Some(job) => {
+                    self.try_to(|renewer| renewer.work(job));
+                }
                 None => match jobs.recv_timeout(self.pause()) {
                     Ok(job) => todo.put(job),
                     Err(RecvTimeoutError::Timeout) => {}
@@ -95,13 +102,21 @@ impl Renewer {
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
 
-    /// No job's panic may end the renewals of all others.
-    fn try_to(&mut self, work: impl FnOnce(&mut Self)) {
-        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
-            let line = || "a background job panicked; please report it".to_owned();
-            self.core.watchdog.log(Level::Error, line);
+    /// No job's panic may end the renewals of all others. `false`: it panicked.
+    fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
+        let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
+        if !done {
+            self.core.watchdog.tell_panic();
             self.link = None;
         }
+        done
+    }
+
+    /// What those are told whose job panicked: as if the connection had broken.
+    fn panicked(&self) -> Failure {
+        let error = io::Error::other("a background job panicked").into();
+        let address = self.endpoint.health().address();
+        Failure::Reset(Cause { error: Arc::new(error), address })
     }
 
     fn work(&mut self, job: Job) {
@@ -113,16 +128,15 @@ impl Renewer {
                 self.link = None;
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
-                self.renew_each(members.into_iter().flat_map(Member::renew_now).collect());
+                let mut renewals = Vec::new();
+                for member in members {
+                    self.try_to(|_| renewals.extend(member.renew_now()));
+                }
+                self.renew_each(renewals);
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
-            Job::Chores(chores) => {
-                let due = chores.into_iter();
-                let due = due.filter_map(|chore| chore.command().map(|command| (chore, command)));
-                self.do_chores(due.collect());
-            }
-            Job::Chore(chore, command) => self.do_chores(vec![(chore, command)]),
+            Job::Chores(chores) => self.do_chores(chores),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::Moved(_) | Job::End => {}
         }
@@ -133,9 +147,23 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Renews what is due, and asks for what is not, the longest lease first. Each lease is a call of
-    /// its own, but no packet: of fixed ones, each has another.
+    /// Renews what is due, and asks for what is not. Each hears of it, or nobody would ever renew it
+    /// again: after a panic all do, since it is not known who has heard already.
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
+        if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
+            let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
+            for due in &renewals {
+                if let Some(lease) = due.lease {
+                    self.try_to(|_| (due.renewed)(now, lease, Err(&cause)));
+                }
+            }
+            self.ask_again = Some(now.saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// The longest lease first. Each lease is a call of its own, but no packet: of fixed ones, each
+    /// has another.
+    fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind);
         renewals.sort_by_key(sort);
         let names_a_call = self.names_a_call;
@@ -209,35 +237,66 @@ impl Renewer {
 
     /// Sends the orphans that are due, and keeps those that are not done for later.
     fn see_to_orphans(&mut self, now: u64) {
-        let mut due: Vec<_> = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        let due = self.orphans.extract_if(.., |orphan| orphan.due() <= now);
+        let mut due: VecDeque<_> = due.collect();
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another one's.
-            let here = |orphan: &mut Orphan| self.is_home(orphan.name());
-            let elsewhere: Vec<_> = due.extract_if(.., |orphan| !here(orphan)).collect();
+            let (here, elsewhere) = due.into_iter().partition(|orphan| self.is_home(orphan.name()));
+            due = here;
+            let elsewhere: VecDeque<_> = elsewhere;
             elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
         }
-        let sent = due.into_iter().filter_map(|orphan| Some((orphan.command()?, orphan)));
-        let (commands, orphans): (Vec<_>, Vec<_>) = sent.unzip();
-        let mut orphans = orphans.into_iter();
-        for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange(commands, None);
-            let now = clock::now();
-            // The outcomes first: `zip` asks the other one for its next, and would drop it, before it
-            // finds that there are no more of these.
-            for (outcome, orphan) in outcomes.into_iter().zip(orphans.by_ref()) {
-                let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
-                self.orphans.extend(orphan.after(&outcome, resent, now, watchdog, ended));
+        self.try_to(|renewer| renewer.send_orphans(&mut due));
+        // Nobody, unless something panicked.
+        while !due.is_empty() {
+            let outcome = Err(self.panicked());
+            if !self.try_to(|renewer| renewer.orphan_heard(&mut due, &outcome, true)) {
+                due.pop_front();
             }
         }
     }
 
+    fn send_orphans(&mut self, due: &mut VecDeque<Orphan>) {
+        let mut commands = Vec::new();
+        due.retain(|orphan| wants(orphan.command(), &mut commands));
+        for commands in commands.chunks(NAMES_A_CALL) {
+            let (outcomes, resent) = self.exchange(commands, None);
+            for outcome in &outcomes {
+                self.orphan_heard(due, outcome, resent);
+            }
+        }
+    }
+
+    /// What became of the first one's command. It is taken out afterwards: a panic loses nobody.
+    fn orphan_heard(&mut self, due: &mut VecDeque<Orphan>, outcome: &Outcome, resent: bool) {
+        let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
+        let goes_on = due
+            .front_mut()
+            .is_some_and(|orphan| orphan.goes_on(outcome, resent, clock::now(), watchdog, ended));
+        let orphan = due.pop_front();
+        self.orphans.extend(orphan.filter(|_| goes_on));
+    }
+
     /// Sends what is to be sent regularly, all in one packet.
-    fn do_chores(&mut self, due: Vec<(Arc<dyn Chore>, Command)>) {
-        let (chores, commands): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-        let outcomes = self.exchange(&commands, None).0;
-        for (chore, outcome) in chores.into_iter().zip(outcomes) {
-            let pause = chore.done(outcome);
-            self.core.watchdog.schedule(&chore, pause);
+    fn do_chores(&mut self, chores: Vec<Arc<dyn Chore>>) {
+        let mut due = chores.into();
+        self.try_to(|renewer| renewer.send_chores(&mut due));
+        // Nobody, unless something panicked.
+        for chore in due {
+            self.core.watchdog.schedule(&chore, AFTER_A_PANIC);
+        }
+    }
+
+    fn send_chores(&mut self, due: &mut VecDeque<Arc<dyn Chore>>) {
+        let mut commands = Vec::new();
+        due.retain(|chore| wants(chore.command(), &mut commands));
+        for outcome in self.exchange(&commands, None).0 {
+            // Taken out afterwards: a panic loses nobody.
+            if let Some(pause) = due.front().map(|chore| chore.done(outcome))
+                && let Some(chore) = due.pop_front()
+            {
+                self.core.watchdog.schedule(&chore, pause);
+            }
         }
     }
 
@@ -308,6 +367,13 @@ impl Renewer {
     }
 }
 
+/// Whether there is a command, which is put with the others.
+fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
+    let is_wanted = command.is_some();
+    commands.extend(command);
+    is_wanted
+}
+
 impl Core {
     /// Shows the subscriber that its connection is alive.
     pub(super) fn heartbeat(&self) {
@@ -320,3 +386,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

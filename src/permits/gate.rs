@@ -10,10 +10,10 @@
 
 use std::iter;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Permits;
-use super::turn::{Backoff, Turn};
+use super::turn::Turn;
 use crate::acquire::{Enter, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
 
@@ -34,7 +34,6 @@ struct State<P: Permits> {
     /// Who leads: the first in line, though no longer in the queue.
     leader: Option<Leader<P>>,
     turn: Turn,
-    backoff: Backoff,
     refusal: Option<Refusal>,
 }
 
@@ -54,8 +53,6 @@ pub(crate) struct Asking {
     pub(super) was_refused: bool,
     /// How long it stays away first.
     pub(super) rest: Duration,
-    /// When it was first refused.
-    pub(super) since: Option<Instant>,
 }
 
 /// What the server last refused. While permits are passed on, leaders change fast; each would ask
@@ -95,7 +92,6 @@ impl<P: Permits> PermitGate<P> {
                 queue: Queue::new(),
                 leader: None,
                 turn: Turn::new(round_trip),
-                backoff: Backoff::default(),
                 refusal: None,
             }),
         }
@@ -209,16 +205,6 @@ impl<P: Permits> PermitGate<P> {
         rest
     }
 
-    /// How long a leader that was woken stays away from the race, having waited for `waited`, where
-    /// `own` listeners are this process's.
-    pub(crate) fn pause(&self, own: i64, waited: Duration) -> Duration {
-        let state = self.state.lock();
-        if state.turn.is_alone(own) {
-            return Duration::ZERO;
-        }
-        state.turn.pause(clock::now()).unwrap_or_else(|| state.backoff.delay(waited))
-    }
-
     /// Passes permits to those first in line, as far as they cover whole needs. Returns the rest,
     /// which must be given back to the server.
     pub(crate) fn pass(&self, permits: P) -> P {
@@ -245,10 +231,6 @@ impl<P: Permits> PermitGate<P> {
 
     pub(crate) fn with_turn<R>(&self, look: impl FnOnce(&mut Turn) -> R) -> R {
         look(&mut self.state.lock().turn)
-    }
-
-    pub(crate) fn with_backoff<R>(&self, look: impl FnOnce(&mut Backoff) -> R) -> R {
-        look(&mut self.state.lock().backoff)
     }
 }
 

@@ -10,7 +10,7 @@ mod turn;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use self::gate::{Asking, Line, first_unmet};
 use self::turn::Before;
@@ -189,10 +189,10 @@ impl<S: Source> Synchronizer for Arc<S> {
     /// After the process's turn others go first, and after a message too. The second request only
     /// makes up for what was said before it listened.
     fn pause(&self, place: &Asking) -> Duration {
-        match (place.tries, place.since) {
-            (0, _) => place.rest,
-            (2.., Some(since)) => stay_away(&**self, since.elapsed()),
-            _ => Duration::ZERO,
+        match place.tries {
+            0 => place.rest,
+            1 => Duration::ZERO,
+            _ => stay_away(&**self),
         }
     }
 
@@ -204,8 +204,7 @@ impl<S: Source> Synchronizer for Arc<S> {
     ) -> Result<Try<S::Permits>, Error> {
         let (gate, Lead { listening, place }) = (self.gate(), lead);
         let version = listening.public.version();
-        let tries = place.tries;
-        place.tries = tries.saturating_add(1);
+        place.tries = place.tries.saturating_add(1);
         let left = if version.is_none() && place.was_refused {
             None
         } else if let Some(left) = gate.refusal(version, claim.need) {
@@ -221,17 +220,12 @@ impl<S: Source> Synchronizer for Arc<S> {
                 gate.refused_at(version, need, left);
             }
             if let Some(own) = own {
-                gate.with_backoff(|backoff| backoff.won());
                 return Ok(Try::Granted(own));
-            }
-            if tries > 1 {
-                gate.with_backoff(|backoff| backoff.lost());
             }
             left
         };
         if !claim.wait.is_over() {
             listening.public.listen(self.core(), self.channel());
-            place.since.get_or_insert_with(Instant::now);
         }
         let left = left.map_or(Duration::MAX, |left| left.max(SHORTEST_SLEEP));
         Ok(Try::Busy(left.min(slow_poll())))
@@ -297,9 +291,10 @@ fn ask<S: Source>(
 }
 
 /// How long the leader stays away from the race after it was woken.
-fn stay_away<S: Source>(site: &S, waited: Duration) -> Duration {
+fn stay_away<S: Source>(site: &S) -> Duration {
     let rest = rest_of_yield(site);
-    if rest.is_zero() { site.gate().pause(own_listeners(site), waited) } else { rest }
+    let own = own_listeners(site);
+    if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
 }
 
 fn own_listeners<S: Source>(site: &S) -> i64 {

@@ -26,7 +26,7 @@ const LONGEST_YIELD: u64 = 100_000_000;
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
-/// One process's turn at one name. Times are on the hold's clock, in nanoseconds.
+/// One process's turn at one name. Times are by [`clock`](crate::sync::clock), in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// When the server granted the turn's first hold.
@@ -112,13 +112,17 @@ impl Turn {
     }
 
     /// How long to wait after a message before the next try, while the others have their turns:
-    /// as long as the process's own turn was for each of them. It does look now and then, since
-    /// they may not want any at all. Without this, two processes hand permits to and fro, and
-    /// those that were slower once come too late again and again.
-    pub(crate) fn pause(&self, now: u64) -> Option<Duration> {
-        let left = self.away_until.checked_sub(now).filter(|left| *left > 0)?;
+    /// as long as the process's own turn was for each of them, unless only its `own` listeners
+    /// heard of its release. It does look now and then, since they may not want any at all. Without
+    /// this, two processes hand permits to and fro, and those that were slower once come too late
+    /// again and again.
+    pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
+        let left = self.away_until.saturating_sub(now);
+        if left == 0 || self.is_alone(own) {
+            return Duration::ZERO;
+        }
         let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
-        Some(pause.mul_f64(0.75 + 0.5 * jitter(now)))
+        pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
     /// Whether nobody but this process's `own` listeners heard of the last release: there is no
@@ -165,41 +169,6 @@ impl Turn {
         let length = length.min(LONGEST_TURN);
         self.grants >= GRANTS << self.doubled
             || self.began.is_none_or(|at| now.saturating_sub(at) > length)
-    }
-}
-
-/// How long a waiter that was woken and lost stays away from the next race.
-///
-/// Each release wakes one thread of every waiting process, and all but one lose. Without a random
-/// delay sixteen processes cost sixteen commands a grant.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff(Duration);
-
-const FIRST_BACKOFF: Duration = Duration::from_micros(125);
-/// Who has waited for this long races at every message.
-const MOST_PATIENT: Duration = Duration::from_millis(200);
-const LAST_BACKOFF: Duration = Duration::from_millis(2);
-
-impl Backoff {
-    /// A random time up to the present limit, for who has waited for `waited` so far. The longer
-    /// that is, the shorter the time: chance alone lets some wait for half a second.
-    pub(crate) fn delay(&self, waited: Duration) -> Duration {
-        if self.0.is_zero() {
-            return Duration::ZERO;
-        }
-        let patience = 1.0 - waited.div_duration_f64(MOST_PATIENT);
-        self.0.mul_f64(jitter(clock::now()) * patience.max(0.0))
-    }
-
-    pub(crate) fn lost(&mut self) {
-        self.0 = (self.0 * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
-    }
-
-    pub(crate) fn won(&mut self) {
-        self.0 /= 2;
-        if self.0 < FIRST_BACKOFF {
-            self.0 = Duration::ZERO;
-        }
     }
 }
 

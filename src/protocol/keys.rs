@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::Mode;
+
 /// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
 ///
 /// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
@@ -36,13 +38,16 @@ pub(crate) struct LockKeys {
 }
 
 impl LockKeys {
-    pub(crate) fn new(name: &str) -> Self {
-        let channel = Self::channel(name);
+    pub(crate) fn new(name: &str, mode: Mode) -> Self {
+        let (ours, channel) = match mode {
+            Mode::Lock => ("redlatch", Self::channel(name)),
+            Mode::Read | Mode::Write => ("redlatch_rwlock", prefixed("redisson_rwlock", name)),
+        };
         // `x` and `{x}` must not share a queue: a release of one would grant the other's waiter.
         let tagged = if name.contains('{') { "_tagged" } else { "" };
         Self {
-            queue: prefixed(&format!("redlatch_queue{tagged}"), name),
-            window: prefixed(&format!("redlatch_window{tagged}"), name),
+            queue: prefixed(&format!("{ours}_queue{tagged}"), name),
+            window: prefixed(&format!("{ours}_window{tagged}"), name),
             companion: format!("{channel}:redlatch").into(),
             channel: channel.into(),
             tokens: None,
@@ -51,7 +56,7 @@ impl LockKeys {
 
     /// Of a lock with fencing tokens.
     pub(crate) fn fenced(name: &str) -> Self {
-        Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name) }
+        Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name, Mode::Lock) }
     }
 
     /// Where a release is published.
@@ -181,13 +186,23 @@ mod tests {
 
     #[test]
     fn a_lock_has_a_queue_of_its_own() {
-        let [plain, tagged] = ["x", "{x}"].map(LockKeys::new);
+        let [plain, tagged] = ["x", "{x}"].map(|name| LockKeys::new(name, Mode::Lock));
         assert_eq!(plain.queue, "redlatch_queue:{x}");
         assert_eq!(plain.window, "redlatch_window:{x}");
         assert_eq!(tagged.queue, "redlatch_queue_tagged:{x}");
         assert_eq!(tagged.window, "redlatch_window_tagged:{x}");
         assert_eq!(plain.channel, tagged.channel, "as with Redisson");
         assert_eq!(&*plain.companion, "redisson_lock__channel:{x}:redlatch");
+    }
+
+    #[test]
+    fn a_read_write_lock_has_a_queue_and_a_channel_of_its_own() {
+        let keys = LockKeys::new("x", Mode::Read);
+        assert_eq!(keys.queue, "redlatch_rwlock_queue:{x}");
+        assert_eq!(keys.window, "redlatch_rwlock_window:{x}");
+        assert_eq!(&*keys.channel, "redisson_rwlock:{x}");
+        assert_eq!(&*keys.companion, "redisson_rwlock:{x}:redlatch");
+        assert_eq!(LockKeys::new("{x}", Mode::Write).queue, "redlatch_rwlock_queue_tagged:{x}");
     }
 
     #[test]

@@ -8,5 +8,5 @@ pub(crate) use keys::{
     ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,
     requests,
 };
-pub(crate) use owner::{ClientId, Owner};
+pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;

@@ -11,8 +11,10 @@ use uuid::Uuid;
 use super::PermitId;
 
 const UUID: usize = 36;
-/// A uuid, a colon, and the longest number there is.
-const LONGEST: usize = UUID + 1 + 20;
+/// A uuid, a colon, the longest number there is, and that it writes.
+const LONGEST: usize = UUID + 1 + 20 + WRITES.len();
+/// What the owner of a read-write lock ends with that writes.
+const WRITES: &str = ":write";
 
 /// One client, and the numbers it gives its acquisitions.
 #[derive(Debug)]
@@ -54,14 +56,35 @@ impl ClientId {
     /// Fresh owners: a number names one acquisition and is never used again, so that a late
     /// command of an old hold touches nothing of the next one.
     pub(crate) fn next_owner(&self) -> Owner {
+        self.next_owner_to(Mode::Lock)
+    }
+
+    /// The same, of a lock that is held to do this.
+    pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
         let number = self.next_number();
         let mut bytes = [0; LONGEST];
         let mut rest = &mut bytes[..];
         // The buffer holds the longest: the write cannot fail.
-        let written = write!(rest, "{}:{number}", self.uuid);
+        let written = write!(rest, "{}:{number}{}", self.uuid, mode.suffix());
         debug_assert!(written.is_ok());
         let left = rest.len();
-        Owner { bytes, len: LONGEST - left, number }
+        Owner { bytes, len: LONGEST - left, number, mode }
+    }
+}
+
+/// What a lock is held to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is no read-write lock.
+    #[default]
+    Lock,
+    Read,
+    Write,
+}
+
+impl Mode {
+    pub(crate) fn suffix(self) -> &'static str {
+        if self == Self::Write { WRITES } else { "" }
     }
 }
 
@@ -71,6 +94,7 @@ pub(crate) struct Owner {
     bytes: [u8; LONGEST],
     len: usize,
     number: u64,
+    mode: Mode,
 }
 
 impl Owner {
@@ -81,13 +105,17 @@ impl Owner {
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
 }
 
 impl From<PermitId> for Owner {
     fn from(id: PermitId) -> Self {
         let (id, mut bytes) = (id.as_bytes(), [0; LONGEST]);
         bytes[..id.len()].copy_from_slice(id);
-        Self { bytes, len: id.len(), number: 0 }
+        Self { bytes, len: id.len(), number: 0, mode: Mode::Lock }
     }
 }
 

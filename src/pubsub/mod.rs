@@ -10,19 +10,18 @@
 //! An entry has a home: the server that has the channel's slot. When that is another one, the entry
 //! moves there, and is confirmed anew. Who waits for it sees no more of that than of a reconnect.
 
-mod attention;
 mod entry;
 mod own;
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
 
-use attention::Attention;
 use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
@@ -42,8 +41,6 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
 /// Without a message for this long the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
-/// A read that took longer had to wait for the message.
-const READ_AT_ONCE: Duration = Duration::from_micros(10);
 /// A message that was sent is heard after so long, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
@@ -57,7 +54,6 @@ pub(crate) struct PubSub {
     channels: Channels,
     addressees: Addressees,
     state: Mutex<State>,
-    attention: Arc<Attention>,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
     /// Whether the server refuses the control message, which has been said.
@@ -154,7 +150,6 @@ impl PubSub {
             client: client.into(),
             addressees: Addressees::default(),
             state: Mutex::new(state),
-            attention: Arc::new(Attention::new()),
             fences: AtomicU64::new(0),
             muted: AtomicBool::new(false),
             shut_down: AtomicBool::new(false),
@@ -230,7 +225,7 @@ impl PubSub {
         }
         drop(state);
         tell.inspect(|node| self.host.tell(node));
-        self.subscription(entry)
+        Subscription { entry }
     }
 
     /// Has a server asked for a channel.
@@ -271,7 +266,7 @@ impl PubSub {
     /// Listens to the channel of the client's own on which scripts tell the waiters that are
     /// [expected](Self::expect) for this key. The version moves when messages may have been missed.
     pub(crate) fn listen_to_own(&self, key: &str) -> Subscription {
-        let subscription = if self.channels == Channels::Server {
+        if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
@@ -281,13 +276,10 @@ impl PubSub {
             }
             work.notify_one();
             drop(state);
-            self.subscription(Arc::clone(own))
+            Subscription { entry: Arc::clone(own) }
         } else {
             self.listen_to(&self.own_channel(key).into(), Kind::Own)
-        };
-        // Who listens sleeps elsewhere: it counts for as long as it does.
-        self.attention.begin();
-        subscription
+        }
     }
 
     /// In a cluster there is one for each key: it must be in the key's slot.
@@ -346,11 +338,7 @@ impl PubSub {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
         entry.listen();
-        Some(self.subscription(Arc::clone(entry)))
-    }
-
-    fn subscription(&self, entry: Arc<Entry>) -> Subscription {
-        Subscription { entry, attention: Arc::clone(&self.attention) }
+        Some(Subscription { entry: Arc::clone(entry) })
     }
 
     /// A mark for a script to send on the client's own channel for a key, so that the messages the
@@ -414,7 +402,9 @@ impl PubSub {
         let mut retry = FIRST_RETRY;
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber) {
-            if self.serve(subscriber, &mut retry).is_ok() {
+            // A panic is an outage: those who wait must not be left with a channel that says nothing.
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(subscriber, &mut retry)));
+            if matches!(served, Ok(Ok(()))) {
                 return;
             }
             let mut state = self.state.lock();
@@ -478,11 +468,8 @@ impl PubSub {
         // What was asked for and not answered yet, in order. The server does not say what it refuses.
         let mut asked: VecDeque<_> = channels.into_iter().map(Asked::Subscribe).collect();
         loop {
-            let begun = Instant::now();
             let event = Event::of(connection.recv_response()?);
             subscriber.heard.fetch_add(1, Ordering::Relaxed);
-            // Else there may be more to read at once.
-            let slept = begun.elapsed() > READ_AT_ONCE;
             if self.is_shut_down() {
                 return Ok(());
             }
@@ -515,9 +502,6 @@ impl PubSub {
                     let Some(entry) = self.entry(subscriber, &channel) else { continue };
                     if entry.kind() != Kind::Own {
                         entry.moved(&message);
-                        if slept {
-                            self.attention.nap();
-                        }
                         continue;
                     }
                     match Said::parse(&message) {
@@ -641,7 +625,10 @@ impl PubSub {
             let command = Command::plain(&[command, entry.channel().as_bytes()]);
             bytes.extend_from_slice(command.bytes());
         }
-        if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes) }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        connection.send_packed_command(&bytes, Instant::now())
     }
 }
 
@@ -722,7 +709,6 @@ impl Event {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     entry: Arc<Entry>,
-    attention: Arc<Attention>,
 }
 
 impl Subscription {
@@ -746,7 +732,6 @@ impl Subscription {
     /// Until the result is dropped, whatever happens to the channel wakes `thread`.
     pub(crate) fn wake<'a>(&'a self, thread: &'a Arc<Thread>) -> Waking<'a> {
         self.entry.wake(thread);
-        self.attention.begin();
         Waking { subscription: self, thread }
     }
 }
@@ -761,9 +746,6 @@ pub(crate) struct Fence {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.entry.kind() == Kind::Own {
-            self.attention.end();
-        }
         self.entry.leave();
     }
 }
@@ -776,7 +758,6 @@ pub(crate) struct Waking<'a> {
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        self.subscription.attention.end();
         self.subscription.entry.forget(self.thread);
     }
 }

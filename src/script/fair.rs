@@ -225,11 +225,6 @@ pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     }
 }
 
-/// What became of a [`FairScripts::give_up_command`]: whether it gave back a hold.
-pub(crate) fn left(outcome: Outcome) -> Result<bool, Trouble> {
-    Ok(accepted(outcome, Rights::FairLocks)? == Value::Int(2))
-}
-
 fn texts(values: &[Value]) -> Vec<Vec<u8>> {
     values
         .iter()

@@ -11,7 +11,7 @@ use super::{
     Replied, Rights, Trouble, accepted, ask, call, error_reply, flag, millis, refused, unexpected,
 };
 use crate::connection::{Command, Outcome, Route, Script, decimal};
-use crate::protocol::{LockKeys, Owner};
+use crate::protocol::{LockKeys, Mode, Owner};
 use crate::sync::clock;
 
 macro_rules! script {
@@ -37,6 +37,24 @@ pub(super) fn prepare() {
     }
 }
 
+/// The scripts of one kind of lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scripts {
+    pub(super) acquire: &'static LazyLock<Script>,
+    pub(super) try_acquire: &'static LazyLock<Script>,
+    pub(super) release: &'static LazyLock<Script>,
+    pub(super) give_up: &'static LazyLock<Script>,
+    pub(super) force_unlock: &'static LazyLock<Script>,
+}
+
+static SCRIPTS: Scripts = Scripts {
+    acquire: &ACQUIRE,
+    try_acquire: &TRY,
+    release: &RELEASE,
+    give_up: &GIVE_UP,
+    force_unlock: &FORCE_UNLOCK,
+};
+
 /// Since when processes of ours have had the lock without leaving it to Redisson's, and how many of
 /// them, the holder included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,13 +77,20 @@ pub(crate) enum Start {
 
 impl Start {
     /// As the scripts want it: by the server's clock, or minus the age, in ms.
-    fn since(self) -> String {
+    fn since(self, digits: &mut [u8; 20]) -> &[u8] {
         match self {
-            Self::Unknown => "0".to_owned(),
-            Self::Server(at) => at.to_string(),
-            Self::Here(at) => format!("-{}", clock::now().saturating_sub(at) / 1_000_000),
+            Self::Unknown => b"0",
+            Self::Server(at) => decimal(at, digits),
+            Self::Here(at) => minus(clock::now().saturating_sub(at) / 1_000_000, digits),
         }
     }
+}
+
+/// `-number` as text, of one that has less than 20 digits.
+fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
+    digits[sign] = b'-';
+    &digits[sign..]
 }
 
 /// What became of an attempt.
@@ -124,6 +149,7 @@ pub(crate) struct Refused {
 pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
+    pub(crate) mode: Mode,
     pub(crate) keys: &'a LockKeys,
     pub(crate) database: i64,
     /// Set where the access rights allow the lock's key and not the queue's: then scripts get that
@@ -138,7 +164,7 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(&ACQUIRE, owner, lease)
+        self.ask(self.scripts().acquire, owner, lease, None)
     }
 
     /// Takes the lock if it is free, past the queue, and without a place in it.
@@ -147,7 +173,34 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(&TRY, owner, lease)
+        self.ask(self.scripts().try_acquire, owner, lease, None)
+    }
+
+    /// The same of a reader, which may be the one who writes.
+    pub(crate) fn read_beside(
+        self,
+        owner: &Owner,
+        lease: Duration,
+        writer: &Owner,
+    ) -> Result<Replied<Acquired>, Trouble> {
+        self.ask(self.scripts().try_acquire, owner, lease, Some(*writer))
+    }
+
+    /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
+    /// any more.
+    pub(crate) fn stay(self, owner: &Owner, lease: Duration) -> Result<Option<u32>, Trouble> {
+        let replied = self.ask(&super::read_write::STAY, owner, lease, None)?;
+        Ok(match replied.reply {
+            Acquired::Granted { places, .. } => Some(places),
+            Acquired::Refused(_) | Acquired::NotTaken => None,
+        })
+    }
+
+    fn scripts(self) -> Scripts {
+        match self.mode {
+            Mode::Lock => SCRIPTS,
+            Mode::Read | Mode::Write => super::read_write::SCRIPTS,
+        }
     }
 
     /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
@@ -159,8 +212,10 @@ impl<'a> LockScripts<'a> {
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
         let owner = *owner;
         let was_alone = self.alone.load(Ordering::Relaxed);
-        let begun = self.route.begin(&self.request(&TRY, &owner, lease));
-        move |until| self.heard(&TRY, &owner, lease, was_alone, begun.finish(until))
+        let begun =
+            self.route.begin(&self.request(self.scripts().try_acquire, &owner, lease, None));
+        let script = self.scripts().try_acquire;
+        move |until| self.heard(script, &owner, lease, None, was_alone, begun.finish(until))
     }
 
     fn ask(
@@ -168,11 +223,12 @@ impl<'a> LockScripts<'a> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
+        beside: Option<Owner>,
     ) -> Result<Replied<Acquired>, Trouble> {
         let was_alone = self.alone.load(Ordering::Relaxed);
-        let command = self.request(script, owner, lease);
+        let command = self.request(script, owner, lease, beside);
         let sent = self.route.call_twice(&command, || command.clone());
-        self.heard(script, owner, lease, was_alone, sent)
+        self.heard(script, owner, lease, beside, was_alone, sent)
     }
 
     fn heard(
@@ -180,11 +236,12 @@ impl<'a> LockScripts<'a> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
+        beside: Option<Owner>,
         was_alone: bool,
         (mut outcome, mut twice): (Outcome, bool),
     ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_alone, &outcome) {
-            let command = self.request(script, owner, lease);
+            let command = self.request(script, owner, lease, beside);
             let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
@@ -192,9 +249,19 @@ impl<'a> LockScripts<'a> {
         Ok(Replied { reply: acquired(reply)?, twice })
     }
 
-    fn request(self, script: &'static LazyLock<Script>, owner: &Owner, lease: Duration) -> Command {
+    fn request(
+        self,
+        script: &'static LazyLock<Script>,
+        owner: &Owner,
+        lease: Duration,
+        beside: Option<Owner>,
+    ) -> Command {
         let mut digits = [0; 20];
-        self.command(script, &[millis(lease, &mut digits), owner.as_bytes()])
+        let beside = beside.as_ref().map_or(&b""[..], Owner::as_bytes);
+        let arguments = [millis(lease, &mut digits), owner.as_bytes(), beside];
+        // Only a read-write lock's `try` looks at the last one.
+        let arguments = &arguments[..if self.mode == Mode::Lock { 2 } else { 3 }];
+        self.command(script, arguments)
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -210,33 +277,45 @@ impl<'a> LockScripts<'a> {
 
     /// Gives the lock back, to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
-        self.ending(&RELEASE, owner.as_bytes(), chain)
+        self.ending(self.scripts().release, owner.as_bytes(), chain)
     }
 
     /// Leaves the queue, and the lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
-        self.ending(&GIVE_UP, owner, chain)
+        self.ending(self.scripts().give_up, owner, chain)
     }
 
     /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
-        let send = || send_force_unlock(self.route, self.name, &self.command(&FORCE_UNLOCK, &[]));
+        let mut arguments = vec![self.keys.channel.as_bytes()];
+        arguments.extend(match self.mode {
+            Mode::Lock => None,
+            Mode::Read => Some(&b"read"[..]),
+            Mode::Write => Some(&b"write"[..]),
+        });
+        let command = || self.command(self.scripts().force_unlock, &arguments);
+        let send = || send_force_unlock(self.route, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
         if self.is_refused_the_queue(was_alone, &outcome) {
             // It has taken the lock from nobody.
             outcome = send()?;
         }
-        flag(accepted(outcome, Rights::Locks)?)
+        flag(accepted(outcome, self.rights())?)
     }
 
     fn rights(self) -> Rights {
-        if self.keys.tokens.is_some() { Rights::FencedLocks } else { Rights::Locks }
+        match self.mode {
+            Mode::Read | Mode::Write => Rights::ReadWriteLocks,
+            Mode::Lock if self.keys.tokens.is_some() => Rights::FencedLocks,
+            Mode::Lock => Rights::Locks,
+        }
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
-        let (since, mut digits) = (chain.start.since(), [0; 20]);
-        self.command(script, &[owner, since.as_bytes(), decimal(chain.count, &mut digits)])
+        let (mut start, mut count) = ([0; 20], [0; 20]);
+        let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
+        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()])
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
@@ -248,9 +327,15 @@ impl<'a> LockScripts<'a> {
             None if self.alone.load(Ordering::Relaxed) => &keys[..1],
             None => &keys[..3],
         };
-        let database = self.database.to_string();
-        let common = [self.keys.channel.as_bytes(), database.as_bytes()];
-        Command::script(script, keys, &[&common, arguments].concat())
+        // It is 0 nearly always, and what is not sent costs nobody anything.
+        match self.database.unsigned_abs() {
+            0 => Command::script(script, keys, arguments),
+            database => {
+                let mut digits = [0; 20];
+                let database = [decimal(database, &mut digits)];
+                Command::script(script, keys, &[arguments, &database].concat())
+            }
+        }
     }
 }
 
@@ -382,7 +467,13 @@ pub(crate) fn renew_command<'a>(
     let mut digits = [0; 20];
     let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
     arguments.push(millis(lease, &mut digits));
-    arguments.extend(holds.map(|(_, owner)| owner.as_bytes()));
+    let owners: Vec<_> = holds
+        .map(|(_, owner)| match owner.mode() {
+            Mode::Read => [b"read ", owner.as_bytes()].concat(),
+            Mode::Lock | Mode::Write => owner.as_bytes().to_vec(),
+        })
+        .collect();
+    arguments.extend(owners.iter().map(Vec::as_slice));
     let script = match renewals {
         Renewals::Locks => &RENEW,
         Renewals::Permits => &expirable_semaphore::RENEW,
@@ -440,7 +531,22 @@ fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outc
     Ok(route.call_once(command))
 }
 
-pub(crate) fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
+/// Whether it is held, to do this.
+pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
+    let how = match mode {
+        Mode::Lock => return is_locked(route, key),
+        Mode::Read => "read",
+        Mode::Write => "write",
+    };
+    let command = Command::plain(&[b"HGET", key.as_bytes(), b"mode"]);
+    ask(route, &command, Rights::ReadWriteLocks, |reply| match reply {
+        Value::Nil => Ok(false),
+        Value::BulkString(mode) => Ok(mode == how.as_bytes()),
+        other => Err(unexpected(&other)),
+    })
+}
+
+fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
     ask(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod fair;
 pub(crate) mod latch;
 pub(crate) mod lock;
 mod once;
+mod read_write;
 pub(crate) mod semaphore;
 
 use std::time::Duration;
@@ -28,6 +29,7 @@ pub(crate) fn prepare() {
     expirable_semaphore::prepare();
     latch::prepare();
     condition::prepare();
+    read_write::prepare();
 }
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
@@ -122,6 +124,7 @@ mod tests {
             ("expirable_semaphore", include_str!("expirable_semaphore.rs")),
             ("latch", include_str!("latch.rs")),
             ("condition", include_str!("condition.rs")),
+            ("read_write", include_str!("read_write.rs")),
         ] {
             assert!(all.contains(&format!("{module}::prepare();")), "{module}");
             let prepared = body(source);

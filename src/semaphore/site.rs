@@ -7,7 +7,7 @@ use crate::connection::{Command, Lane, Outcome, Receiver, Route};
 use crate::error::Error;
 use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
-use crate::protocol::{self, SemaphoreKeys};
+use crate::protocol::SemaphoreKeys;
 use crate::script::semaphore::{SemaphoreScripts, released};
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::atomic::Ordering;
@@ -54,20 +54,14 @@ const MOST_POSTED: usize = 500;
 impl SemaphoreSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| {
-            // Two names may share it, as `x` and `{x}` do: then they share the numbers as well.
-            let requests_key = protocol::requests(&name, core.id.as_str());
-            Self {
-                route: core.route(&name),
-                channel: SemaphoreKeys::channel(&name).into(),
-                requests: core
-                    .requests
-                    .find(&requests_key, |key| Requests::new(&key, &core.server_clock)),
-                debt: Mutex::default(),
-                gate: PermitGate::new(core.round_trip),
-                core: Arc::clone(core),
-                name,
-            }
+        core.members.of::<Self>().get(name, |name| Self {
+            route: core.route(&name),
+            channel: SemaphoreKeys::channel(&name).into(),
+            requests: core.requests_of(&name),
+            debt: Mutex::default(),
+            gate: PermitGate::new(core.round_trip),
+            core: Arc::clone(core),
+            name,
         })
     }
 
@@ -82,14 +76,6 @@ impl SemaphoreSite {
 
     pub(super) fn open(&self) -> Ticket {
         self.requests.open(|| self.core.id.next_number())
-    }
-
-    pub(super) fn error(&self, trouble: Trouble) -> Error {
-        let state = match trouble {
-            Trouble::Unknown(_) | Trouble::Forgotten(_) => "whether it was applied is not known",
-            Trouble::Refused(_) | Trouble::Unsent(_) => "nothing was changed",
-        };
-        trouble.into_error().of(&self.name).now(state)
     }
 
     /// Undoes a request that has failed, if it may have taken permits.

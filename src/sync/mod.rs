@@ -33,7 +33,7 @@ pub(crate) use registry::Registry;
 pub(crate) use spin::Spin;
 pub(crate) use thread::Thread;
 
-/// The same two types over shuttle's scheduler, for the model tests.
+/// The same over shuttle's scheduler, for the model tests.
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;

@@ -16,7 +16,7 @@ impl Process {
 
     /// Whether this is a child that was forked from it. Costs a look at a counter, which a handler
     /// of `fork` raises: `getpid` is a call of the system, and as long as a re-entry.
-    pub(crate) fn is_parent(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         self.0.clone().detected_fork()
     }
 }

@@ -49,7 +49,7 @@ impl<T> Registry<T> {
     /// The one of this name. It stays for a moment when its last handle goes.
     pub(crate) fn get(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         let one = self.find(name, make);
-        if !self.process.is_parent() {
+        if !self.process.is_forked() {
             self.keep(&one);
         }
         one
@@ -88,7 +88,7 @@ impl<T> Registry<T> {
     /// The one of this name. All handles of a name get the same; in a forked child, where they are of
     /// no use, each its own.
     pub(crate) fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
-        if self.process.is_parent() {
+        if self.process.is_forked() {
             return Arc::new(make(name.into()));
         }
         let mut all = self.names.lock();
@@ -107,7 +107,7 @@ impl<T> Registry<T> {
 
     /// One is gone: forgets its name, unless a new one has taken it meanwhile.
     pub(crate) fn forget(&self, name: &str) {
-        if self.process.is_parent() {
+        if self.process.is_forked() {
             return;
         }
         let mut all = self.names.lock();
@@ -122,7 +122,7 @@ impl<T> Registry<T> {
 
     /// Forgets the name of what only its caller has any more, and is about to drop.
     pub(crate) fn forget_last(&self, name: &str, one: &Arc<T>) {
-        if self.process.is_parent() {
+        if self.process.is_forked() {
             return;
         }
         let mut all = self.names.lock();

@@ -12,6 +12,7 @@ pub(crate) mod renewal;
 mod wheel;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ const SLOTS: usize = 1_024;
 const LONGEST_SLEEP: u64 = 1_000;
 /// A reply that nobody waits for is read after this.
 const LOOK_AFTER: u64 = 20_000_000;
+/// A task that panicked is called again after this.
+const AFTER_A_PANIC: u64 = 100_000_000;
 
 /// Something that is to be done at a time. The watchdog knows when, and its task what.
 pub(crate) trait Task: Send + Sync {
@@ -84,8 +87,6 @@ pub(crate) enum Job {
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
-    /// One that is due, with what it sends.
-    Chore(Arc<dyn Chore>, Command),
     /// In a cluster: these slots have another server.
     Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
@@ -125,7 +126,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// When it goes off, on the hold's clock.
+    /// When it goes off, by [`clock`](crate::sync::clock).
     pub(crate) fn due(&self) -> u64 {
         self.due
     }
@@ -146,7 +147,7 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Calls a task at `due`, on the hold's clock, or up to a tick later.
+    /// Calls a task at `due`, by [`clock`](crate::sync::clock), or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
         Alarm { key: self.insert(due, Item::Task(task)), due }
     }
@@ -231,6 +232,11 @@ impl Watchdog {
         self.log(level, || format!("{error:#}"));
     }
 
+    /// Logs that something of our own panicked, which ends none of the threads.
+    pub(crate) fn tell_panic(&self) {
+        self.log(Level::Error, || "a background job panicked; please report it".to_owned());
+    }
+
     /// What to call when the server's health has news.
     pub(crate) fn log_news(&self) -> impl Fn(News) + Send + Sync + 'static {
         let callbacks = Arc::clone(&self.callbacks);
@@ -252,7 +258,15 @@ impl Watchdog {
             for item in fired.drain(..) {
                 match item {
                     Item::Task(task) => {
-                        renewals.extend(task.upgrade().and_then(Task::due));
+                        let due = || task.upgrade().and_then(Task::due);
+                        match catch_unwind(AssertUnwindSafe(due)) {
+                            Ok(renewal) => renewals.extend(renewal),
+                            Err(_) => {
+                                // Nobody else would renew what it is about, or tell its loss.
+                                self.tell_panic();
+                                self.insert(clock::now() + AFTER_A_PANIC, Item::Task(task));
+                            }
+                        }
                     }
                     Item::Chore(chore) => chores.extend(chore.upgrade()),
                     Item::Lane(lane) => lanes.push(lane),

@@ -9,7 +9,7 @@ use log::Level;
 use redis::Value;
 
 use super::{Watchdog, renewal};
-use crate::connection::{Command, Outcome};
+use crate::connection::{Command, Outcome, passes};
 use crate::script::{Requests, Ticket, WINDOW};
 use crate::sync::clock;
 
@@ -35,10 +35,10 @@ pub(crate) struct Orphan {
 }
 
 enum What {
-    /// Done at its time, or at an answer after `enough`. Once is not: a server that stalls may read
-    /// a release before the acquire that an old connection still has.
+    /// Done at its time, or once [settled](is_settled) after `enough`. Once is not: a server that
+    /// stalls may read a release before the acquire that an old connection still has.
     Undo { command: Command, enough: u64 },
-    /// Done at whatever the server answers.
+    /// Done at its time, or once settled.
     Tell(Command),
     /// Done once the server has applied it, or says that it is too late to.
     Request(Command, Arc<Requests>, Ticket),
@@ -133,39 +133,39 @@ impl Orphan {
         }
     }
 
-    /// What is left of it after this outcome, to be sent again. `ended`: the client has, and only what
-    /// was answered goes on.
-    pub(crate) fn after(
-        mut self,
+    /// Whether it is to be sent again after this outcome. `ended`: the client has, and only what was
+    /// answered goes on.
+    pub(crate) fn goes_on(
+        &mut self,
         outcome: &Outcome,
         resent: bool,
         now: u64,
         watchdog: &Watchdog,
         ended: bool,
-    ) -> Option<Self> {
+    ) -> bool {
         if self.is_done(outcome, resent, now, watchdog) {
-            return None;
+            return false;
         }
-        let goes_on = is_answered(outcome) && matches!(self.what, What::Debt(_));
-        if goes_on {
+        let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
+        if owes_more {
             // More may be owed by now, which waits for no back-off and for no other orphan.
             self.retry = FIRST_RETRY;
         }
-        if goes_on || !ended {
+        if owes_more || !ended {
             self.back_off(now);
-            return Some(self);
+            return true;
         }
         if !is_answered(outcome) {
             self.give_up(watchdog);
         }
-        None
+        false
     }
 
     /// Whether it is done with this outcome.
     fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
         match &self.what {
-            What::Undo { enough, .. } => now >= self.until || outcome.is_ok() && now >= *enough,
-            What::Tell(_) => outcome.is_ok() || now >= self.until,
+            What::Undo { enough, .. } => now >= self.until || is_settled(outcome) && now >= *enough,
+            What::Tell(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, ticket) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
                 let lost = late || !is_answered(outcome) && now >= self.until;
@@ -205,8 +205,18 @@ impl Orphan {
     }
 }
 
+/// Whether the server has done it. An error reply says that it has not.
 fn is_answered(outcome: &Outcome) -> bool {
     matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
+}
+
+/// Whether sending it again is of no use: it was done, or refused for a reason that stays, as the
+/// access rights are. BUSY, LOADING, OOM and their like pass, and it may be done then.
+fn is_settled(outcome: &Outcome) -> bool {
+    match outcome {
+        Ok(Value::ServerError(error)) => !passes(&error.clone().into()),
+        outcome => outcome.is_ok(),
+    }
 }
 
 impl Orphan {
@@ -274,13 +284,50 @@ mod tests {
             let is_done = |outcome: &Outcome, after: u64| {
                 orphan.is_done(outcome, false, begun + after, &watchdog)
             };
-            let (answered, silent) = (Ok(Value::Okay), Err(Failure::TimedOut(cause())));
-            if enough > 0 {
-                assert!(!is_done(&answered, (enough - 1) * SECOND), "{what}: answered early");
+            for settled in
+                [Ok(Value::Okay), Ok(Value::Nil), refusal("NOPERM"), refusal("WRONGTYPE")]
+            {
+                if enough > 0 {
+                    assert!(
+                        !is_done(&settled, (enough - 1) * SECOND),
+                        "{what}: early: {settled:?}"
+                    );
+                }
+                assert!(is_done(&settled, (enough + 1) * SECOND), "{what}: {settled:?}");
             }
-            assert!(is_done(&answered, (enough + 1) * SECOND), "{what}: answered");
-            assert!(!is_done(&silent, (lasts - 1) * SECOND), "{what}: not answered");
-            assert!(is_done(&silent, (lasts + 1) * SECOND), "{what}: over");
+            let silent =
+                [Failure::TimedOut, Failure::Reset, Failure::Unsent].map(|it| Err(it(cause())));
+            for open in silent.into_iter().chain(PASSING.map(refusal)) {
+                assert!(!is_done(&open, (lasts - 1) * SECOND), "{what}: not done yet: {open:?}");
+                assert!(is_done(&open, (lasts + 1) * SECOND), "{what}: over: {open:?}");
+            }
         }
+    }
+
+    /// What says that the server has done nothing, and may later.
+    const PASSING: [&str; 7] =
+        ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
+
+    fn refusal(code: &str) -> Outcome {
+        Ok(redis::parse_redis_value(format!("-{code} for a reason\r\n").as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_numbered_request_is_sent_until_it_was_applied_or_is_too_late() {
+        let name = Arc::from("name");
+        let requests = Arc::new(Requests::new("requests", &Arc::default()));
+        let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
+        let begun = clock::now();
+        let is_done = |outcome: Outcome, after: u64| {
+            let ticket = requests.open(|| 1);
+            let orphan = Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, ticket);
+            orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
+        };
+        for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {
+            assert!(!is_done(refusal(code), WINDOW.as_secs() - 1), "{code}: was not applied");
+            assert!(is_done(refusal(code), WINDOW.as_secs() + 1), "{code}: nobody will know");
+        }
+        assert!(is_done(Ok(Value::Int(1)), 0), "applied");
+        assert!(is_done(Ok(Value::Array(vec![Value::Int(7)])), 0), "too late");
     }
 }

@@ -83,10 +83,12 @@ const fn drift(lease: u64) -> u64 {
     lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
 }
 
-/// What is known of a hold. Times are on the hold's clock.
+/// What is known of a hold. Times are by [`clock`](crate::sync::clock).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Its thread has had it since then.
+    /// When it was granted.
+    pub(crate) granted: u64,
+    /// The thread that wants it renewed has had it since then.
     pub(crate) since: u64,
     pub(crate) deadline: u64,
     /// It was granted by message, and has not been raised yet.
@@ -128,8 +130,9 @@ impl Facts {
         let (first, lease) = if self.is_provisional && (is_watched || self.fixed.is_some()) {
             let watched = if is_watched { config.watchdog_timeout } else { Duration::ZERO };
             // Once, and counted from the grant.
-            let fixed = self.fixed.unwrap_or_default().saturating_sub(Duration::from_nanos(age));
-            (self.since.saturating_add(RAISED_AFTER), watched.max(fixed))
+            let spent = Duration::from_nanos(now.saturating_sub(self.granted));
+            let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
+            (self.granted.saturating_add(RAISED_AFTER), watched.max(fixed))
         } else if is_watched {
             let lease = clock::nanos(config.watchdog_timeout);
             let grid = (lease / GRID).max(MS);
@@ -185,6 +188,7 @@ mod tests {
     const SECOND: u64 = 1_000 * MS;
     /// A hold that was granted by reply a second after the clock began.
     const WATCHED: Facts = Facts {
+        granted: SECOND,
         since: SECOND,
         deadline: 31 * SECOND,
         is_provisional: false,

@@ -31,7 +31,9 @@ pub use counters::{
     PlainExpirableSemaphore, PlainExpirableSemaphoreHandle, PlainLatch, PlainLatchHandle,
     PlainSemaphore, PlainSemaphoreHandle,
 };
-pub use lock::{PlainFairLock, PlainFairLockHandle, PlainLock, PlainLockHandle};
+pub use lock::{
+    PlainFairLock, PlainFairLockHandle, PlainLock, PlainLockHandle, PlainReadWriteLock,
+};
 use subscriber::Subscriber;
 
 /// How long a hold lasts unless another time is given: Redisson's default.
@@ -85,6 +87,12 @@ impl PlainClient {
     #[must_use]
     pub fn fair_lock(&self, name: &str) -> PlainFairLock {
         PlainFairLock::new(self.clone(), name, LEASE)
+    }
+
+    /// Redisson's read-write lock of this name.
+    #[must_use]
+    pub fn read_write_lock(&self, name: &str) -> PlainReadWriteLock {
+        PlainReadWriteLock::new(self.clone(), name, LEASE)
     }
 
     /// Redisson's semaphore of this name.

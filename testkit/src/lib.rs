@@ -21,8 +21,8 @@ mod workers;
 
 pub use baseline::{
     PlainClient, PlainExpirableSemaphore, PlainExpirableSemaphoreHandle, PlainFairLock,
-    PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle, PlainSemaphore,
-    PlainSemaphoreHandle,
+    PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle,
+    PlainReadWriteLock, PlainSemaphore, PlainSemaphoreHandle,
 };
 pub use cluster::Cluster;
 pub use proxy::{Action, Direction, Proxy};

@@ -98,8 +98,19 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 impl<T> Running<T> {
-    /// Waits until the thread has slept for a few milliseconds: it waits for something.
+    /// Waits until the thread has slept for a few milliseconds: it waits for something, be it the
+    /// reply to a request.
     pub(crate) fn wait_asleep(&self) {
+        self.wait_still(sleeps);
+    }
+
+    /// Waits until the thread has slept for a few milliseconds, and not for a reply: it stands in
+    /// line. As long as its first request is on its way, who comes after it may get before it.
+    pub(crate) fn wait_queued(&self) {
+        self.wait_still(|thread| sleeps(thread).filter(|_| is_parked(thread)));
+    }
+
+    fn wait_still(&self, sleeps: impl Fn(u64) -> Option<u64>) {
         let mut since = Instant::now();
         let mut last = None;
         wait_until("the thread sleeps", SOON, || {
@@ -145,6 +156,19 @@ fn sleeps(thread: u64) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
+/// Whether the system call in which the thread sleeps is that of mutexes and condition variables.
+#[cfg(target_os = "linux")]
+fn is_parked(thread: u64) -> bool {
+    let futex = match std::env::consts::ARCH {
+        "x86_64" => "202",
+        "aarch64" => "98",
+        // Not known here: that it sleeps must do.
+        _ => return true,
+    };
+    let call = fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
+    call.map_or(true, |call| call.split(' ').next() == Some(futex))
+}
+
 #[cfg(not(target_os = "linux"))]
 fn thread_number() -> u64 {
     0
@@ -155,6 +179,11 @@ fn thread_number() -> u64 {
 fn sleeps(_thread: u64) -> Option<u64> {
     thread::sleep(UNIT);
     Some(0)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_parked(_thread: u64) -> bool {
+    true
 }
 
 /// The names of this process's threads (of their first 15 characters).
@@ -196,7 +225,9 @@ impl Commands {
 
 /// The one owner in the lock's hash, with its count.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
-    let fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
+    let mut fields: Vec<(String, String)> = connection.hgetall(name).unwrap();
+    // Of a read-write lock.
+    fields.retain(|(field, _)| field != "mode");
     assert!(fields.len() <= 1, "more than one holder of {name:?}: {fields:?}");
     fields.into_iter().next()
 }

@@ -14,7 +14,9 @@
 //! milliseconds.
 
 use crate::random::Random;
-use crate::wire::{Chain, Message, Refused, Released, Reply, Request, Site, What, Whose};
+use crate::wire::{
+    Chain, Message, Refused, Released, Reply, Request, Site, What, Whose, next_number,
+};
 
 pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
@@ -115,9 +117,9 @@ pub(crate) enum Output {
     Unlisten,
     /// The own channel, on a new connection.
     Resubscribe,
-    /// The caller has the lock until then, unless that is extended.
-    /// Until when, and with which fencing token.
-    Entered(Time, Option<i64>),
+    /// The caller has the lock under this number until then, unless that is extended; and with which
+    /// fencing token.
+    Entered(u64, Time, Option<i64>),
     Extended(Time),
     /// The caller has it no more.
     Lost,
@@ -238,7 +240,7 @@ impl Process {
     // ---- waiting --------------------------------------------------------------------------
 
     fn next_number(&mut self) -> u64 {
-        self.numbers += 1;
+        self.numbers = next_number(self.numbers, &mut self.random);
         self.numbers
     }
 
@@ -451,7 +453,7 @@ impl Process {
         }
         let is_raised = granted.is_none();
         self.state = State::Holding(Hold { number, until, is_raised, in_doubt, granted, chain });
-        self.outputs.push(Output::Entered(until, token));
+        self.outputs.push(Output::Entered(number, until, token));
         self.outputs.push(Output::At(until, Timer::Deadline(number)));
         if !is_raised {
             self.outputs.push(Output::At(now + RAISE, Timer::Raise(number)));

@@ -48,7 +48,7 @@ impl Tried {
     fn granted(&mut self, now: Time, at: Time) -> Result<Time, Vec<Output>> {
         let outputs = self.on(now, Input::Message(grant(1, at)));
         let until = outputs.iter().find_map(|output| match output {
-            Output::Entered(until, _) => Some(*until),
+            Output::Entered(_, until, _) => Some(*until),
             _ => None,
         });
         until.ok_or(outputs)

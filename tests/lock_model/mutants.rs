@@ -136,14 +136,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who gives up stays in the queue",
         Script::GiveUp,
-        "redis.pcall('lrem', queue, 1, ARGV[3])",
+        "redis.pcall('lrem', queue, 1, ARGV[1])",
         "",
         697,
     ),
     script(
         "who gives up keeps what it was granted",
         Script::GiveUp,
-        "return release(ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]))",
+        "return release(ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))",
         "return false",
         0,
     ),

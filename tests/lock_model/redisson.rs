@@ -152,7 +152,8 @@ impl Simulation<'_> {
                 if let Some(connection) = own.connection.take() {
                     self.disconnect(connection);
                 }
-                self.java[java].claim = self.claim(lock, began, sent + LEASE * MS)?;
+                let owner = self.java[java].owner();
+                self.java[java].claim = self.claim(lock, &owner, began, sent + LEASE * MS)?;
                 let work = self.plan.java_hold.sample(&mut self.random);
                 self.at(now + work, Event::Java(java, JavaEvent::Done));
             }

@@ -1,6 +1,6 @@
 //! What must hold, whatever happens.
 
-use crate::client::{MS, SECOND, Time};
+use crate::client::Time;
 use crate::simulation::Lock;
 use crate::store::{Script, State, is_ours, is_to};
 use crate::wire::{Site, own_channel};
@@ -8,14 +8,6 @@ use crate::wire::{Site, own_channel};
 /// Which rule was broken, and how.
 pub(crate) type Broken = String;
 
-/// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
-/// asks within 1.2 s.
-const FREE: Time = 1_600 * MS;
-/// How long it may be held by an owner that does not know or does not want it: the provisional
-/// lease, whose end those who wait know.
-const UNCLAIMED: Time = 2_600 * MS;
-/// The same if a copy of its request came late: until its last give-up.
-const UNCLAIMED_COPY: Time = 11 * SECOND;
 const WINDOW: i64 = 4;
 /// So many tokens are a hold's.
 const TOKENS: i64 = 1_024;
@@ -204,6 +196,12 @@ pub(crate) struct Claim {
     pub(crate) until: Time,
 }
 
+impl Claim {
+    pub(crate) fn new(_owner: &str, began: Time, from: Time, until: Time) -> Self {
+        Self { began, from, until }
+    }
+}
+
 impl Lock {
     /// Only one at a time, but for leases that were cut by force or by a clock.
     pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
@@ -233,52 +231,4 @@ impl Lock {
         self.token = self.token.max(last);
         Ok(())
     }
-}
-
-/// For how long something has been so.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    free: Option<Time>,
-    unclaimed: Option<(String, Time)>,
-}
-
-impl Waits {
-    pub(crate) fn free(&mut self, now: Time, is_so: bool) -> Result<Time, Broken> {
-        let free = since(&mut self.free, now, is_so);
-        if free > FREE {
-            return Err(format!("a free lock is waited for since {} ms", free / MS));
-        }
-        Ok(free)
-    }
-
-    /// `holder` does not know or want it; `true`: because a copy came late.
-    pub(crate) fn unclaimed(
-        &mut self,
-        now: Time,
-        holder: Option<(&str, bool)>,
-    ) -> Result<Time, Broken> {
-        let Some((holder, by_copy)) = holder else {
-            self.unclaimed = None;
-            return Ok(0);
-        };
-        let since = match &self.unclaimed {
-            Some((before, since)) if before == holder => now - since,
-            _ => {
-                self.unclaimed = Some((holder.to_owned(), now));
-                0
-            }
-        };
-        if since > if by_copy { UNCLAIMED_COPY } else { UNCLAIMED } {
-            return Err(format!("{holder} has not used the lock for {} ms", since / MS));
-        }
-        Ok(since)
-    }
-}
-
-fn since(since: &mut Option<Time>, now: Time, is_so: bool) -> Time {
-    if !is_so {
-        *since = None;
-        return 0;
-    }
-    now - *since.get_or_insert(now)
 }

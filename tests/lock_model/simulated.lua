@@ -9,7 +9,7 @@ local redis = (function(real)
     local grows = {hset = true, hincrby = true, incrby = true, rpush = true, lpush = true, set = true}
     local writes = {
         hset = true, hincrby = true, incrby = true, rpush = true, lpush = true, set = true, del = true,
-        lpop = true, lrem = true, pexpire = true,
+        lpop = true, lrem = true, pexpire = true, hdel = true,
     }
 
     local function mortal(key, ends)
@@ -54,7 +54,10 @@ local redis = (function(real)
         elseif command == 'set' then
             local value, _, left = ...
             real.call('set', key, value)
-            mortal(key, ms + tonumber(left))
+            real.call('hdel', 'sim:ends', key)
+            if left then
+                mortal(key, ms + tonumber(left))
+            end
             return {ok = 'OK'}
         elseif command == 'publish' then
             real.call('rpush', 'sim:messages', key, (...))
@@ -67,7 +70,7 @@ local redis = (function(real)
             return counts
         end
         local reply = call(command, key, ...)
-        if (command == 'del' or command == 'lpop' or command == 'lrem')
+        if (command == 'del' or command == 'hdel' or command == 'lpop' or command == 'lrem')
             and real.call('exists', key) == 0 then
             real.call('hdel', 'sim:ends', key)
         end

@@ -9,9 +9,10 @@ use crate::client::{Input, LEASE, MS, Output, Process, Rule, SECOND, Time, Timer
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::redisson::{Java, JavaEvent};
-use crate::rules::{self, Broken, Claim, Step, Waits};
-use crate::store::{Script, State, Store, call, keys, uuid};
-use crate::wire::{Message, Released, Reply, Request, Site, own_channel};
+use crate::rules::{self, Broken, Claim, Step};
+use crate::store::{Script, State, Store, call, force, keys, uuid};
+use crate::waits::Waits;
+use crate::wire::{Message, Released, Reply, Request, Site, own_channel, owner};
 
 /// The server's clock at the beginning, in µs.
 const START: Time = 1_763_692_800_000_000;
@@ -172,11 +173,8 @@ impl<'a> Simulation<'a> {
             store.set_monitored();
         }
         let locks = plan.sites.iter().map(|(database, name)| Lock {
-            site: {
-                let site = Site::new(*database, name);
-                if plan.is_fenced { site.fenced() } else { site }
-            },
-            state: State { left: -2, queue_left: -2, window_left: -2, ..State::default() },
+            site: Site::planned(*database, name, plan.is_fenced),
+            state: State::none(),
             at: 0,
             claims: Vec::new(),
             disturbed: Vec::new(),
@@ -336,18 +334,7 @@ impl<'a> Simulation<'a> {
     /// A lock as it is now: what has ended by itself is gone.
     fn now_of(&self, lock: usize) -> State {
         let Lock { state, at, .. } = &self.locks[lock];
-        let passed = self.server_ms() - at;
-        let mut state = State { messages: Vec::new(), ..state.clone() };
-        for left in [&mut state.left, &mut state.queue_left, &mut state.window_left] {
-            *left = if *left >= 0 && *left >= passed { *left - passed } else { (*left).min(-1) };
-        }
-        if state.left < 0 {
-            state.holders.clear();
-        }
-        if state.queue_left < 0 {
-            state.queue.clear();
-        }
-        state
+        State { messages: Vec::new(), ..state.clone() }.after(self.server_ms() - at)
     }
 
     /// Runs a script, holds what it did against the rules and sends its messages.
@@ -576,12 +563,13 @@ impl<'a> Simulation<'a> {
                 self.summary.add("subscriptions renewed", 1);
                 self.soon(Event::Subscribe(process));
             }
-            Output::Entered(until, token) => {
+            Output::Entered(number, until, token) => {
                 let own = &mut self.ours[process];
                 own.grants += 1;
                 own.longest = own.longest.max(self.now - own.began);
                 let (lock, began, serial) = (own.site, own.began, own.serial);
-                let claim = self.claim(lock, began, until)?;
+                let owner = owner(&own.uuid, number);
+                let claim = self.claim(lock, &owner, began, until)?;
                 self.locks[lock].check_token(token)?;
                 self.summary.add("fencing tokens", i64::from(token.is_some()));
                 self.ours[process].claim = Some(claim);
@@ -608,9 +596,15 @@ impl<'a> Simulation<'a> {
     }
 
     /// Somebody says that the lock is his until then. Nobody else may say so now.
-    pub(crate) fn claim(&mut self, lock: usize, began: Time, until: Time) -> Result<usize, Broken> {
+    pub(crate) fn claim(
+        &mut self,
+        lock: usize,
+        owner: &str,
+        began: Time,
+        until: Time,
+    ) -> Result<usize, Broken> {
         self.note(|| format!("entered until {:.3}", until as f64 / 1_000.0));
-        let claim = Claim { began, from: self.now, until };
+        let claim = Claim::new(owner, began, self.now, until);
         self.locks[lock].check_claim(&claim)?;
         self.locks[lock].claims.push(claim);
         Ok(self.locks[lock].claims.len() - 1)
@@ -646,7 +640,7 @@ impl<'a> Simulation<'a> {
         let own = &mut self.ours[process];
         own.troubled = own.troubled.max(noticed + MS);
         if let Request::Acquire { number, .. } | Request::Try { number, .. } = request {
-            own.in_doubt.insert(format!("{}:{number}", own.uuid));
+            own.in_doubt.insert(owner(&own.uuid, number));
         }
         self.at(noticed, Event::Process(process, ForProcess::Input(Input::InDoubt(request))));
     }
@@ -742,16 +736,14 @@ impl<'a> Simulation<'a> {
             }
             Fault::Force => {
                 self.locks[lock].disturbed.push(self.now);
-                let site = &self.locks[lock].site;
-                let args = [site.public.clone(), site.database.to_string()];
-                let keys = keys(site);
+                let Lock { site, state, .. } = &self.locks[lock];
+                let (keys, args) = force(site, state, true);
                 self.execute(lock, None, Script::ForceUnlock, (&keys, &args))?;
             }
             Fault::JavaForce => {
                 self.locks[lock].disturbed.push(self.now);
-                let site = &self.locks[lock].site;
-                let keys = [site.lock.clone(), site.public.clone()];
-                let args = ["0".to_owned()];
+                let Lock { site, state, .. } = &self.locks[lock];
+                let (keys, args) = force(site, state, false);
                 self.execute(lock, None, Script::RedissonForceUnlock, (&keys, &args))?;
             }
             Fault::Full => {
@@ -828,21 +820,21 @@ impl<'a> Simulation<'a> {
         for lock in 0..self.locks.len() {
             let state = self.now_of(lock);
             let is_awaited = self.ours.iter().any(|own| own.site == lock && self.is_well(own));
-            let is_free = state.holders.is_empty() && state.window_left <= 0 && !self.is_full;
-            let unclaimed = state.holder().and_then(|holder| {
+            let is_free = state.is_open() && !self.is_full;
+            let unclaimed = state.holders.iter().filter_map(|holder| {
                 let own = self.ours.iter().find(|own| holder.starts_with(&own.uuid))?;
                 let is_ended =
                     own.claim.is_none_or(|claim| self.locks[lock].claims[claim].until <= self.now);
                 let could_say = !own.is_dead && !own.is_stopped && own.troubled < self.now;
-                (is_ended && could_say).then(|| (holder, own.in_doubt.contains(holder)))
+                (is_ended && could_say).then(|| (holder.as_str(), own.in_doubt.contains(holder)))
             });
             let now = self.now;
             let are_lost = self.locks[lock].disturbed.last().is_some_and(|at| now - at < LOST);
             // A clock that was set back makes every lease longer.
-            let unclaimed = unclaimed.filter(|_| !are_lost);
+            let unclaimed: Vec<_> = unclaimed.filter(|_| !are_lost && is_awaited).collect();
             let waits = &mut self.locks[lock].waits;
             let free = waits.free(now, is_awaited && is_free)?;
-            let unclaimed = waits.unclaimed(now, unclaimed.filter(|_| is_awaited))?;
+            let unclaimed = waits.unclaimed(now, &unclaimed)?;
             self.summary.most("longest free (ms)", free / MS);
             self.summary.most("longest unclaimed (ms)", unclaimed / MS);
         }
@@ -870,9 +862,8 @@ impl<'a> Simulation<'a> {
             }
             let later = self.now + self.offset + 61 * SECOND + LEASE * MS;
             let state = self.store.look(later, &self.locks[lock].site);
-            let Site { lock, queue, window, .. } = &self.locks[lock].site;
-            if !(state.holders.is_empty() && state.queue.is_empty() && state.window_left == -2) {
-                return Err(format!("left for ever: {lock} {queue} {window}: {state:?}"));
+            if !state.is_clean() {
+                return Err(format!("left for ever: {:?}: {state:?}", self.locks[lock].site));
             }
         }
         Ok(())

@@ -5,158 +5,14 @@ use std::collections::HashMap;
 use redis::{Connection, Value};
 use redlatch_testkit::Server;
 
-use crate::wire::{Request, Site, own_channel};
+pub(crate) use crate::scripts::{Script, Scripts, call, force, keys};
+use crate::state::OBSERVE;
+pub(crate) use crate::state::State;
+use crate::wire::{Site, own_channel};
 
 const SIMULATED: &str = include_str!("simulated.lua");
-const OBSERVE: &str = include_str!("observe.lua");
 /// The databases that histories use.
 pub(crate) const DATABASES: i64 = 2;
-
-/// Which text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Script {
-    /// Stands before the others of ours.
-    Queue,
-    Acquire,
-    Try,
-    Release,
-    GiveUp,
-    Renew,
-    ForceUnlock,
-    RedissonAcquire,
-    /// Of Redisson 3.16.8.
-    RedissonUnlock3,
-    RedissonUnlock4,
-    RedissonForceUnlock,
-}
-
-impl Script {
-    pub(crate) fn of(request: &Request) -> Self {
-        match request {
-            Request::Acquire { .. } => Self::Acquire,
-            Request::Try { .. } => Self::Try,
-            Request::Release { .. } => Self::Release,
-            Request::GiveUp { .. } => Self::GiveUp,
-            Request::Renew { .. } => Self::Renew,
-        }
-    }
-
-    /// What stands before the prelude.
-    fn shortcut(self) -> &'static str {
-        match self {
-            Self::Acquire | Self::Try => include_str!("../../lua/lock/free.lua"),
-            Self::Release => include_str!("../../lua/lock/unwanted.lua"),
-            _ => "",
-        }
-    }
-
-    fn has_prelude(self) -> bool {
-        matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
-    }
-}
-
-/// The texts.
-#[derive(Clone, Debug)]
-pub(crate) struct Scripts(HashMap<Script, String>);
-
-impl Scripts {
-    pub(crate) fn ours() -> Self {
-        let texts = [
-            (Script::Queue, include_str!("../../lua/lock/queue.lua")),
-            (Script::Acquire, include_str!("../../lua/lock/acquire.lua")),
-            (Script::Try, include_str!("../../lua/lock/try.lua")),
-            (Script::Release, include_str!("../../lua/lock/release.lua")),
-            (Script::GiveUp, include_str!("../../lua/lock/give_up.lua")),
-            (Script::Renew, include_str!("../../lua/lock/renew.lua")),
-            (Script::ForceUnlock, include_str!("../../lua/lock/force_unlock.lua")),
-            (Script::RedissonAcquire, include_str!("redisson/acquire.lua")),
-            (Script::RedissonUnlock3, include_str!("redisson/unlock_3.lua")),
-            (Script::RedissonUnlock4, include_str!("redisson/unlock_4.lua")),
-            (Script::RedissonForceUnlock, include_str!("redisson/force_unlock.lua")),
-        ];
-        Self(texts.map(|(script, text)| (script, text.to_owned())).into())
-    }
-
-    /// One text with a part of it replaced, which must occur in it.
-    pub(crate) fn broken(script: Script, part: &str, by: &str) -> Self {
-        let mut scripts = Self::ours();
-        let text = scripts.0[&script].clone();
-        assert!(text.contains(part), "{script:?} has no {part:?}");
-        scripts.0.insert(script, text.replace(part, by));
-        scripts
-    }
-
-    /// As the server gets it.
-    pub(crate) fn text(&self, script: Script) -> String {
-        script.shortcut().to_owned() + &self.rest(script)
-    }
-
-    /// The same without its shortcut.
-    pub(crate) fn rest(&self, script: Script) -> String {
-        let prelude = if script.has_prelude() { &self.0[&Script::Queue] } else { "" };
-        format!("{prelude}{}", self.0[&script])
-    }
-}
-
-/// `KEYS` and `ARGV` of one of ours; of one that has no right to the queue, if it `is_poor`.
-pub(crate) fn call(
-    site: &Site,
-    uuid: &str,
-    request: &Request,
-    is_poor: bool,
-) -> (Vec<String>, Vec<String>) {
-    let owner = |number: &u64| format!("{uuid}:{number}");
-    let mut args = vec![site.public.clone(), site.database.to_string()];
-    match request {
-        Request::Acquire { number, lease } | Request::Try { number, lease } => {
-            args.extend([lease.to_string(), owner(number)]);
-        }
-        Request::Release { number, chain } | Request::GiveUp { number, chain } => {
-            args.extend([owner(number), chain.since.to_string(), chain.count.to_string()]);
-        }
-        Request::Renew { number, lease } => {
-            return (vec![site.lock.clone()], vec![lease.to_string(), owner(number)]);
-        }
-    }
-    let mut keys = keys(site);
-    if is_poor {
-        keys.truncate(1);
-    }
-    (keys, args)
-}
-
-pub(crate) fn keys(site: &Site) -> Vec<String> {
-    let keys = [&site.lock, &site.queue, &site.window].into_iter().chain(&site.tokens);
-    keys.cloned().collect()
-}
-
-/// What there is of one lock, and which messages were sent since the last look.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct State {
-    pub(crate) holders: Vec<String>,
-    /// PTTL, in ms.
-    pub(crate) left: i64,
-    pub(crate) queue: Vec<String>,
-    pub(crate) queue_left: i64,
-    pub(crate) window_left: i64,
-    /// Channel and text.
-    pub(crate) messages: Vec<(String, String)>,
-}
-
-impl State {
-    pub(crate) fn holder(&self) -> Option<&str> {
-        self.holders.first().map(String::as_str)
-    }
-
-    /// In one line, for the trace.
-    pub(crate) fn short(&self) -> String {
-        let queue: Vec<_> = self.queue.iter().map(|owner| short(owner)).collect();
-        let holders: Vec<_> = self.holders.iter().map(|owner| short(owner)).collect();
-        let told: Vec<_> = self.messages.iter().map(|(_, text)| text.as_str()).collect();
-        let (left, window) = (self.left, self.window_left);
-        format!("held by {holders:?} for {left}, queue {queue:?}, window {window}, told {told:?}")
-    }
-}
 
 /// `ours` or `java`, the client and the number.
 pub(crate) fn short(owner: &str) -> String {
@@ -193,8 +49,7 @@ impl Store {
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut connections[0]).unwrap()
         };
         let observe = load(OBSERVE);
-        let all = scripts.0.keys();
-        let scripts = all.map(|script| (*script, load(&scripts.text(*script)))).collect();
+        let scripts = scripts.all().map(|script| (script, load(&scripts.text(script)))).collect();
         Self { connections, scripts, observe }
     }
 
@@ -269,14 +124,4 @@ impl Store {
 /// Whose a message is to a client's own channel.
 pub(crate) fn is_to(channel: &str, owner: &str) -> bool {
     channel == own_channel(&owner[..36])
-}
-
-impl State {
-    fn from_reply(reply: Value) -> Self {
-        type Observed = (Vec<String>, i64, Vec<String>, i64, i64, Vec<String>);
-        let (holders, left, queue, queue_left, window_left, messages): Observed =
-            redis::from_redis_value(reply).unwrap();
-        let messages = messages.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
-        Self { holders, left, queue, queue_left, window_left, messages }
-    }
 }

@@ -1,51 +1,9 @@
-//! What goes over the wire: keys, channels, requests, replies, messages. No I/O and no state.
+//! What goes over the wire: requests, replies, messages. No I/O and no state.
 
 use redis::Value;
 
-/// One lock: a name in one of a server's databases.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Site {
-    pub(crate) database: i64,
-    pub(crate) lock: String,
-    pub(crate) queue: String,
-    pub(crate) window: String,
-    /// Of a lock that has fencing tokens.
-    pub(crate) tokens: Option<String>,
-    /// Where releases are told that are everybody's.
-    pub(crate) public: String,
-    /// Beside the public one, for ours that have a place: so that the others can be counted.
-    pub(crate) companion: String,
-}
-
-impl Site {
-    pub(crate) fn new(database: i64, name: &str) -> Self {
-        let public = prefixed("redisson_lock__channel", name);
-        Self {
-            database,
-            lock: name.to_owned(),
-            queue: own_key("redlatch_queue", name),
-            window: own_key("redlatch_window", name),
-            tokens: None,
-            companion: format!("{public}:redlatch"),
-            public,
-        }
-    }
-
-    /// The same name as that of a lock with fencing tokens.
-    pub(crate) fn fenced(self) -> Self {
-        Self { tokens: Some(prefixed("redisson_lock_token", &self.lock)), ..self }
-    }
-}
-
-fn prefixed(prefix: &str, name: &str) -> String {
-    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
-}
-
-/// `x` and `{x}` would share a key, and a release of one would grant the other.
-fn own_key(prefix: &str, name: &str) -> String {
-    let tagged = if name.contains('{') { "_tagged" } else { "" };
-    prefixed(&format!("{prefix}{tagged}"), name)
-}
+use crate::site::KINDS;
+pub(crate) use crate::site::{Site, next_number, owner};
 
 /// A client's own channel.
 pub(crate) fn own_channel(uuid: &str) -> String {
@@ -191,7 +149,11 @@ impl Message {
                 let (now, rest) = integer(rest)?;
                 let (lease, rest) = integer(rest)?;
                 let (details, rest) = rest.split_once(' ')?;
-                let (places, chain) = details.strip_prefix("lock,")?.split_once(',')?;
+                let (kind, details) = details.split_once(',')?;
+                if !KINDS.contains(&kind) {
+                    return None;
+                }
+                let (places, chain) = details.split_once(',')?;
                 let (since, count) = chain.split_once(',')?;
                 let (count, token) = match count.split_once(',') {
                     Some((count, token)) => (count, Some(token.parse().ok()?)),

@@ -392,6 +392,7 @@ impl Name {
                 tenancy.release();
                 true
             }
+            Left::Stepped => unreachable!("nobody shares it"),
             Left::Release { seat, .. } => {
                 let _baton = Baton::new(self, None);
                 self.leads(&Thread::current());
@@ -426,7 +427,7 @@ impl Name {
     fn force(&self) {
         *self.server.lock() = None;
         self.gate.force();
-        if let Some((tenancy, _)) = self.gate.tenant() {
+        if let Some(tenancy) = self.gate.tenant() {
             let server = self.server.lock().clone();
             if server.is_none_or(|hold| !Arc::ptr_eq(&hold, &tenancy.hold)) {
                 self.lose(&tenancy);
@@ -477,7 +478,7 @@ fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
         for _ in 0..odds.losses {
             if chance(0.3) {
                 wheel.force();
-            } else if let Some((tenancy, _)) = wheel.gate.tenant() {
+            } else if let Some(tenancy) = wheel.gate.tenant() {
                 wheel.lose(&tenancy);
             }
             wheel.check();

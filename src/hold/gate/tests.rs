@@ -3,7 +3,8 @@
 use super::*;
 use crate::acquire::Signal;
 use crate::config::ClientBuilder;
-use crate::hold::Asked;
+use crate::connection::Command;
+use crate::hold::{Asked, Line};
 use crate::protocol::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -56,6 +57,47 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), FREE);
 }
 
+/// As a fair lock's.
+#[derive(Debug)]
+struct Elsewhere;
+
+impl Line for Elsewhere {
+    fn pass(&self, _: &Arc<Hold>, _: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool) -> Option<Wake> {
+        None
+    }
+
+    fn has_passed(&self) -> bool {
+        false
+    }
+
+    fn release_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn give_up_command(&self, _: &Hold) -> Command {
+        Command::plain(&[b"PING"])
+    }
+
+    fn released(&self) {}
+}
+
+#[test]
+fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_here() {
+    let gate = Gate::new();
+    let mut state = gate.state.lock();
+    let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
+    assert!(matches!(state.enter(&leader, Terms::Watched, true, 0), Entered::Leads));
+    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(Some(Arc::new(Elsewhere)), owner, Terms::Watched, LEASE, asked, false);
+    let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
+    assert!(matches!(state.admit(&tenancy, Terms::Watched, None, 0), Admitted::Seated(None)));
+    let Entered::Queued(waiter) = state.enter(&other, Terms::Watched, true, 0) else { panic!() };
+    assert!(matches!(state.leave(&tenancy, None, 0), Left::Release { leads: false, .. }));
+    assert!(waiter.take_signal().is_none());
+    assert_eq!(is(&state), LED);
+}
+
 #[test]
 fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let gate = Gate::new();
@@ -104,4 +146,23 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert_eq!(matches!(state.leave(&tenancy, None, 0), Left::Passed { .. }), passed);
         assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
+}
+
+/// Before the others can leave, too: then nobody has the lock, and its guard must not say so.
+#[test]
+fn who_leaves_a_hold_that_others_share_has_it_no_more() {
+    let gate = Gate::new();
+    let [one, two] = [(); 2].map(|()| Thread::nobodys());
+    let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+    let owner = ClientId::random().unwrap().next_owner();
+    let hold = Hold::new(None, owner, Terms::Watched, LEASE, asked, false);
+    let first = Arc::new(Tenancy::new(Arc::new(hold), one));
+    assert!(matches!(gate.admit(&first, Terms::Watched, None), Admitted::Seated(None)));
+    let Some((Entered::Again(second), true)) = gate.join(&two, Terms::Watched, Joining::InTurn)
+    else {
+        panic!("not let in")
+    };
+    assert!(matches!(gate.leave(&first, None), Left::Stepped));
+    assert!(!first.is_held() && second.is_held());
+    assert!(matches!(gate.leave(&second, None), Left::Release { .. }));
 }

@@ -1,4 +1,4 @@
-//! Redisson's lock and fair lock.
+//! Redisson's lock, fair lock and read-write lock.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -45,7 +45,7 @@ impl PlainLock {
     }
 }
 
-/// One thread's side of a [`PlainLock`].
+/// One thread's side of a [`PlainLock`] or of a [`PlainReadWriteLock`].
 pub struct PlainLockHandle {
     client: PlainClient,
     commander: Commander,
@@ -168,6 +168,70 @@ impl PlainFairLockHandle {
     /// If the server or the connection fails.
     pub fn unlock(&mut self) -> RedisResult<bool> {
         Ok(self.commander.send(self.unlock.with(&epoch_ms()))? != Value::Nil)
+    }
+}
+
+/// Redisson's read-write lock. Each thread takes a handle, to [`read`](Self::read) or to
+/// [`write`](Self::write).
+#[derive(Clone, Debug)]
+pub struct PlainReadWriteLock {
+    client: PlainClient,
+    name: String,
+    lease: String,
+}
+
+impl PlainReadWriteLock {
+    pub(super) fn new(client: PlainClient, name: &str, lease: Duration) -> Self {
+        Self { client, name: name.to_owned(), lease: lease.as_millis().to_string() }
+    }
+
+    /// One thread's side of the lock for readers, with a connection and an owner of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn read(&self) -> RedisResult<PlainLockHandle> {
+        let owner = self.client.new_owner();
+        let channel = prefixed("redisson_rwlock", &self.name);
+        let prefix = match self.name.contains('{') {
+            true => self.name.clone(),
+            false => format!("{{{}}}", self.name),
+        };
+        let timeouts = format!("{prefix}:{owner}:rwlock_timeout");
+        let writer = format!("{owner}:write");
+        let acquire = [self.name.as_str(), &timeouts];
+        let unlock = [self.name.as_str(), &channel, &timeouts, &prefix];
+        self.handle(
+            call(scripts::READ_ACQUIRE, &acquire, &[&self.lease, &owner, &writer]),
+            call(scripts::READ_UNLOCK, &unlock, &["0", &owner]),
+            channel.clone(),
+        )
+    }
+
+    /// One thread's side of the lock for writers, with a connection and an owner of its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection to the server.
+    pub fn write(&self) -> RedisResult<PlainLockHandle> {
+        let owner = format!("{}:write", self.client.new_owner());
+        let channel = prefixed("redisson_rwlock", &self.name);
+        let keys = [self.name.as_str(), channel.as_str()];
+        self.handle(
+            call(scripts::WRITE_ACQUIRE, &keys[..1], &[&self.lease, &owner]),
+            call(scripts::WRITE_UNLOCK, &keys, &["1", &self.lease, &owner]),
+            channel.clone(),
+        )
+    }
+
+    fn handle(
+        &self,
+        acquire: Vec<u8>,
+        unlock: Vec<u8>,
+        channel: String,
+    ) -> RedisResult<PlainLockHandle> {
+        let commander = self.client.commander()?;
+        Ok(PlainLockHandle { client: self.client.clone(), commander, channel, acquire, unlock })
     }
 }
 

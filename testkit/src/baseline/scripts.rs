@@ -26,6 +26,89 @@ redis.call('publish', KEYS[2], ARGV[1])
 return 1
 ";
 
+/// `KEYS` name, timeouts; `ARGV` lease, owner, owner as a writer. Nil, or the time that is left.
+pub(super) const READ_ACQUIRE: &str = r"
+local name, owner = KEYS[1], ARGV[2]
+local mode = redis.call('hget', name, 'mode')
+if mode and mode ~= 'read' and redis.call('hexists', name, ARGV[3]) == 0 then
+    return redis.call('pttl', name)
+end
+if not mode then
+    redis.call('hset', name, 'mode', 'read')
+end
+local timeout = KEYS[2] .. ':' .. redis.call('hincrby', name, owner, 1)
+redis.call('set', timeout, 1)
+redis.call('pexpire', timeout, ARGV[1])
+redis.call('pexpire', name, math.max(redis.call('pttl', name), ARGV[1]))
+return nil
+";
+
+/// `KEYS` name, channel, timeouts, what all timeouts begin with; `ARGV` message, owner. Nil: not the
+/// owner; 0: held on; 1: free.
+pub(super) const READ_UNLOCK: &str = r"
+local name, owner = KEYS[1], ARGV[2]
+local mode = redis.call('hget', name, 'mode')
+if not mode or redis.call('hexists', name, owner) == 0 then
+    return nil
+end
+local level = redis.call('hincrby', name, owner, -1)
+if level == 0 then
+    redis.call('hdel', name, owner)
+end
+redis.call('del', KEYS[3] .. ':' .. level + 1)
+if redis.call('hlen', name) > 1 then
+    local longest = -3
+    for _, field in ipairs(redis.call('hkeys', name)) do
+        for i = tonumber(redis.call('hget', name, field)) or 0, 1, -1 do
+            local left = redis.call('pttl', KEYS[4] .. ':' .. field .. ':rwlock_timeout:' .. i)
+            longest = math.max(longest, left)
+        end
+    end
+    if longest > 0 then
+        redis.call('pexpire', name, longest)
+        return 0
+    elseif mode == 'write' then
+        return 0
+    end
+end
+redis.call('del', name)
+redis.call('publish', KEYS[2], ARGV[1])
+return 1
+";
+
+/// `KEYS[1]` name; `ARGV` lease, owner. Nil, or the time that is left.
+pub(super) const WRITE_ACQUIRE: &str = r"
+local name, owner = KEYS[1], ARGV[2]
+local mode = redis.call('hget', name, 'mode')
+if mode and (mode ~= 'write' or redis.call('hexists', name, owner) == 0) then
+    return redis.call('pttl', name)
+end
+redis.call('hset', name, 'mode', 'write')
+redis.call('hincrby', name, owner, 1)
+redis.call('pexpire', name, math.max(redis.call('pttl', name), 0) + ARGV[1])
+return nil
+";
+
+/// `KEYS` name, channel; `ARGV` message, lease, owner. Nil: not the owner; 0: held on; 1: free.
+pub(super) const WRITE_UNLOCK: &str = r"
+local name, owner = KEYS[1], ARGV[3]
+if redis.call('hget', name, 'mode') ~= 'write' or redis.call('hexists', name, owner) == 0 then
+    return nil
+end
+if redis.call('hincrby', name, owner, -1) > 0 then
+    redis.call('pexpire', name, ARGV[2])
+    return 0
+end
+redis.call('hdel', name, owner)
+if redis.call('hlen', name) > 1 then
+    redis.call('hset', name, 'mode', 'read')
+else
+    redis.call('del', name)
+    redis.call('publish', KEYS[2], ARGV[1])
+end
+return 1
+";
+
 /// `KEYS` name, queue, timeouts; `ARGV` lease, owner, wait, now.
 pub(super) const FAIR_ACQUIRE: &str = r"
 local name, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
@@ -184,7 +267,11 @@ if value == 0 then
 end
 ";
 
-pub(super) const ALL: [&str; 11] = [
+pub(super) const ALL: [&str; 15] = [
+    READ_ACQUIRE,
+    READ_UNLOCK,
+    WRITE_ACQUIRE,
+    WRITE_UNLOCK,
     ACQUIRE,
     UNLOCK,
     FAIR_ACQUIRE,

@@ -1,0 +1,164 @@
+-- Stands before every script of a synchronizer that processes hand to each other: their queue, what
+-- they are told, and the window for those who are not in it. lock/README.md has the reasons.
+--
+-- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
+-- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
+-- it may release, `public`, the lock's public channel: what is not sent costs nothing.
+--
+-- The queue is a list of owners, one for each process that waits, the first in line first.
+-- What the queue needs is asked with `pcall`, and a key that was not sent is a refusal like others:
+-- such a client has no place, and waits on the public channel.
+local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
+local public, database
+
+-- All in ms. How long a lock is granted for by message: its process may be stopped, and must say
+-- that it is not before it gets the whole lease.
+local PROVISIONAL = 2000
+-- How long a lock is left to those who know the public channel only, and how long ours hand it on
+-- among themselves at least before that. BLIND: where nobody may ask who listens.
+local WINDOW, AGE, BLIND = 4, 10, 100
+-- How long the queue outlives the last question.
+local KEPT = 60000
+
+local function refused(reply)
+    return type(reply) == 'table' and reply.err and reply or nil
+end
+
+local function is_ours(owner)
+    return string.sub(owner, 15, 15) == '8'
+end
+
+-- The server's clock in ms, at the first look; 0: the right to TIME is missing.
+local time
+local function now()
+    if not time then
+        local clock = redis.pcall('time')
+        time = refused(clock) and 0 or clock[1] * 1000 + math.floor(clock[2] / 1000)
+    end
+    return time
+end
+
+local function length()
+    local places = redis.pcall('llen', queue)
+    return type(places) == 'number' and places or 0
+end
+
+-- Puts an owner at one end of the queue: nil and its place, or the refusal and nothing done. The
+-- first PEXPIRE is refused before the push where a later one would be refused after it. It also
+-- makes room: after a command that writes, memory is no reason to refuse.
+local function enqueue(push, owner)
+    local exists = redis.pcall('pexpire', queue, KEPT)
+    if refused(exists) then
+        return exists
+    end
+    local places = redis.pcall(push, queue, owner)
+    if refused(places) then
+        return places
+    end
+    if exists == 0 then
+        redis.call('pexpire', queue, KEPT)
+    end
+    return nil, places - 1
+end
+
+-- The owner's place, at the end of the queue if it had none: place, 1 if that is new, and why there
+-- is none (-1).
+local function stand(owner)
+    local place = redis.pcall('lpos', queue, owner)
+    if refused(place) then
+        return -1, 0, place.err
+    elseif place then
+        redis.pcall('pexpire', queue, KEPT)
+        return place, 0
+    end
+    local trouble, last = enqueue('rpush', owner)
+    if trouble then
+        return -1, 0, trouble.err
+    end
+    return last, 1
+end
+
+local function channel_of(owner)
+    return 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+end
+
+-- Whether the process of `owner` hears what it is told; also where nobody may ask. PUBLISH alone
+-- would count somebody's pattern subscription, and a dead process would look alive.
+local function listens(owner)
+    local heard = redis.pcall('pubsub', 'numsub', channel_of(owner))
+    return refused(heard) or heard[2] > 0
+end
+
+-- Tells the process of `owner` something; how many heard it, or the refusal.
+local function tell(owner, verb, details)
+    local number = string.match(owner, '^%d+', 38) or ''
+    return redis.pcall('publish', channel_of(owner),
+        table.concat({verb, number, details, database, lock}, ' '))
+end
+
+-- What is left of an open window. One that lasts longer than a window is none: the server's clock
+-- was set back.
+local function window_left()
+    local left = redis.pcall('pttl', window)
+    return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
+end
+
+-- Tells the first that listens to ask when the window ends: nobody else would then. `asker` keeps its
+-- place: its subscription may be on the way, and it asks when that is there.
+local function announce(left, asker)
+    while true do
+        local head = redis.pcall('lindex', queue, 0)
+        if type(head) ~= 'string' then
+            return
+        elseif listens(head) or head == asker then
+            return tell(head, 'open', left)
+        elseif type(redis.pcall('lpop', queue)) ~= 'string' then
+            return
+        end
+    end
+end
+
+-- How many wait who hear a public release only: Redisson's clients, and ours without a place. Ours
+-- with a place that listen there listen to the second channel, too. nil: nobody may ask.
+local function others()
+    local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+    return not refused(heard) and heard[2] - heard[4] or nil
+end
+
+-- Whether the others' turn has come: each of them gets one while each of ours does, those who wait
+-- and the one that leaves. By age alone they got many times their share of long holds.
+local function is_due(age, count, waiting)
+    if waiting then
+        return waiting > 0 and count * waiting > length()
+    end
+    return age >= BLIND
+end
+
+-- A lock was set free: who is next? 1: `grant` made the next process its owner. 2: it is left to the
+-- others for a window. 0: free, and told so in public; 3: the same, and the chain ends, since nobody
+-- else listens. -1: free, and that was refused.
+-- The chain is since when ours have had the lock without a window (ms; not above zero: minus its
+-- age), and how many of them; it travels with the grant and comes back with the release.
+local function hand_on(since, count, message, grant)
+    local function publish(told)
+        return refused(redis.pcall('publish', public, message)) and -1 or told
+    end
+    local start = math.max(since > 0 and since or now() + since, 0)
+    -- A chain from the time to come: the clock was set back.
+    local age = math.abs(now() - start)
+    if age >= AGE then
+        local waiting = others()
+        if is_due(age, count, waiting) then
+            -- Kept by the server: the next request of this process may be in the same packet.
+            redis.pcall('set', window, '', 'px', WINDOW)
+            if publish(0) == 0 then
+                announce(WINDOW)
+                return 2
+            end
+            redis.pcall('del', window)
+        elseif waiting == 0 then
+            return grant(now(), 1) and 1 or publish(3)
+        end
+    end
+    return grant(start, count + 1) and 1 or publish(0)
+end

@@ -1,0 +1,223 @@
+//! Read-write locks of the model's server: what `lua/read_write/` does, but for windows and leases.
+
+use std::collections::VecDeque;
+use std::sync::LazyLock;
+
+use redis::Value;
+
+use super::{NOW, State, numbers, sha};
+
+/// Who holds one.
+#[derive(Default)]
+pub(super) struct Holders {
+    writer: Option<Vec<u8>>,
+    readers: Vec<Vec<u8>>,
+    /// Those who have left. None comes again.
+    gone: Vec<Vec<u8>>,
+}
+
+impl Holders {
+    pub(super) fn know(&self, owner: &[u8]) -> bool {
+        self.writer.iter().chain(&self.readers).any(|holder| holder == owner)
+    }
+
+    pub(super) fn is_free(&self) -> bool {
+        self.writer.is_none() && self.readers.is_empty()
+    }
+
+    pub(super) fn delete(&mut self) {
+        self.writer = None;
+        self.readers.clear();
+    }
+
+    /// Whether it could be one of them, if nobody waited.
+    fn may_enter(&self, owner: &[u8]) -> bool {
+        self.is_free() || self.writer.is_none() && !writes(owner)
+    }
+
+    fn add(&mut self, owner: &[u8]) {
+        assert!(!self.gone.iter().any(|gone| gone == owner), "an owner is used again");
+        if writes(owner) {
+            self.writer = Some(owner.to_vec());
+        } else {
+            self.readers.push(owner.to_vec());
+        }
+    }
+
+    fn remove(&mut self, owner: &[u8]) {
+        if self.know(owner) {
+            self.gone.push(owner.to_vec());
+        }
+        self.writer.take_if(|writer| writer == owner);
+        self.readers.retain(|reader| reader != owner);
+    }
+}
+
+fn writes(owner: &[u8]) -> bool {
+    owner.ends_with(b":write")
+}
+
+impl State {
+    /// Runs a script of read-write locks. `None`: it is none.
+    pub(super) fn read_or_write(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Option<Value> {
+        let key = arguments[0].as_slice();
+        let argument = |at: usize| arguments[at].as_slice();
+        Some(if sha == *ACQUIRE {
+            self.ask_to_share(key, argument(4))
+        } else if sha == *TRY {
+            self.try_to_share(key, argument(4), argument(5))
+        } else if sha == *STAY {
+            if !self.holders(key).know(argument(4)) {
+                return Some(Value::Nil);
+            }
+            self.let_in(key, None);
+            Value::Int(self.waiting(key).len() as i64)
+        } else if sha == *RELEASE {
+            self.leave(key, argument(3), argument(6))
+        } else if sha == *GIVE_UP {
+            let owner = argument(3).to_vec();
+            self.waiting(key).retain(|other| *other != owner);
+            self.leave(key, &owner, argument(6))
+        } else if sha == *FORCE_UNLOCK {
+            let holders = self.holders(key);
+            let is_held_so = match argument(4) {
+                b"write" => holders.writer.is_some(),
+                _ => holders.writer.is_none() && !holders.readers.is_empty(),
+            };
+            if is_held_so {
+                holders.delete();
+            }
+            self.let_in(key, None);
+            Value::Int(i64::from(is_held_so))
+        } else {
+            return None;
+        })
+    }
+
+    pub(super) fn holders(&mut self, key: &[u8]) -> &mut Holders {
+        self.shared.entry(key.to_vec()).or_default()
+    }
+
+    fn waiting(&mut self, key: &[u8]) -> &mut VecDeque<Vec<u8>> {
+        self.queues.entry(key.to_vec()).or_default()
+    }
+
+    /// It has it already: it is told so.
+    fn has_it_already(&mut self, key: &[u8], owner: &[u8]) -> Option<Value> {
+        let places = self.waiting(key).len() as i64;
+        self.holders(key).know(owner).then_some(Value::Int(-1 - places))
+    }
+
+    fn ask_to_share(&mut self, key: &[u8], owner: &[u8]) -> Value {
+        if let Some(already) = self.has_it_already(key, owner) {
+            return already;
+        }
+        if self.waiting(key).is_empty() && self.holders(key).may_enter(owner) {
+            self.holders(key).add(owner);
+            return Value::Int(0);
+        }
+        let queue = self.waiting(key);
+        let place = queue.iter().position(|other| other == owner);
+        if place.is_none() {
+            queue.push_back(owner.to_vec());
+        }
+        let at = place.unwrap_or(queue.len() - 1) as i64;
+        self.let_in(key, Some(owner));
+        if self.holders(key).know(owner) {
+            return Value::Int(self.waiting(key).len() as i64);
+        }
+        self.refusals += 1;
+        numbers(&[NOW, 30_000, at, 0, i64::from(place.is_none())])
+    }
+
+    fn try_to_share(&mut self, key: &[u8], owner: &[u8], writer: &[u8]) -> Value {
+        if let Some(already) = self.has_it_already(key, owner) {
+            return already;
+        }
+        self.let_in(key, None);
+        let nobody_waits = self.waiting(key).is_empty();
+        let holders = self.holders(key);
+        let may = match &holders.writer {
+            Some(holder) => holder == writer,
+            None => holders.is_free() || !writes(owner) && nobody_waits,
+        };
+        if !may {
+            return Value::Nil;
+        }
+        holders.add(owner);
+        self.let_in(key, None);
+        Value::Int(self.waiting(key).len() as i64)
+    }
+
+    fn leave(&mut self, key: &[u8], owner: &[u8], channel: &[u8]) -> Value {
+        let held = self.holders(key).know(owner);
+        self.holders(key).remove(owner);
+        self.let_in(key, None);
+        if !held {
+            return Value::Nil;
+        }
+        if self.holders(key).is_free() {
+            self.publish(channel, b"0");
+            return Value::Int(0);
+        }
+        Value::Int(4)
+    }
+
+    /// Grants the lock to the first in line, and to all readers behind it. `asker` reads the reply.
+    pub(super) fn let_in(&mut self, key: &[u8], asker: Option<&[u8]>) {
+        while let Some(head) = self.waiting(key).front().cloned() {
+            let name = String::from_utf8(head.clone()).unwrap();
+            let (client, number) = name.split_once(':').unwrap();
+            let number = number.trim_end_matches(":write");
+            let channel = format!("redisson_lock__channel:{{redlatch:{client}}}").into_bytes();
+            let listens = self.connections.iter().any(|peer| peer.channels.contains(&channel));
+            let asks = asker == Some(&head);
+            if !listens && !asks {
+                self.waiting(key).pop_front();
+                continue;
+            }
+            if !self.holders(key).may_enter(&head) {
+                return;
+            }
+            self.waiting(key).pop_front();
+            self.holders(key).add(&head);
+            if !asks {
+                let behind = match writes(&head) {
+                    true => self.waiting(key).len(),
+                    false => self.waiting(key).iter().skip_while(|other| !writes(other)).count(),
+                };
+                let kind = if writes(&head) { "write" } else { "read" };
+                let lock = String::from_utf8_lossy(key);
+                let message = format!("grant {number} {NOW} 2000 {kind},{behind},{NOW},1 0 {lock}");
+                self.publish(&channel, message.as_bytes());
+            }
+        }
+    }
+}
+
+macro_rules! script {
+    ($file:literal $(, behind $shortcut:literal)?) => {
+        LazyLock::new(|| {
+            sha(concat!(
+                $(include_str!(concat!("../../../lua/read_write/", $shortcut)),)?
+                include_str!("../../../lua/hand_off.lua"),
+                include_str!("../../../lua/read_write/holders.lua"),
+                include_str!(concat!("../../../lua/read_write/", $file)),
+            ))
+        })
+    };
+}
+
+static ACQUIRE: LazyLock<String> = script!("acquire.lua", behind "free.lua");
+static TRY: LazyLock<String> = script!("try.lua", behind "free.lua");
+static RELEASE: LazyLock<String> = script!("release.lua", behind "unwanted.lua");
+static GIVE_UP: LazyLock<String> = script!("give_up.lua");
+static FORCE_UNLOCK: LazyLock<String> = script!("force_unlock.lua");
+static STAY: LazyLock<String> = script!("stay.lua");
+
+/// The server knows them from the beginning.
+pub(super) fn scripts() -> Vec<String> {
+    [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STAY]
+        .map(|script| String::clone(script))
+        .to_vec()
+}

@@ -1,0 +1,201 @@
+//! An owner that asks for a lock, from its first request until it has the lock or is given up, and
+//! what its requests have told.
+//!
+//! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
+//! the server's clock. The process may have been stopped, and the lock be another's when the
+//! message is read.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::{Asked, Hold, Site, Terms, clock};
+use crate::error::Error;
+use crate::node::Core;
+use crate::protocol::Owner;
+use crate::pubsub::{Addressee, News};
+use crate::script::{Replied, Trouble};
+
+const MS: u64 = 1_000_000;
+/// So many grants in a row may arrive after their own end.
+const MOST_LATE: u32 = 3;
+
+/// See the module. Whoever has it uses it up: it becomes a hold, or is
+/// [given up](Site::give_up).
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) owner: Owner,
+    /// When its first request was sent.
+    began: Option<u64>,
+    /// The last request, and what the reply of some request said of the server's clock.
+    asked: Option<Asked>,
+    anchor: Option<Anchor>,
+    /// A request was sent twice, or its outcome is not known: a copy may arrive later.
+    pub(crate) in_doubt: bool,
+    /// The server may know of it.
+    pub(super) is_known: bool,
+    /// The longest lease that was asked for.
+    pub(super) longest: Duration,
+    /// So many grants in a row were read after their own end.
+    late: u32,
+}
+
+/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    sent: u64,
+    server: u64,
+}
+
+/// A grant by message, with what its kind of lock says besides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted<D> {
+    /// By the server's clock, in ms.
+    pub(crate) now: u64,
+    /// By [`clock`].
+    pub(crate) received: u64,
+    pub(crate) lease: Duration,
+    pub(crate) details: D,
+}
+
+impl Candidate {
+    pub(crate) fn new(site: &Site) -> Self {
+        Self {
+            owner: site.core.id.next_owner_to(site.mode),
+            began: None,
+            asked: None,
+            anchor: None,
+            in_doubt: false,
+            is_known: false,
+            longest: Duration::ZERO,
+            late: 0,
+        }
+    }
+
+    /// A request for it is about to be sent, for this lease.
+    pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
+        self.began.get_or_insert(asked.at);
+        if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
+            // Another server, with another clock.
+            self.anchor = None;
+        }
+        self.asked = Some(asked);
+        self.longest = self.longest.max(lease);
+    }
+
+    /// What became of it, and whether the server has the owner in its queue or as the holder now.
+    pub(crate) fn heard<T>(
+        &mut self,
+        replied: Result<Replied<T>, Trouble>,
+        is_there: impl FnOnce(&T) -> bool,
+    ) -> Result<T, Trouble> {
+        let (in_doubt, is_known) = match &replied {
+            Ok(Replied { reply, twice }) => (*twice, is_there(reply)),
+            Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
+        };
+        self.in_doubt |= in_doubt;
+        self.is_known |= in_doubt || is_known;
+        replied.map(|replied| replied.reply)
+    }
+
+    /// The server answered, at this time, that it is not the holder: a grant of before is
+    /// [void](Granted::is_void).
+    pub(crate) fn refused(&mut self, now: u64) {
+        self.late = 0;
+        if self.anchor.is_none_or(|anchor| anchor.server < now) {
+            self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server: now });
+        }
+    }
+
+    /// A hold by the reply to the last request. It has the whole lease: who asks is alive.
+    pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
+        let asked = self.asked.unwrap_or_else(|| Asked::now(site));
+        Hold::new(None, self.owner, terms, terms.lease(&site.core), asked, self.in_doubt)
+    }
+
+    /// The same, if it was read before its own deadline. Else only the server knows whether it is
+    /// still ours.
+    pub(crate) fn in_time(
+        &mut self,
+        site: &Site,
+        hold: Hold,
+        waits: bool,
+    ) -> Result<Option<Hold>, Error> {
+        if clock::now() < hold.deadline() {
+            return Ok(Some(hold));
+        }
+        self.late += 1;
+        if self.late == MOST_LATE || !waits {
+            return Err(Error::late_grant(&site.name));
+        }
+        Ok(None)
+    }
+
+    /// A hold by message. `None`: it is certain no more that it is ours.
+    pub(crate) fn granted_by_message<D>(
+        &self,
+        site: &Site,
+        terms: Terms,
+        granted: &Granted<D>,
+    ) -> Option<Hold> {
+        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
+        // The server granted it not before this, whenever the message was read.
+        let not_before = match self.anchor {
+            Some(anchor) if granted.is_void(anchor.server) => return None,
+            // (Anybody may write anything on the channel.)
+            Some(anchor) => {
+                anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
+            }
+            None => self.began?,
+        };
+        let asked = Asked { at: not_before.min(granted.received), ..asked };
+        let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt);
+        (clock::now() < hold.deadline()).then_some(hold)
+    }
+}
+
+impl<D> Granted<D> {
+    /// Whether the server refused it, at this time, after it had granted it: it was taken away
+    /// again, or the server's clock was set back between the two. It is asked.
+    pub(crate) fn is_void(&self, refused: u64) -> bool {
+        self.now < refused
+    }
+}
+
+/// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
+/// too: the message of a grant that was found by asking comes late, and must not be given back.
+pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
+    core: Arc<Core>,
+    owner: u64,
+    pub(crate) who: A,
+}
+
+impl<A: Addressee + 'static> Expected<A> {
+    /// From here on messages that name this owner reach `who`.
+    pub(crate) fn new(core: &Arc<Core>, owner: u64, who: A) -> Arc<Self> {
+        let expected = Arc::new(Self { core: Arc::clone(core), owner, who });
+        let addressee: Weak<dyn Addressee> = Arc::<Self>::downgrade(&expected);
+        core.pubsub.expect(owner, addressee);
+        expected
+    }
+}
+
+impl<A: Addressee + ?Sized> Addressee for Expected<A> {
+    fn told(&self, news: &News<'_>) {
+        self.who.told(news);
+    }
+}
+
+impl<A: ?Sized> Drop for Expected<A> {
+    fn drop(&mut self) {
+        if !self.core.is_forked() {
+            self.core.pubsub.dismiss(self.owner);
+        }
+    }
+}
+
+impl<A: ?Sized> fmt::Debug for Expected<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expected({})", self.owner)
+    }
+}

@@ -1,0 +1,145 @@
+//! A panic of our own, in whatever a client's threads call: it ends none of them, and nobody is
+//! forgotten by it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use redlatch_testkit::{Server, wait_until};
+
+use super::*;
+use crate::config::ClientBuilder;
+use crate::node::Session;
+use crate::pubsub::News;
+use crate::sync::Mutex;
+use crate::watchdog::{Debtor, Task};
+
+const SOON: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(60);
+
+fn session(server: &Server, stray: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+    Session::open(&server.url(), ClientBuilder::new(&server.url()).config, stray).unwrap()
+}
+
+fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
+
+/// Panics when it is called for the first time.
+#[derive(Debug, Default)]
+struct Clumsy(AtomicUsize);
+
+impl Clumsy {
+    fn stumble(&self) {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "the panic of this test");
+    }
+
+    fn wait_called(&self, times: usize) {
+        wait_until("it is called again", SOON, || self.0.load(Ordering::SeqCst) >= times);
+    }
+}
+
+#[test]
+fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let core = session.core();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let clumsy = Arc::new(Clumsy::default());
+    let renewals = ["first", "second"].map(|key| {
+        let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
+        let renewed = Box::new(move |_, _, renewed: Result<bool, &Arc<str>>| {
+            clumsy.stumble();
+            heard.lock().push((key, renewed.is_err()));
+        });
+        let (kind, owner) = (Renewals::Locks, core.id.next_owner());
+        Renewal { kind, key: key.into(), owner, lease: Some(LEASE), urgent: false, renewed }
+    });
+    core.watchdog.renew_now(renewals.into());
+    wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
+    assert_eq!(*heard.lock(), [("first", true), ("second", true)]);
+}
+
+#[derive(Debug, Default)]
+struct Diligent(Clumsy);
+
+impl Chore for Diligent {
+    fn command(&self) -> Option<Command> {
+        Some(Command::plain(&[b"PING"]))
+    }
+
+    fn done(&self, _: Outcome) -> Duration {
+        self.0.stumble();
+        Duration::from_millis(1)
+    }
+}
+
+#[test]
+fn a_chore_that_panicked_is_done_again() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let diligent = Arc::new(Diligent::default());
+    session.core().watchdog.schedule(&(Arc::clone(&diligent) as _), Duration::ZERO);
+    diligent.0.wait_called(3);
+}
+
+#[derive(Default)]
+struct Poor(Clumsy);
+
+impl Debtor for Poor {
+    fn command(&self) -> Option<Command> {
+        let owes = self.0.0.load(Ordering::SeqCst) < 3;
+        owes.then(|| Command::plain(&[b"PING"]))
+    }
+
+    fn paid(&self, _: &Outcome, _: bool) {
+        self.0.stumble();
+    }
+}
+
+#[test]
+fn an_orphan_that_panicked_is_sent_again() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let poor = Arc::new(Poor::default());
+    let orphan = Orphan::owed(&"poor".into(), Arc::clone(&poor) as _);
+    session.core().watchdog.adopt(orphan);
+    // The second time it hears that the connection broke.
+    poor.0.wait_called(3);
+}
+
+impl Task for Clumsy {
+    fn due(self: Arc<Self>) -> Option<Renewal> {
+        self.stumble();
+        None
+    }
+}
+
+#[test]
+fn a_task_that_panicked_is_called_again_and_so_are_the_others() {
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let watchdog = &session.core().watchdog;
+    let clumsy = Arc::new(Clumsy::default());
+    let task = Arc::downgrade(&clumsy);
+    watchdog.alarm(clock::now(), task.clone());
+    clumsy.wait_called(2);
+    watchdog.alarm(clock::now(), task);
+    clumsy.wait_called(3);
+}
+
+#[test]
+fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
+    static CLUMSY: Clumsy = Clumsy(AtomicUsize::new(0));
+    let server = Server::start().unwrap();
+    let session = session(&server, |_, _, _| CLUMSY.stumble());
+    let core = session.core();
+    let own = core.pubsub.listen_to_own("name");
+    let mut redis = server.connection();
+    let channel = format!("redisson_lock__channel:{{redlatch:{}}}", core.id.as_str());
+    wait_until("it hears again", SOON, || {
+        let heard: u64 =
+            redis::cmd("PUBLISH").arg(&channel).arg("ask 1 lock").query(&mut redis).unwrap();
+        heard > 0 && CLUMSY.0.load(Ordering::SeqCst) > 1
+    });
+    wait_until("it is confirmed again", SOON, || own.is_confirmed());
+    assert!(own.version() > 1, "what was missed meanwhile is not asked for");
+}

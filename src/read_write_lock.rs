@@ -1,0 +1,496 @@
+//! The read-write lock: Redisson's `RReadWriteLock`.
+
+use std::sync::Arc;
+
+use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+#[cfg(doc)]
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::hold::{Asked, Hold, Leaving, Place, Share, Tenancy, Terms};
+use crate::lock::{Handle, Trying, lock_verbs};
+use crate::node::Session;
+use crate::protocol::Mode;
+use crate::script::lock::Acquired;
+use crate::script::{Replied, Trouble};
+use crate::sync::{Thread, clock};
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model_tests;
+mod pair;
+
+use pair::{Found, Grant, Need, Pair, Spot};
+
+/// A lock that many may hold to read, or one to write: `ReentrantReadWriteLock` of
+/// java.util.concurrent, Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
+///
+/// [`read`](Self::read) and [`write`](Self::write) are the two locks that it is made of. A clone is
+/// the same lock, and so is every handle of the same name.
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let prices = client.read_write_lock("prices");
+///
+/// let reading = prices.read().lock()?; // beside all others who read, on any machine
+/// reading.unlock()?;
+///
+/// let writing = prices.write().lock()?; // alone
+/// let reading = prices.read().lock()?; // who writes may read as well,
+/// writing.unlock()?; // and go on reading: now others may read, too
+/// reading.unlock()?;
+/// # Ok(()) }
+/// ```
+///
+/// # Who waits for whom
+///
+/// Readers wait for a writer, a writer waits for all readers and for a writer. Nobody starves: the
+/// processes that wait stand in one queue, in the order in which they began to wait. **Who comes to
+/// read while a writer waits queues behind it**, though others read. When the lock is handed to a
+/// reader, all readers behind it are let in together, up to the next writer. In a process it is the
+/// same among its threads. A thread that holds the lock already passes everybody.
+///
+/// The threads of a process that read share one hold, with one owner and one renewal. Who comes to read
+/// while others of its process do enters beside them without asking the server, for a turn of at most
+/// 3 ms. Then one asks, and if no writer waits there, the next turn begins.
+///
+/// # Up and down
+///
+/// A thread that holds the lock to write may take it to read as well, and keep that when it has released
+/// the other: nobody writes in between. The other way round would wait for itself for ever: a thread
+/// that reads and asks to write gets an error of kind [`WouldDeadlock`](ErrorKind::WouldDeadlock) at
+/// once, and reads on. (This cannot be seen of an owned guard, which is no thread's.)
+///
+/// # Leases of readers
+///
+/// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its process
+/// shares their hold. It holds the lock for that lease at least, and for as long as theirs. If the hold
+/// is lost, all who share it are told.
+///
+/// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30 s,
+/// unless they set it), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
+/// than that: each of their renewals cuts the lock's time to live to it, for all who read. When the last
+/// of them is gone, the lock may end so long after its last renewal: if it was killed, and before
+/// Redisson 4.4 also if it has unlocked, since there a renewal cuts each reader's own key, too. A guard
+/// here learns of that at its next renewal, one with a fixed lease not before
+/// [`unlock`](crate::LockGuard::unlock).
+///
+/// # Differences from Redisson
+///
+/// Redisson's clients know no queue: one that comes to read enters while others read, also past writers
+/// of this library that wait, as it does past its own kind. Its writers wait in public. Where the lock is
+/// free for a moment each of them gets it now and then, as with
+/// [`ReentrantLock`](crate::ReentrantLock); but while readers overlap without a pause, whosever, they
+/// wait, as they do among their own kind. (Writers of this library do not: readers queue behind them.)
+/// When a writer of this library goes down to reading, Redisson's readers are told; Redisson's own do not
+/// tell anybody, and who waits for them to finds out when it asks next, within a second or so.
+///
+/// # In Redis
+///
+/// A hash under the lock's name and a key for each read hold (`{name}:owner:rwlock_timeout:1`), as
+/// Redisson has them, and `redlatch_rwlock_queue:{name}` and `redlatch_rwlock_window:{name}` while
+/// processes wait. One name is for one kind of lock.
+#[derive(Clone, Debug)]
+pub struct ReadWriteLock {
+    read: ReadLock,
+    write: WriteLock,
+}
+
+/// The lock that readers hold, many at once: [`ReadWriteLock::read`].
+///
+/// Its methods are those of [`Lock`](crate::Lock). Of a free lock, or one that others read,
+/// [`try_lock`](Self::try_lock) takes it only if no writer waits (a free one past everybody).
+/// [`is_locked`](Self::is_locked) says whether somebody reads and nobody writes, and
+/// [`force_unlock`](Self::force_unlock) ends the holds of all who read.
+#[derive(Clone, Debug)]
+pub struct ReadLock {
+    handle: Handle,
+    pair: Arc<Pair>,
+}
+
+/// The lock that one writer holds: [`ReadWriteLock::write`].
+///
+/// Its methods are those of [`Lock`](crate::Lock), and all that take it fail with an error of kind
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds the read lock.
+/// [`is_locked`](Self::is_locked) says whether somebody writes, and
+/// [`force_unlock`](Self::force_unlock) ends the hold of who does, and what it reads under that.
+#[derive(Clone, Debug)]
+pub struct WriteLock {
+    handle: Handle,
+    pair: Arc<Pair>,
+}
+
+lock_verbs!(ReadLock);
+lock_verbs!(WriteLock);
+
+impl ReadWriteLock {
+    pub(crate) fn new(session: &Session, name: &str) -> Self {
+        let pair = Pair::of(session.core(), name);
+        let handle = |mode| {
+            Handle::new(session.clone(), Arc::clone(pair.site(mode)))
+                .part_of(Arc::clone(&pair) as _)
+        };
+        Self {
+            read: ReadLock { handle: handle(Mode::Read), pair: Arc::clone(&pair) },
+            write: WriteLock { handle: handle(Mode::Write), pair: Arc::clone(&pair) },
+        }
+    }
+
+    /// The lock for those who read. No I/O.
+    #[must_use]
+    pub fn read(&self) -> &ReadLock {
+        &self.read
+    }
+
+    /// The lock for the one who writes. No I/O.
+    #[must_use]
+    pub fn write(&self) -> &WriteLock {
+        &self.write
+    }
+
+    /// The lock's name: the key in Redis.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.read.name()
+    }
+}
+
+impl ReadLock {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    }
+
+    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        Side::new(&self.handle, &self.pair).begin_try(thread)
+    }
+
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.handle.site.scripts().force_unlock()
+    }
+}
+
+impl WriteLock {
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        Side::new(&self.handle, &self.pair).acquire(thread, wait)
+    }
+
+    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        Side::new(&self.handle, &self.pair).begin_try(thread)
+    }
+
+    /// It ends what the writer reads under its hold, too.
+    fn send_force_unlock(&self) -> Result<bool, Trouble> {
+        self.pair.read.force(|| self.handle.site.scripts().force_unlock())
+    }
+}
+
+/// One of the two, as the driver sees it.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    handle: &'a Handle,
+    pair: &'a Arc<Pair>,
+}
+
+impl<'a> Side<'a> {
+    fn new(handle: &'a Handle, pair: &'a Arc<Pair>) -> Self {
+        Self { handle, pair }
+    }
+
+    fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
+        self.handle.check(&wait)?;
+        let granted = acquire(self, &self.claim(thread, wait))?;
+        Ok(granted.map(|grant| grant.tenancy))
+    }
+
+    fn claim<'b>(&self, thread: &'b Arc<Thread>, wait: Wait<'b>) -> Claim<'b, Need> {
+        let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
+        Claim { thread, need, wait }
+    }
+
+    /// See [`Part`](crate::lock::Part). It does not ask whether it may join others of the process
+    /// whose turn is over: it asks for a hold of its own, and has one of the two.
+    fn begin_try(self, thread: &'a Arc<Thread>) -> Trying<'a> {
+        let claim = self.claim(thread, Wait::NONE);
+        let lead = match self.handle.check(&claim.wait).and_then(|()| self.enter(&claim)) {
+            Ok(Enter::Leads(lead)) => lead,
+            Ok(Enter::Granted(grant)) => return Box::new(|_| Ok(Some(grant.tenancy))),
+            Ok(Enter::NotNow | Enter::Queued(_)) => return Box::new(|_| Ok(None)),
+            Err(error) => return Box::new(|_| Err(error)),
+        };
+        let site = &self.handle.site;
+        let mut baton = Baton::new(&**self.pair, lead);
+        self.pair.asks();
+        let place = baton.lead_or(|| None).place.get_or_insert_with(|| Place::new(site));
+        let (reply, arrivals) = place.begin_try(site, &on_terms(&claim));
+        Box::new(move |until| {
+            let Lead { listening, place } = baton.lead_or(|| None);
+            let place = place.get_or_insert_with(|| Place::new(site));
+            let claimed = on_terms(&claim);
+            match place.answered(listening, site, &claimed, arrivals, reply(until))? {
+                Try::Busy(_) => Ok(None),
+                Try::Granted(tenancy) => {
+                    let grant = Grant { tenancy, is_seated: false };
+                    let installed = self.install(&mut baton, grant, &claim)?;
+                    Ok(installed.map(|grant| grant.tenancy))
+                }
+            }
+        })
+    }
+
+    fn reads(&self) -> bool {
+        self.handle.site.mode == Mode::Read
+    }
+
+    /// A thread that writes takes the lock to read as well. `None`: it has to look anew.
+    fn read_under(
+        &self,
+        writing: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Grant>, Error> {
+        let site = &self.handle.site;
+        let terms = claim.need.terms;
+        let (owner, lease) = (site.core.id.next_owner_to(site.mode), terms.lease(&site.core));
+        let undo = || site.disown(&owner, lease);
+        let asked = Asked::now(site);
+        let replied = site.scripts().read_beside(&owner, lease, &writing.hold.owner);
+        let (places, twice) = match replied {
+            Ok(Replied { reply: Acquired::Granted { places, .. }, twice }) => (places, twice),
+            Ok(Replied { twice, .. }) => {
+                if twice {
+                    undo();
+                }
+                // It writes no more, without knowing it.
+                if writing.is_held() {
+                    self.pair.write.lose(writing, LostReason::Revoked);
+                }
+                return Ok(None);
+            }
+            Err(trouble) => {
+                if let Trouble::Unknown(_) = trouble {
+                    undo();
+                }
+                return Err(site.not_taken(trouble, 0));
+            }
+        };
+        let share = Share { places, chain: site.gate.chain(asked.at), tokens: None };
+        let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
+        let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
+        let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
+            undo();
+            // That says nothing of the hold that writes.
+            let is_late = clock::now() >= granted.hold.deadline();
+            return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
+        };
+        if !self.pair.reads_alone(claim.thread) {
+            site.lose(&tenancy, LostReason::Revoked);
+            return Ok(None);
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    /// The leader reads beside others of the process: in their turn at once; after it if the server
+    /// says that nobody waits.
+    fn join(&self, claim: &Claim<'_, Need>) -> Result<Option<Grant>, Error> {
+        if !self.reads() {
+            return Ok(None);
+        }
+        let Need { terms, .. } = claim.need;
+        let Some((tenancy, in_turn)) = self.pair.join(claim.thread, terms) else {
+            return Ok(None);
+        };
+        let (site, hold) = (&self.handle.site, &tenancy.hold);
+        if !in_turn {
+            // It counts as a reader meanwhile: so the hold is not given back under the question.
+            let leave = || {
+                let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
+            };
+            let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
+            hold.ask(lease);
+            match site.scripts().stay(&hold.owner, lease) {
+                Ok(Some(waiting)) => {
+                    hold.confirm(sent_at, lease);
+                    site.orphan_if_lost(hold);
+                    if waiting > 0 {
+                        leave();
+                        return Ok(None);
+                    }
+                    site.gate.prolong(hold, sent_at);
+                }
+                Ok(None) => {
+                    site.lose(&tenancy, LostReason::Revoked);
+                    return Ok(None);
+                }
+                Err(trouble) => {
+                    if let Trouble::Unknown(_) = trouble {
+                        hold.unconfirm();
+                        site.orphan_if_lost(hold);
+                    }
+                    leave();
+                    return Err(site.not_taken(trouble, 0));
+                }
+            }
+        }
+        if !tenancy.is_held() || !self.handle.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    /// What the server granted gets its seat; or one beside others of the process that read under an
+    /// older hold: one is enough. `None`: it is not ours any more. `used_up` is called when nobody may
+    /// ask under its owner any more.
+    fn seat(
+        &self,
+        granted: &Arc<Tenancy>,
+        claim: &Claim<'_, Need>,
+        used_up: impl FnOnce(),
+    ) -> Result<Option<Arc<Tenancy>>, Error> {
+        let (site, terms) = (&self.handle.site, claim.need.terms);
+        while let Some(older) = site.gate.tenant().filter(|_| self.reads()) {
+            // The server knows the new one. If it has lost the other, nobody may join that.
+            if !older.is_held() || !site.has_granted(&older.hold)? {
+                self.pair.lose_reading(&older);
+                continue;
+            }
+            let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
+            if !Arc::ptr_eq(&tenancy.hold, &older.hold) {
+                // Another one meanwhile, of which the same is to be asked.
+                let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
+                continue;
+            }
+            // Fresh owners: whatever comes next asks under another one.
+            used_up();
+            let _ = site.release(&granted.hold, Leaving::Posted);
+            return Ok(self.handle.deepen(&tenancy)?.then_some(tenancy));
+        }
+        if !site.admit(granted, terms)? {
+            return Ok(None);
+        }
+        used_up();
+        Ok(Some(Arc::clone(granted)))
+    }
+}
+
+impl Synchronizer for Side<'_> {
+    type Site = Pair;
+
+    fn site(&self) -> &Pair {
+        self.pair
+    }
+
+    /// Mine already? Beside others of this process? Else one thread of it asks Redis.
+    fn enter(&self, claim: &Claim<'_, Need>) -> Result<EnterOf<Self>, Error> {
+        loop {
+            let found = self.pair.enter(claim.thread, claim.need, claim.wait.blocks());
+            return match found {
+                Found::In(tenancy) => {
+                    if !self.handle.deepen(&tenancy)? {
+                        continue;
+                    }
+                    Ok(Enter::Granted(Grant { tenancy, is_seated: true }))
+                }
+                Found::Under(writing) => match self.read_under(&writing, claim)? {
+                    Some(grant) => Ok(Enter::Granted(grant)),
+                    None => continue,
+                },
+                Found::Reads => {
+                    let message = "the calling thread holds it to read, so it would wait for itself: \
+                                   release the read lock first; it still reads";
+                    let error = Error::new(ErrorKind::WouldDeadlock, message.to_owned());
+                    Err(error.of(&self.pair.name))
+                }
+                Found::Expired(site, tenancy) => {
+                    site.lose(&tenancy, LostReason::LeaseExpired);
+                    continue;
+                }
+                Found::Leads => Ok(Enter::Leads(None)),
+                Found::Queued(waiter) => Ok(Enter::Queued(waiter)),
+                Found::Occupied => Ok(Enter::NotNow),
+                Found::TooDeep => Err(self.handle.too_deep()),
+            };
+        }
+    }
+
+    /// The wheel sees to holds that end; this is for the case that it could not.
+    fn look(&self) {
+        for site in [&self.pair.read, &self.pair.write] {
+            if let Some(tenancy) = site.gate.expired() {
+                site.lose(&tenancy, LostReason::LeaseExpired);
+            }
+        }
+    }
+
+    /// The receiver looks once more: it may have slept through the rest of the lease.
+    fn receive(&self, grant: Grant) -> Result<Option<Grant>, Error> {
+        let Grant { tenancy, .. } = grant;
+        if !tenancy.is_held() {
+            self.handle.site.lose(&tenancy, LostReason::LeaseExpired);
+            return Ok(None);
+        }
+        if self.reads() && !self.handle.deepen(&tenancy)? {
+            return Ok(None);
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+
+    fn place(&self, _: &Claim<'_, Need>) -> Spot {
+        None
+    }
+
+    fn take(&self, lead: &mut Lead<Spot>, claim: &Claim<'_, Need>) -> Option<Grant> {
+        let Lead { listening, place } = lead;
+        let tenancy = place.as_ref()?.read(listening, &self.handle.site, &on_terms(claim))?;
+        Some(Grant { tenancy, is_seated: false })
+    }
+
+    fn has_news(&self, place: &Spot) -> bool {
+        place.as_ref().is_some_and(Place::has_news)
+    }
+
+    fn ask(&self, lead: &mut Lead<Spot>, claim: &Claim<'_, Need>) -> Result<Try<Grant>, Error> {
+        let site = &self.handle.site;
+        self.pair.asks();
+        let Lead { listening, place } = lead;
+        if place.is_none()
+            && let Some(grant) = self.join(claim)?
+        {
+            return Ok(Try::Granted(grant));
+        }
+        let place = place.get_or_insert_with(|| Place::new(site));
+        Ok(match place.ask(listening, site, &on_terms(claim))? {
+            Try::Granted(tenancy) => Try::Granted(Grant { tenancy, is_seated: false }),
+            Try::Busy(sleep) => Try::Busy(sleep),
+        })
+    }
+
+    fn install(
+        &self,
+        baton: &mut Baton<'_, Pair>,
+        grant: Grant,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Option<Grant>, Error> {
+        let Grant { mut tenancy, is_seated } = grant;
+        if !is_seated {
+            let Some(seated) = self.seat(&tenancy, claim, || baton.lead = None)? else {
+                return Ok(None);
+            };
+            tenancy = seated;
+        }
+        if self.reads() {
+            self.pair.let_readers_in();
+        } else {
+            // The seat has it.
+            baton.lay_down();
+            self.pair.end_reading();
+        }
+        let tenancy = self.handle.admitted(tenancy)?;
+        Ok(Some(Grant { tenancy, is_seated: true }))
+    }
+}
+
+/// What a place in the lock's queue needs to know.
+fn on_terms<'a>(claim: &Claim<'a, Need>) -> Claim<'a, Terms> {
+    Claim { thread: claim.thread, need: claim.need.terms, wait: claim.wait }
+}

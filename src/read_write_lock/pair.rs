@@ -1,0 +1,330 @@
+//! One read-write lock in one client: the site where its readers share a hold, the site where its
+//! writer has one, and the one queue in which threads of both kinds stand, with one baton.
+//!
+//! ```text
+//!            writer's seat     readers' seat      the baton
+//! free       empty             empty              nobody's, and nobody queues
+//! asked for  empty             empty              a leader's
+//! read       empty             taken by some      nobody's, and nobody queues; or a leader's: a writer
+//!                                                 that waits for the readers of this process and of
+//!                                                 others, or a reader that asks whether it may join
+//! written    taken             empty              with the seat: the others queue
+//!            taken             taken by the one   with the seat: it may go down to reading
+//! ```
+//!
+//! Baton: a leader has it, or the writer's seat: so while somebody writes nobody leads, and while
+//! somebody leads nobody writes. A leader that is seated to write leaves it with the seat; who leaves
+//! that seat, or finds its hold lost, hands it on. While the queue is not empty, one of the two has it.
+//!
+//! Alone: who writes reads, too, and nobody else of the process does. A reader enters without a command
+//! only while nobody has the baton, or as the leader; and what readers are found when a writer is seated
+//! have lost their hold, since the server grants nothing to a writer beside them.
+//!
+//! Who comes to read while others of the process do enters beside them without a command, as long as
+//! their turn lasts and nobody queues, here or by the server's last word elsewhere. At its end one asks
+//! the server: while nobody waits there, another turn begins. So neither a writer of this process nor one
+//! of another is passed by later readers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::acquire::{Lead, Queue, Queued, Waiter, Wake};
+use crate::error::{Error, LostReason};
+use crate::hold::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
+use crate::node::{Core, Member};
+use crate::protocol::Mode;
+use crate::sync::{Mutex, Thread, clock};
+use crate::watchdog::Renewal;
+
+/// What a thread wants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    pub(super) mode: Mode,
+    pub(super) terms: Terms,
+}
+
+/// What it is granted.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) tenancy: Arc<Tenancy>,
+    /// The site knows of it.
+    pub(super) is_seated: bool,
+}
+
+/// A leader's place in the lock's queue, once it has asked for one.
+pub(super) type Spot = Option<Place>;
+
+type Threads = Queue<Need, Grant, Spot>;
+pub(super) type Waiting = Waiter<Need, Grant, Spot>;
+
+/// See the module.
+pub(super) struct Pair {
+    pub(super) core: Arc<Core>,
+    pub(super) name: Arc<str>,
+    pub(super) read: Arc<Site>,
+    pub(super) write: Arc<Site>,
+    /// Its mutex is taken before those of the sites' gates.
+    queue: Mutex<Threads>,
+    /// Those who had queued when the leader last asked.
+    asked_for: AtomicU64,
+}
+
+/// What a thread found.
+pub(super) enum Found {
+    /// It has the lock, or may have it beside others.
+    In(Arc<Tenancy>),
+    /// It writes, and may read as well.
+    Under(Arc<Tenancy>),
+    /// It reads, and cannot write before it has left.
+    Reads,
+    Leads,
+    Queued(Arc<Waiting>),
+    /// Others are before it, and it will not wait.
+    Occupied,
+    /// What has a seat is past its deadline.
+    Expired(Arc<Site>, Arc<Tenancy>),
+    TooDeep,
+}
+
+impl Pair {
+    /// That of a name: one for all its handles.
+    pub(super) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
+        let pair = core.members.of::<Self>().get(name, |name| {
+            let site = |mode| Arc::new(Site::part(core, &name, mode));
+            Self {
+                core: Arc::clone(core),
+                read: site(Mode::Read),
+                write: site(Mode::Write),
+                queue: Mutex::new(Queue::new()),
+                asked_for: AtomicU64::new(0),
+                name,
+            }
+        });
+        pair.read.succeeded_by(&pair);
+        pair.write.succeeded_by(&pair);
+        pair
+    }
+
+    pub(super) fn site(&self, mode: Mode) -> &Arc<Site> {
+        if mode == Mode::Write { &self.write } else { &self.read }
+    }
+
+    /// A thread comes.
+    pub(super) fn enter(&self, thread: &Arc<Thread>, need: Need, waits: bool) -> Found {
+        self.with_queue(|queue| {
+            let found = if need.mode == Mode::Write {
+                self.come_to_write(queue, thread, need.terms, waits)
+            } else {
+                self.come_to_read(queue, thread, need.terms)
+            };
+            match found {
+                Some(found) => found,
+                None if waits => Found::Queued(queue.push(thread, need)),
+                None => Found::Occupied,
+            }
+        })
+    }
+
+    /// `None`: others are before it.
+    fn come_to_write(
+        &self,
+        queue: &mut Threads,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        waits: bool,
+    ) -> Option<Found> {
+        let writes = self.write.gate.reenter(thread, terms);
+        if let Some(found) = writes.and_then(|entered| found(entered, &self.write)) {
+            return Some(found);
+        }
+        if let Some((reading, _)) = self.read.gate.tenant_of(thread) {
+            let lasts = reading.is_held();
+            let over = || Found::Expired(Arc::clone(&self.read), reading);
+            return Some(if lasts { Found::Reads } else { over() });
+        }
+        let may_lead = waits || !self.read.gate.is_taken();
+        (may_lead && queue.lead()).then_some(Found::Leads)
+    }
+
+    /// `None`: others are before it.
+    fn come_to_read(
+        &self,
+        queue: &mut Threads,
+        thread: &Arc<Thread>,
+        terms: Terms,
+    ) -> Option<Found> {
+        let own = self.write.gate.tenant_of(thread);
+        // Who reads already reads again, whoever waits. (Alone: while somebody writes this is busy.)
+        let joining = if queue.is_busy() { Joining::No } else { Joining::InTurn };
+        let reads = self.read.gate.join(thread, terms, joining);
+        if let Some(found) = reads.and_then(|(entered, _)| found(entered, &self.read)) {
+            return Some(found);
+        }
+        match own {
+            Some((tenancy, _)) if tenancy.is_held() => Some(Found::Under(tenancy)),
+            Some((tenancy, _)) => Some(Found::Expired(Arc::clone(&self.write), tenancy)),
+            None => queue.lead().then_some(Found::Leads),
+        }
+    }
+
+    /// The leader reads beside others, whether their turn lasts (`true`) or not. `None`: nobody reads.
+    pub(super) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
+        match self.read.gate.join(thread, terms, Joining::AnyTime)? {
+            (Entered::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
+            _ => None,
+        }
+    }
+
+    /// The leader asks the server.
+    pub(super) fn asks(&self) {
+        self.asked_for.store(self.arrivals(), Ordering::Relaxed);
+    }
+
+    /// The leader reads: so do those readers that are first in the queue.
+    pub(super) fn let_readers_in(&self) {
+        let mut woken = Vec::new();
+        self.with_queue(|queue| {
+            while let Some(first) = queue.first().filter(|first| first.need().mode == Mode::Read)
+                && let Some((tenancy, _)) = self.join(first.thread(), first.need().terms)
+            {
+                woken.extend(queue.grant_first(|_| Grant { tenancy, is_seated: true }));
+            }
+        });
+        woken.into_iter().for_each(Wake::now);
+    }
+
+    /// A writer has its seat. Alone: whoever of the process reads has no hold any more, though nobody
+    /// has said so yet.
+    pub(super) fn end_reading(&self) {
+        if let Some(tenancy) = self.read.gate.tenant() {
+            self.lose_reading(&tenancy);
+        }
+    }
+
+    /// The readers' hold is over: by its deadline, or as the server says.
+    pub(super) fn lose_reading(&self, tenancy: &Arc<Tenancy>) {
+        let ended = clock::now() >= tenancy.hold.deadline();
+        let reason = if ended { LostReason::LeaseExpired } else { LostReason::Revoked };
+        self.read.lose(tenancy, reason);
+    }
+
+    /// The writer has its seat to read as well. Alone: `false` if another one writes by now, which was
+    /// granted that when this one's holds were gone.
+    pub(super) fn reads_alone(&self, thread: &Thread) -> bool {
+        self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
+    }
+
+    /// The baton goes to the next one in the queue, with the place if that is of its kind.
+    fn hand_on_to_next(&self, lead: Option<Lead<Spot>>) {
+        let mode = |lead: &Lead<Spot>| lead.place.as_ref().map(Place::mode);
+        let (wake, left) = self.with_queue(|queue| {
+            let next = queue.first().map(|first| first.need().mode);
+            match lead {
+                Some(lead) if mode(&lead) == next => queue.promote(Some(lead)),
+                lead => (queue.promote(None).0, lead),
+            }
+        });
+        wake.now();
+        if let Some(place) = left.and_then(|lead| lead.place) {
+            self.site(place.mode()).leave_queue(&place);
+        }
+    }
+}
+
+/// `None`: it is another's.
+fn found(entered: Entered, site: &Arc<Site>) -> Option<Found> {
+    match entered {
+        Entered::Again(tenancy) => Some(Found::In(tenancy)),
+        Entered::Expired(tenancy) => Some(Found::Expired(Arc::clone(site), tenancy)),
+        Entered::TooDeep => Some(Found::TooDeep),
+        Entered::Leads | Entered::Queued(_) | Entered::Occupied => None,
+    }
+}
+
+impl Queued for Pair {
+    type Need = Need;
+    type Grant = Grant;
+    type Place = Spot;
+
+    fn whose(&self) -> (&Core, &Arc<str>) {
+        (&self.core, &self.name)
+    }
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+        look(&mut self.queue.lock())
+    }
+
+    /// Place: it goes to the next leader of the process, or is given up.
+    fn hand_on(&self, lead: Option<Lead<Spot>>) {
+        self.hand_on_to_next(lead);
+    }
+}
+
+impl Succession for Pair {
+    /// From writer to writer, the baton with it. Not if the one who leaves reads on.
+    fn pass(
+        &self,
+        hold: &Arc<Hold>,
+        seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
+    ) -> Option<Wake> {
+        self.with_queue(|queue| {
+            let now = clock::now();
+            let first = queue.first()?;
+            let Need { mode, terms } = *first.need();
+            let may_pass = mode == Mode::Write
+                && hold.owner.mode() == Mode::Write
+                && hold.may_pass(terms, now)
+                && !self.read.gate.is_seated();
+            if !may_pass {
+                return None;
+            }
+            let thread = Arc::clone(first.thread());
+            let tenancy = Arc::new(Tenancy::since(Arc::clone(hold), thread, now));
+            // Before the thread can know of it: else it might leave again first.
+            if !seat(&tenancy, terms) {
+                return None;
+            }
+            queue.grant_first(|_| Grant { tenancy, is_seated: true })
+        })
+    }
+
+    fn vacant(&self, mode: Mode) {
+        if mode == Mode::Write {
+            self.hand_on_to_next(None);
+        }
+    }
+
+    fn fail(&self, error: &Error) {
+        self.fail_before(self.asked_for.load(Ordering::Relaxed), error);
+    }
+}
+
+impl Member for Pair {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn end(self: Arc<Self>) {
+        self.nudge();
+        Member::end(Arc::clone(&self.read));
+        Member::end(Arc::clone(&self.write));
+    }
+
+    fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
+        let sites = [&self.read, &self.write].map(Arc::clone);
+        sites.into_iter().flat_map(Member::renew_now).collect()
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.core.members.of::<Self>().forget(&self.name);
+    }
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair").field("name", &self.name).finish_non_exhaustive()
+    }
+}

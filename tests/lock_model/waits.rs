@@ -1,0 +1,58 @@
+//! How long something may be so.
+
+use std::collections::HashMap;
+
+use crate::client::{MS, SECOND, Time};
+use crate::rules::Broken;
+
+/// How long a lock may be free while somebody waits who could take it: if nobody is told, everybody
+/// asks within 1.2 s.
+const FREE: Time = 1_600 * MS;
+/// How long it may be held by an owner that does not know or does not want it: the provisional
+/// lease, whose end those who wait know.
+const UNCLAIMED: Time = 2_600 * MS;
+/// The same if a copy of its request came late: until its last give-up.
+const UNCLAIMED_COPY: Time = 11 * SECOND;
+
+/// For how long something has been so.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    free: Option<Time>,
+    unclaimed: HashMap<String, Time>,
+}
+
+impl Waits {
+    pub(crate) fn free(&mut self, now: Time, is_so: bool) -> Result<Time, Broken> {
+        let free = since(&mut self.free, now, is_so);
+        if free > FREE {
+            return Err(format!("a free lock is waited for since {} ms", free / MS));
+        }
+        Ok(free)
+    }
+
+    /// These holders do not know or want it; `true`: because a copy came late.
+    pub(crate) fn unclaimed(
+        &mut self,
+        now: Time,
+        holders: &[(&str, bool)],
+    ) -> Result<Time, Broken> {
+        self.unclaimed.retain(|owner, _| holders.iter().any(|(holder, _)| holder == owner));
+        let mut longest = 0;
+        for (holder, by_copy) in holders {
+            let since = now - *self.unclaimed.entry((*holder).to_owned()).or_insert(now);
+            if since > if *by_copy { UNCLAIMED_COPY } else { UNCLAIMED } {
+                return Err(format!("{holder} has not used the lock for {} ms", since / MS));
+            }
+            longest = longest.max(since);
+        }
+        Ok(longest)
+    }
+}
+
+fn since(since: &mut Option<Time>, now: Time, is_so: bool) -> Time {
+    if !is_so {
+        *since = None;
+        return 0;
+    }
+    now - *since.get_or_insert(now)
+}

@@ -1,0 +1,29 @@
+-- What there is after a step. KEYS lock, queue, window; stands behind simulated.lua.
+-- reply: mode, holders, how long the longest timeout of each lasts, the lock's time left, the queue and
+-- its time left, the window's, how many timeouts there are at all, and the messages that were sent
+-- meanwhile: channel, text, ...
+local messages = redis.call('lrange', 'sim:messages', 0, -1)
+redis.call('del', 'sim:messages')
+local holders, timeouts = {}, {}
+local prefix = (string.find(KEYS[1], '{', 1, true) and KEYS[1] or '{' .. KEYS[1] .. '}') .. ':'
+for _, field in ipairs(redis.call('hkeys', KEYS[1])) do
+    if field ~= 'mode' then
+        local longest = -2
+        for i = tonumber(redis.call('hget', KEYS[1], field)), 1, -1 do
+            local left = redis.call('pttl', prefix .. field .. ':rwlock_timeout:' .. i)
+            longest = math.max(longest, left)
+        end
+        holders[#holders + 1], timeouts[#timeouts + 1] = field, longest
+    end
+end
+return {
+    redis.call('hget', KEYS[1], 'mode') or '',
+    holders,
+    timeouts,
+    redis.call('pttl', KEYS[1]),
+    redis.call('lrange', KEYS[2], 0, -1),
+    redis.call('pttl', KEYS[2]),
+    redis.call('pttl', KEYS[3]),
+    #redis.call('keys', '*rwlock_timeout*'),
+    messages,
+}

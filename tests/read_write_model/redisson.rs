@@ -1,0 +1,361 @@
+//! What a Redisson client does with a read-write lock: watched from live ones. And what one of ours
+//! does that goes down from writing to reading.
+
+use redis::Value;
+
+use crate::client::{LEASE, MS, Time};
+use crate::rules::Broken;
+use crate::scripts::{leaving, taking};
+use crate::simulation::{Event, Simulation, Who};
+use crate::site::{prefix, timeouts};
+use crate::store::{Script, keys, uuid};
+use crate::wire::Chain;
+
+/// From the message to the request it makes.
+const WAKES: (Time, Time) = (MS, 2_200);
+
+#[derive(Debug)]
+pub(crate) struct Java {
+    uuid: String,
+    site: usize,
+    version: Version,
+    serial: u64,
+    state: State,
+    writes: bool,
+    /// How often it takes the lock, and how often it has it.
+    levels: u32,
+    held: u32,
+    asked: u64,
+    is_asking: bool,
+    has_permit: bool,
+    connection: Option<usize>,
+    began: Time,
+    claim: usize,
+    /// Of one of ours that reads on.
+    reading: Option<usize>,
+    pub(crate) grants: u64,
+    pub(crate) longest: Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    Three,
+    Four,
+    /// One of ours, which tries to write, and then reads on.
+    Ours,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Waiting,
+    Holding,
+    Dead,
+}
+
+#[derive(Debug)]
+pub(crate) enum JavaEvent {
+    Begin,
+    Message,
+    /// Asks, unless it has asked since.
+    Ask(Option<u64>),
+    /// Its request reaches the server.
+    Served(Time),
+    Reply(Time, Value),
+    Subscribed,
+    Renewed(u64),
+    Done,
+    Unlocked,
+    /// One of ours reads on, and is done with that.
+    Down,
+    DoneReading,
+}
+
+impl Java {
+    pub(crate) fn new(number: usize, site: usize) -> Self {
+        let version = [Version::Four, Version::Three, Version::Ours][number % 3];
+        Self {
+            // No process of the history has this number.
+            uuid: uuid(version == Version::Ours, 101 + number),
+            site,
+            version,
+            serial: 0,
+            state: State::Idle,
+            writes: false,
+            levels: 1,
+            held: 0,
+            asked: 0,
+            is_asking: false,
+            has_permit: false,
+            connection: None,
+            began: 0,
+            claim: 0,
+            reading: None,
+            grants: 0,
+            longest: 0,
+        }
+    }
+
+    fn owner(&self) -> String {
+        let writes = if self.writes { ":write" } else { "" };
+        format!("{}:{}{writes}", self.uuid, self.serial)
+    }
+
+    /// One of ours that reads under its own writing.
+    fn reader(&self) -> String {
+        format!("{}:{}", self.uuid, 1_000_000 + self.serial)
+    }
+}
+
+impl Simulation<'_> {
+    fn java_soon(&mut self, java: usize, event: JavaEvent) {
+        let at = self.now + self.latency();
+        self.at(at, Event::Java(java, event));
+    }
+
+    pub(crate) fn kill_java(&mut self, java: usize) {
+        self.java[java].state = State::Dead;
+        if let Some(connection) = self.java[java].connection.take() {
+            self.disconnect(connection);
+        }
+    }
+
+    fn java_call(
+        &mut self,
+        java: usize,
+        script: Script,
+        (keys, args): (&[String], &[String]),
+    ) -> Result<Value, Broken> {
+        let lock = self.java[java].site;
+        self.execute(lock, Some(Who::Java(java)), script, (keys, args))
+    }
+
+    fn java_served(&mut self, java: usize) -> Result<Value, Broken> {
+        let own = &self.java[java];
+        let site = &self.locks[own.site].site;
+        let (lock, owner) = (site.lock.clone(), own.owner());
+        let lease = LEASE.to_string();
+        if own.version == Version::Ours {
+            let args = taking(site, LEASE, owner, String::new());
+            return self.java_call(java, Script::Try, (&keys(site), &args));
+        }
+        if own.writes {
+            return self.java_call(java, Script::RedissonWriteAcquire, (&[lock], &[lease, owner]));
+        }
+        let keys = [lock.clone(), timeouts(&lock, &owner)];
+        let writer = format!("{owner}:write");
+        self.java_call(java, Script::RedissonReadAcquire, (&keys, &[lease, owner, writer]))
+    }
+
+    fn java_unlocked(&mut self, java: usize) -> Result<(), Broken> {
+        let own = &self.java[java];
+        let site = &self.locks[own.site].site;
+        let (lock, public, owner) = (site.lock.clone(), site.public.clone(), own.owner());
+        let memory = format!("redisson_unlock_latch:{}:{owner}:{}", prefix(&lock), own.held);
+        if own.version == Version::Ours {
+            let args = leaving(site, owner, Chain::default());
+            return self.java_call(java, Script::Release, (&keys(site), &args)).map(drop);
+        }
+        let (mut keys, mut args, script) = if own.writes {
+            let args = vec!["1".to_owned(), LEASE.to_string(), owner];
+            (vec![lock, public], args, Script::RedissonWriteUnlock)
+        } else {
+            let keys = vec![lock.clone(), public, timeouts(&lock, &owner), prefix(&lock)];
+            (keys, vec!["0".to_owned(), owner], Script::RedissonReadUnlock)
+        };
+        if own.version == Version::Four {
+            keys.push(memory);
+            args.extend(["publish".to_owned(), "16000".to_owned()]);
+        }
+        self.java_call(java, script, (&keys, &args)).map(drop)
+    }
+
+    fn java_renewed(&mut self, java: usize) -> Result<(), Broken> {
+        let own = &self.java[java];
+        let lock = self.locks[own.site].site.lock.clone();
+        let (script, owner) = match own.version {
+            Version::Three => (Script::RedissonReadRenew3, own.owner()),
+            _ => (Script::RedissonReadRenew4, own.owner()),
+        };
+        let keys = [lock.clone(), prefix(&lock)];
+        self.java_call(java, script, (&keys, &[LEASE.to_string(), owner])).map(drop)
+    }
+
+    /// It reads beside its own writing, and writes no more.
+    fn go_down(&mut self, java: usize) -> Result<bool, Broken> {
+        let own = &self.java[java];
+        let lock = own.site;
+        let site = &self.locks[lock].site;
+        let (writer, reader, now) = (own.owner(), own.reader(), self.now);
+        let args = taking(site, LEASE, reader.clone(), writer);
+        let keys = keys(site);
+        let Value::Int(_) = self.java_call(java, Script::Try, (&keys, &args))? else {
+            return Ok(false);
+        };
+        self.java[java].reading = Some(self.claim(lock, &reader, now, now + LEASE * MS)?);
+        self.summary.add("gone down", 1);
+        Ok(true)
+    }
+
+    fn read_no_more(&mut self, java: usize) -> Result<(), Broken> {
+        let own = &mut self.java[java];
+        let (lock, reader) = (own.site, own.reader());
+        if let Some(claim) = own.reading.take() {
+            let claim = &mut self.locks[lock].claims[claim];
+            claim.until = claim.until.min(self.now);
+        }
+        let site = &self.locks[lock].site;
+        let args = leaving(site, reader, Chain::default());
+        let keys = keys(site);
+        self.java_call(java, Script::Release, (&keys, &args)).map(drop)
+    }
+
+    pub(crate) fn java_event(&mut self, java: usize, event: JavaEvent) -> Result<(), Broken> {
+        let lock = self.java[java].site;
+        let public = self.locks[lock].site.public.clone();
+        let is_over = self.is_over;
+        let now = self.now;
+        let own = &mut self.java[java];
+        match (event, own.state) {
+            (JavaEvent::Served(sent), _) => {
+                let reply = self.java_served(java)?;
+                self.java_soon(java, JavaEvent::Reply(sent, reply));
+            }
+            (JavaEvent::Unlocked, _) => self.java_unlocked(java)?,
+            (JavaEvent::DoneReading, state) if state != State::Dead => {
+                self.read_no_more(java)?;
+                let pause = self.plan.think.sample(&mut self.random);
+                self.at(now + pause, Event::Java(java, JavaEvent::Begin));
+            }
+            (JavaEvent::Begin, State::Idle) if !is_over => {
+                let ours = own.version == Version::Ours;
+                own.writes = ours || self.random.percent(40);
+                own.levels = if !ours && self.random.percent(25) { 2 } else { 1 };
+                own.serial += 1;
+                own.held = 0;
+                own.state = State::Waiting;
+                own.began = now;
+                own.is_asking = false;
+                own.has_permit = false;
+                return self.java_event(java, JavaEvent::Ask(None));
+            }
+            (JavaEvent::Message, State::Waiting) => {
+                let (least, most) = WAKES;
+                let at = now + self.random.between(least, most);
+                self.at(at, Event::Java(java, JavaEvent::Ask(None)));
+            }
+            (JavaEvent::Ask(asked), State::Waiting)
+                if asked.is_none_or(|asked| asked == own.asked) =>
+            {
+                if own.is_asking {
+                    own.has_permit = true;
+                    return Ok(());
+                }
+                own.asked += 1;
+                own.is_asking = true;
+                own.has_permit = false;
+                self.java_soon(java, JavaEvent::Served(now));
+            }
+            // It does not wait.
+            (JavaEvent::Reply(_, Value::Nil), State::Waiting) if own.version == Version::Ours => {
+                own.state = State::Idle;
+                self.at(now + 3 * MS, Event::Java(java, JavaEvent::Begin));
+            }
+            (JavaEvent::Reply(sent, reply), State::Waiting)
+                if reply == Value::Nil
+                    || own.version == Version::Ours && matches!(reply, Value::Int(_)) =>
+            {
+                own.is_asking = false;
+                own.held += 1;
+                if own.held < own.levels {
+                    return self.java_event(java, JavaEvent::Ask(None));
+                }
+                own.state = State::Holding;
+                own.grants += 1;
+                own.longest = own.longest.max(now - own.began);
+                let (began, owner, serial) = (own.began, own.owner(), own.serial);
+                let (renews, is_ours) = (!own.writes, own.version == Version::Ours);
+                if let Some(connection) = own.connection.take() {
+                    self.disconnect(connection);
+                }
+                self.java[java].claim = self.claim(lock, &owner, began, sent + LEASE * MS)?;
+                let work = self.plan.java_hold.sample(&mut self.random);
+                if renews {
+                    self.at(now + work / 2, Event::Java(java, JavaEvent::Renewed(serial)));
+                }
+                let then = if is_ours { JavaEvent::Down } else { JavaEvent::Done };
+                self.at(now + work, Event::Java(java, then));
+            }
+            // There is no memory. Its thread gets an error, and comes again; its first level stays.
+            (JavaEvent::Reply(_, Value::ServerError(_)), State::Waiting) => {
+                let held = own.held > 0;
+                own.state = if held { State::Dead } else { State::Idle };
+                if let Some(connection) = own.connection.take() {
+                    self.disconnect(connection);
+                }
+                self.at(now + 5 * MS, Event::Java(java, JavaEvent::Begin));
+            }
+            (JavaEvent::Reply(_, left), State::Waiting) => {
+                let left: i64 = redis::from_redis_value(left).map_err(|error| error.to_string())?;
+                // What it had was taken by force.
+                own.held = 0;
+                own.is_asking = false;
+                if own.connection.is_none() {
+                    self.java_soon(java, JavaEvent::Subscribed);
+                } else if own.has_permit {
+                    return self.java_event(java, JavaEvent::Ask(None));
+                } else {
+                    let ask = JavaEvent::Ask(Some(own.asked));
+                    self.at(now + left.max(0) * MS + 2 * MS, Event::Java(java, ask));
+                }
+            }
+            (JavaEvent::Subscribed, State::Waiting) if own.connection.is_none() => {
+                let connection = self.connect(Who::Java(java), vec![public]);
+                self.java[java].connection = Some(connection);
+                self.at(now + MS / 2, Event::Java(java, JavaEvent::Ask(None)));
+            }
+            (JavaEvent::Renewed(serial), State::Holding) if serial == own.serial => {
+                self.java_renewed(java)?;
+            }
+            (JavaEvent::Down, State::Holding) => {
+                let reads_on = self.go_down(java)?;
+                self.at(now + MS, Event::Java(java, JavaEvent::Done));
+                if reads_on {
+                    let work = MS + self.plan.java_hold.sample(&mut self.random);
+                    self.at(now + 2 * MS + work, Event::Java(java, JavaEvent::DoneReading));
+                }
+            }
+            (JavaEvent::Done, State::Holding) => {
+                own.state = State::Idle;
+                let reads_on = own.reading.is_some();
+                let claim = &mut self.locks[lock].claims[own.claim];
+                claim.until = claim.until.min(now);
+                let levels = own.levels;
+                if levels == 1 {
+                    self.java_soon(java, JavaEvent::Unlocked);
+                } else {
+                    // One after the other.
+                    self.java_unlocked(java)?;
+                    self.java[java].held -= 1;
+                    self.java_soon(java, JavaEvent::Unlocked);
+                }
+                // The next owner only after the last one's unlock.
+                if !reads_on {
+                    let pause = self.plan.think.sample(&mut self.random);
+                    self.at(now + pause + MS / 2, Event::Java(java, JavaEvent::Begin));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// How long the longest wait of one of Redisson's was, the one of now included.
+    pub(crate) fn longest_java(&self) -> Time {
+        let wait = |own: &Java| match own.state {
+            State::Waiting => own.longest.max(self.now - own.began),
+            _ => own.longest,
+        };
+        self.java.iter().map(wait).max().unwrap_or(0)
+    }
+}

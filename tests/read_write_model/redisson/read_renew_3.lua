@@ -1,0 +1,18 @@
+-- What a Redisson 3.16.8 client has the server do to renew a read lock: it renews the timeouts of all
+-- who read, whoever they are.
+-- KEYS lock, prefix of all timeouts; ARGV lease, owner. 1 = renewed, 0 = not its own.
+if redis.call('hget', KEYS[1], ARGV[2]) == false then
+    return 0
+end
+if redis.call('hlen', KEYS[1]) > 1 then
+    for _, field in ipairs(redis.call('hkeys', KEYS[1])) do
+        local count = tonumber(redis.call('hget', KEYS[1], field))
+        if type(count) == 'number' then
+            for i = count, 1, -1 do
+                redis.call('pexpire', KEYS[2] .. ':' .. field .. ':rwlock_timeout:' .. i, ARGV[1])
+            end
+        end
+    end
+end
+redis.call('pexpire', KEYS[1], ARGV[1])
+return 1

@@ -1,0 +1,16 @@
+-- What a Redisson client (3.16.8 and 4.7 alike) has the server do for a write lock's `lock`.
+-- KEYS lock; ARGV lease, owner. nil = taken, else ms.
+local mode = redis.call('hget', KEYS[1], 'mode')
+if mode == false then
+    redis.call('hset', KEYS[1], 'mode', 'write')
+    redis.call('hset', KEYS[1], ARGV[2], 1)
+    redis.call('pexpire', KEYS[1], ARGV[1])
+    return nil
+end
+if mode == 'write' and redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+    redis.call('hincrby', KEYS[1], ARGV[2], 1)
+    local left = redis.call('pttl', KEYS[1])
+    redis.call('pexpire', KEYS[1], left + tonumber(ARGV[1]))
+    return nil
+end
+return redis.call('pttl', KEYS[1])

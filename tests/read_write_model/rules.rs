@@ -1,0 +1,299 @@
+//! What must hold, whatever happens.
+
+use crate::client::Time;
+use crate::simulation::Lock;
+use crate::state::writes;
+use crate::store::{Script, State, is_ours, is_to};
+use crate::wire::{Site, own_channel};
+
+/// Which rule was broken, and how.
+pub(crate) type Broken = String;
+
+const WINDOW: i64 = 4;
+
+/// One script, and what it made of the keys.
+pub(crate) struct Step<'a> {
+    pub(crate) script: Script,
+    pub(crate) owner: Option<&'a String>,
+    pub(crate) before: &'a State,
+    pub(crate) after: &'a State,
+    /// Whoever sent it may have been refused a place.
+    pub(crate) has_no_place: bool,
+    pub(crate) is_poor: bool,
+}
+
+impl Step<'_> {
+    fn is_by(&self, owner: &str) -> bool {
+        self.owner.is_some_and(|own| own == owner)
+    }
+
+    fn renews(&self) -> bool {
+        self.script == Script::Renew
+    }
+}
+
+fn is_open(state: &State) -> bool {
+    (1..=WINDOW).contains(&state.window_left)
+}
+
+/// `listeners`: how many the server believes to hear a channel.
+pub(crate) fn check(
+    step: &Step<'_>,
+    site: &Site,
+    listeners: impl Fn(&str) -> usize,
+) -> Result<Vec<&'static str>, Broken> {
+    let mut seen = Vec::new();
+    let hears = |owner: &str| listeners(&own_channel(&owner[..36])) > 0;
+    let Step { before, after, script, .. } = *step;
+    check_keys(after, script)?;
+    check_end(step)?;
+    check_wait(step)?;
+    // Who is not in the queue any more has the lock, has left, or is dead.
+    for place in &before.queue {
+        let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
+        if is_gone && hears(place) && (script != Script::GiveUp || !step.is_by(place)) {
+            return Err(format!("{script:?} drops {place}, who listens"));
+        }
+        if is_gone && !hears(place) {
+            seen.push("dead places passed");
+            if writes(place) && after.mode == "read" {
+                seen.push("dead writers passed");
+            }
+        }
+    }
+    for (place, owner) in after.queue.iter().enumerate() {
+        if !before.queue.contains(owner) && !step.is_by(owner) {
+            return Err(format!("{owner} has place {place} and has not asked"));
+        }
+    }
+    let order = |state: &State| -> Vec<_> {
+        let stays = |id: &&String| before.queue.contains(id) && after.queue.contains(id);
+        state.queue.iter().filter(stays).cloned().collect()
+    };
+    if order(before) != order(after) {
+        return Err(format!("{script:?} changes the order of {:?}", before.queue));
+    }
+    if is_open(after) && !is_open(before) {
+        let others = listeners(&site.public) - listeners(&site.companion);
+        if others == 0 {
+            return Err("a window for nobody".to_owned());
+        }
+    }
+    let new: Vec<_> =
+        after.holders.iter().filter(|holder| !before.holders.contains(holder)).collect();
+    for holder in &new {
+        seen.push(check_grant(step, holder, hears)?);
+    }
+    if new.len() > 1 {
+        seen.push("readers let in together");
+    }
+    Ok(seen)
+}
+
+/// One who writes or some who read, nothing without an end, and no owner with two places.
+fn check_keys(state: &State, script: Script) -> Result<(), Broken> {
+    let writers = state.holders.iter().filter(|holder| writes(holder)).count();
+    match state.mode.as_str() {
+        "" if state.holders.is_empty() => {}
+        "read" if writers == 0 && !state.holders.is_empty() => {}
+        "write" if writers == 1 => {
+            // Who writes may read as well, and nobody else.
+            let process = |owner: &String| owner[..36].to_owned();
+            let first = process(&state.holders[0]);
+            if state.holders.iter().any(|holder| process(holder) != first) {
+                return Err(format!("others beside a writer: {:?}", state.holders));
+            }
+        }
+        mode => return Err(format!("{:?} hold it to {mode:?}", state.holders)),
+    }
+    if !state.holders.is_empty() && state.left < 0 {
+        return Err("a lock without an end".to_owned());
+    }
+    for (holder, timeout) in state.holders.iter().zip(&state.timeouts) {
+        if *timeout == -1 {
+            return Err(format!("a timeout without an end: {holder}"));
+        }
+        if *timeout > state.left && !script.is_of_redisson() {
+            return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
+        }
+    }
+    if !state.queue.is_empty() && state.queue_left < 0 {
+        return Err("a queue without an end".to_owned());
+    }
+    if state.window_left == -1 {
+        return Err("a window without an end".to_owned());
+    }
+    let mut places: Vec<_> = state.queue.iter().collect();
+    places.sort();
+    places.dedup();
+    if places.len() != state.queue.len() || state.queue.iter().any(|id| !is_ours(id)) {
+        return Err(format!("the queue is {:?}", state.queue));
+    }
+    Ok(())
+}
+
+/// Who waits, waits for a reason. (Who has no right to the queue can grant nobody.)
+fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
+    let Step { after, script, .. } = *step;
+    if script.is_of_redisson() || step.is_poor || step.renews() || after.queue.is_empty() {
+        return Ok(());
+    }
+    if after.is_free() && !is_open(after) {
+        return Err(format!("{script:?} leaves the lock free and {:?} waiting", after.queue));
+    }
+    if after.mode == "read" && !writes(&after.queue[0]) {
+        return Err(format!("{script:?} leaves {:?} waiting behind readers", after.queue));
+    }
+    Ok(())
+}
+
+/// A hold is ended by its owner or by force, and a late copy cuts no lease.
+fn check_end(step: &Step<'_>) -> Result<(), Broken> {
+    let Step { before, after, script, owner, .. } = *step;
+    let leaves = matches!(
+        script,
+        Script::Release | Script::GiveUp | Script::RedissonReadUnlock | Script::RedissonWriteUnlock
+    );
+    let is_forced = matches!(script, Script::ForceUnlock | Script::RedissonForceUnlock);
+    // Before 4.4 it says so of all who read.
+    let cuts_all = script == Script::RedissonReadRenew3;
+    for holder in &before.holders {
+        let timeout = before.timeout(holder);
+        match after.timeout(holder) {
+            None => {
+                // Who leaves takes along those who have lapsed.
+                let is_over = !writes(holder) && timeout.is_none_or(|left| left <= 0);
+                if !(is_forced || leaves && (step.is_by(holder) || is_over)) {
+                    return Err(format!("{script:?} of {owner:?} ends the hold of {holder}"));
+                }
+            }
+            Some(left)
+                if timeout.is_some_and(|before| left < before)
+                    && !step.is_by(holder)
+                    && !cuts_all =>
+            {
+                return Err(format!("{script:?} cuts the timeout of {holder}"));
+            }
+            Some(_) => {}
+        }
+    }
+    // Those who are left have it as long as the longest of them.
+    let stays = |holder: &&String| before.holders.contains(holder) && !step.is_by(holder);
+    let cuts = after.left < before.left && !(leaves && after.mode == "read");
+    // Redisson's renewal says how long the lock lasts, whatever it was.
+    let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
+    let cuts = cuts && !renews;
+    if let Some(holder) = after.holders.iter().find(stays).filter(|_| cuts) {
+        return Err(format!("{script:?} cuts the lease of {holder}"));
+    }
+    let gives_up = matches!(script, Script::GiveUp | Script::Release);
+    if gives_up && owner.is_some_and(|owner| after.holders.contains(owner)) {
+        return Err(format!("{owner:?} has given up and holds the lock"));
+    }
+    Ok(())
+}
+
+/// The lock goes to who asked or who is told, and past no one who listens.
+fn check_grant(
+    step: &Step<'_>,
+    holder: &String,
+    hears: impl Fn(&str) -> bool,
+) -> Result<&'static str, Broken> {
+    let Step { before, after, script, .. } = *step;
+    let asks = matches!(
+        script,
+        Script::Acquire | Script::Try | Script::RedissonReadAcquire | Script::RedissonWriteAcquire
+    );
+    let is_asker = step.is_by(holder) && asks;
+    if !is_asker {
+        if !before.queue.contains(holder) {
+            return Err(format!("{script:?} grants {holder}, who has no place"));
+        }
+        let number = holder[37..].trim_end_matches(":write");
+        let is_told = |(channel, text): &(String, String)| {
+            is_to(channel, holder) && text.starts_with(&format!("grant {number} "))
+        };
+        if !after.messages.iter().any(is_told) {
+            return Err(format!("{script:?} grants {holder} and does not say so"));
+        }
+        if !hears(holder) {
+            return Err(format!("{script:?} grants {holder}, who is dead"));
+        }
+    }
+    if !writes(holder) && after.timeout(holder).is_none_or(|left| left <= 0) {
+        return Err(format!("{script:?} lets {holder} read without a timeout"));
+    }
+    if script.is_of_redisson() {
+        return Ok("granted to Redisson");
+    }
+    if script == Script::Try && before.is_free() {
+        return Ok("taken past the queue");
+    }
+    if before.mode == "write" && before.holders.iter().any(|other| other[..36] == holder[..36]) {
+        return Ok("read by the writer");
+    }
+    if is_open(before) && before.is_free() && !step.has_no_place && script != Script::Try {
+        return Err(format!("{script:?} grants {holder} in an open window"));
+    }
+    let ahead = before.queue.iter().take_while(|id| *id != holder);
+    let has_left = |id: &String| script == Script::GiveUp && step.is_by(id);
+    let is_granted = |id: &String| after.holders.contains(id);
+    let passed = ahead.filter(|id| !has_left(id) && !is_granted(id)).find(|id| hears(id));
+    match passed {
+        Some(passed) if !step.has_no_place => {
+            Err(format!("{script:?} grants {holder} before {passed}"))
+        }
+        _ if is_asker && before.mode == "read" => Ok("read beside readers"),
+        _ if is_asker => Ok("granted by reply"),
+        _ => Ok("granted by message"),
+    }
+}
+
+/// What somebody believes: that the lock is his, from then to then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    /// When the wait for it began.
+    pub(crate) began: Time,
+    pub(crate) from: Time,
+    pub(crate) until: Time,
+    writes: bool,
+    /// What of its owner is the process's.
+    process: u64,
+}
+
+impl Claim {
+    pub(crate) fn new(owner: &str, began: Time, from: Time, until: Time) -> Self {
+        let process = owner[..8].parse().unwrap_or_default();
+        Self { began, from, until, writes: writes(owner), process }
+    }
+
+    /// Who writes may read as well.
+    fn excludes(&self, other: &Self) -> bool {
+        (self.writes || other.writes) && self.process != other.process
+    }
+}
+
+impl Lock {
+    /// There are no fencing tokens here.
+    pub(crate) fn check_token(&self, token: Option<i64>) -> Result<(), Broken> {
+        token.map_or(Ok(()), |token| Err(format!("the token is {token}")))
+    }
+
+    /// One who writes or some who read, but for leases that were cut by force or by a clock.
+    pub(crate) fn check_claim(&self, new: &Claim) -> Result<(), Broken> {
+        let is_disturbed =
+            |claim: &Claim| self.disturbed.iter().any(|at| (claim.began..=new.from).contains(at));
+        let other = self
+            .claims
+            .iter()
+            .rev()
+            .filter(|claim| claim.until > new.from && claim.excludes(new))
+            .find(|claim| !is_disturbed(claim));
+        match other {
+            Some(other) if !is_disturbed(new) => {
+                Err(format!("two are inside: {other:?} and {new:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

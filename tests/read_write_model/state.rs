@@ -1,0 +1,98 @@
+//! What there is of a read-write lock after a step.
+
+use redis::Value;
+
+use crate::store::short;
+
+pub(crate) const OBSERVE: &str = include_str!("observe.lua");
+
+/// What there is of one lock, and which messages were sent since the last look.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    /// `read`, `write`, or nothing.
+    pub(crate) mode: String,
+    pub(crate) holders: Vec<String>,
+    /// Of each holder: how long the longest of its timeouts lasts.
+    pub(crate) timeouts: Vec<i64>,
+    /// PTTL, in ms.
+    pub(crate) left: i64,
+    pub(crate) queue: Vec<String>,
+    pub(crate) queue_left: i64,
+    pub(crate) window_left: i64,
+    /// How many timeouts there are, whosever.
+    pub(crate) strewn: usize,
+    /// Channel and text.
+    pub(crate) messages: Vec<(String, String)>,
+}
+
+pub(crate) fn writes(owner: &str) -> bool {
+    owner.ends_with(":write")
+}
+
+impl State {
+    /// As if nothing had been there.
+    pub(crate) fn none() -> Self {
+        Self { left: -2, queue_left: -2, window_left: -2, ..Self::default() }
+    }
+
+    /// So many ms later, if nobody does anything.
+    pub(crate) fn after(mut self, passed: i64) -> Self {
+        let all = [&mut self.left, &mut self.queue_left, &mut self.window_left];
+        for left in all.into_iter().chain(&mut self.timeouts) {
+            *left = if *left >= 0 && *left >= passed { *left - passed } else { (*left).min(-1) };
+        }
+        if self.left < 0 {
+            self.holders.clear();
+            self.timeouts.clear();
+            self.mode.clear();
+        }
+        if self.queue_left < 0 {
+            self.queue.clear();
+        }
+        self
+    }
+
+    /// How long the longest timeout of a holder lasts; `None`: it is no holder.
+    pub(crate) fn timeout(&self, owner: &str) -> Option<i64> {
+        let at = self.holders.iter().position(|holder| holder == owner)?;
+        Some(self.timeouts[at])
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.mode.is_empty() && self.holders.is_empty()
+    }
+
+    /// Whether who is first in line could have the lock.
+    pub(crate) fn is_open(&self) -> bool {
+        let may_read =
+            self.mode == "read" && self.queue.first().is_some_and(|first| !writes(first));
+        self.is_free() && self.window_left <= 0 || may_read
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.is_free() && self.queue.is_empty() && self.window_left == -2 && self.strewn == 0
+    }
+
+    /// In one line, for the trace.
+    pub(crate) fn short(&self) -> String {
+        let queue: Vec<_> = self.queue.iter().map(|owner| short(owner)).collect();
+        let holders: Vec<_> = self.holders.iter().map(|owner| short(owner)).collect();
+        let told: Vec<_> = self.messages.iter().map(|(_, text)| text.as_str()).collect();
+        let Self { mode, left, window_left, timeouts, .. } = self;
+        format!(
+            "{mode} by {holders:?} for {left} ({timeouts:?}), queue {queue:?}, window {window_left}, \
+             told {told:?}"
+        )
+    }
+
+    pub(crate) fn from_reply(reply: Value) -> Self {
+        type Observed =
+            (String, Vec<String>, Vec<i64>, i64, Vec<String>, i64, i64, usize, Vec<String>);
+        let observed: Observed = redis::from_redis_value(reply).unwrap();
+        let (mode, holders, timeouts, left, queue, queue_left, window_left, strewn, told) =
+            observed;
+        let messages = told.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+        Self { mode, holders, timeouts, left, queue, queue_left, window_left, strewn, messages }
+    }
+}
