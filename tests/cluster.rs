@@ -1,9 +1,13 @@
 //! Redis Cluster: every synchronizer there, slots that move while they are used, masters that die.
 
+// With REDLATCH_SOAK=600 slots move for so many seconds: `cargo test --test cluster again_and_again --
+// --nocapture`.
+
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread;
@@ -12,7 +16,7 @@ use std::time::{Duration, Instant};
 use common::{LONG, SOON, UNIT, bounded, real_server, spawn, wait_until};
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, MultiLock};
-use redlatch_testkit::Cluster;
+use redlatch_testkit::{Cluster, Job, Server, Worker};
 
 /// `None`, with a word, where there is only a stand-in.
 fn cluster() -> Option<Cluster> {
@@ -22,6 +26,12 @@ fn cluster() -> Option<Cluster> {
 
 fn client(cluster: &Cluster) -> Client {
     Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap()
+}
+
+/// `None`, with a word, where there is only a stand-in.
+fn with_replicas() -> Option<Cluster> {
+    real_server()?;
+    Some(Cluster::start().unwrap())
 }
 
 /// Both ways in which messages go in a cluster.
@@ -55,7 +65,7 @@ fn names(cluster: &Cluster) -> Vec<String> {
 #[test]
 fn every_synchronizer_works_at_every_server() {
     let _bounded = bounded();
-    let Some(cluster) = cluster() else { return };
+    let Some(cluster) = with_replicas() else { return };
     let names = names(&cluster);
     for sharded in [true, false] {
         let [one, other] = clients(&cluster, sharded);
@@ -86,6 +96,22 @@ fn every_synchronizer_works_at_every_server() {
             let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
             waiting.wait_asleep();
             first.unlock().unwrap();
+            waiting.join();
+
+            let shared = format!("{{{name}}}:shared");
+            let (ours, theirs) = (one.read_write_lock(&shared), other.read_write_lock(&shared));
+            let first = ours.read().lock().unwrap();
+            theirs.read().lock().unwrap().unlock().unwrap();
+            assert!(theirs.write().try_lock().unwrap().is_none());
+            let writer = theirs.write().clone();
+            let waiting = spawn(move || writer.lock_owned().unwrap());
+            waiting.wait_asleep();
+            first.unlock().unwrap();
+            let writes = waiting.join();
+            let reader = ours.read().clone();
+            let waiting = spawn(move || reader.lock().unwrap().unlock().unwrap());
+            waiting.wait_asleep();
+            drop(writes);
             waiting.join();
 
             let semaphore = one.semaphore(&format!("{{{name}}}:semaphore{sharded}"));
@@ -269,6 +295,32 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     guard.unlock().unwrap();
 }
 
+/// A reader's timeout is a key of its own. Where the lock has moved and it has not, a renewal that made
+/// it anew would find that undone by the older one.
+#[test]
+fn a_readers_renewal_waits_until_its_keys_are_together_again() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let lease = 10 * UNIT;
+    let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
+    let slot = cluster.slot("moved");
+    let guard = client.read_write_lock("moved").read().lock().unwrap();
+    let to = cluster.another(slot);
+    cluster.begin_move(slot, to);
+    cluster.move_key("moved", to);
+    // A renewal falls due.
+    thread::sleep(lease / 2);
+    let there: Vec<String> = to.connection().keys("*moved*").unwrap();
+    assert_eq!(there, ["moved"]);
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+    thread::sleep(2 * lease);
+    assert_eq!(guard.state(), HoldState::Held);
+    assert_eq!(to.connection().keys::<_, Vec<String>>("*moved*").unwrap().len(), 2);
+    guard.unlock().unwrap();
+    assert_eq!(to.connection().keys::<_, Vec<String>>("*moved*").unwrap(), Vec::<String>::new());
+}
+
 /// Threads of two clients that want one lock; who is in there with whom, and how long they wait.
 struct Contest {
     over: Arc<AtomicBool>,
@@ -397,10 +449,7 @@ fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
 #[test]
 fn a_master_dies_and_its_replica_takes_over() {
     let _bounded = bounded();
-    if real_server().is_none() {
-        return;
-    }
-    let cluster = Cluster::start().unwrap();
+    let Some(cluster) = with_replicas() else { return };
     let clients = clients(&cluster, true);
     let name = "failed over";
     let slot = cluster.slot(name);
@@ -410,7 +459,10 @@ fn a_master_dies_and_its_replica_takes_over() {
     // What only the old one knows.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
     wait_until("the replica has it", SOON, || {
-        let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut old.connection()).unwrap();
+        // WAIT is about what the same connection wrote last.
+        let mut redis = old.connection();
+        let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
+        let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
         waited == 1
     });
     let begun = Instant::now();
@@ -428,10 +480,7 @@ fn a_master_dies_and_its_replica_takes_over() {
 #[test]
 fn a_master_stands_still_and_its_replica_takes_over() {
     let _bounded = bounded();
-    if real_server().is_none() {
-        return;
-    }
-    let cluster = Cluster::start().unwrap();
+    let Some(cluster) = with_replicas() else { return };
     let clients = ["2", "3"].map(|protocol| {
         let url = format!("{}?protocol={protocol}", cluster.url());
         Client::builder(&url)
@@ -448,7 +497,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
     old.pause();
     wait_until("another server has taken over", SOON, || {
         let others = cluster.servers().iter().filter(|server| server.port() != old.port());
-        let says = |server: &redlatch_testkit::Server| {
+        let says = |server: &Server| {
             let slots: String =
                 redis::cmd("CLUSTER").arg("NODES").query(&mut server.connection()).unwrap();
             let own = slots.lines().find(|line| line.contains("myself")).unwrap_or_default();
@@ -465,10 +514,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 #[test]
 fn a_loss_at_a_failover_is_told() {
     let _bounded = bounded();
-    if real_server().is_none() {
-        return;
-    }
-    let cluster = Cluster::start().unwrap();
+    let Some(cluster) = with_replicas() else { return };
     let client = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG).connect().unwrap();
     let slot = cluster.slot("lost");
     let old = cluster.owner(slot);
@@ -496,4 +542,171 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     let error = lock.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert!(begun.elapsed() < 6 * common::IMPATIENT, "{:?}: {error:#}", begun.elapsed());
+}
+
+// Several processes.
+
+/// So many processes, each with a thread for each kind of lock in the slot.
+const PROCESSES: usize = 3;
+const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
+
+/// Takes locks of one slot again and again. A server of its own counts who is inside.
+#[test]
+fn process() {
+    let Some(job) = Job::from_env() else { return };
+    let client =
+        Client::builder(job.arg(0)).watchdog_timeout(LONG).response_timeout(UNIT * 20).connect();
+    let client = client.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let turns = Arc::new(AtomicU32::new(0));
+    let threads = KINDS.map(|kind| {
+        let name = format!("{{contended}}:{kind}");
+        let lock: Box<dyn Lock + Send> = match kind {
+            "plain" => Box::new(client.reentrant_lock(&name)),
+            "fair" => Box::new(client.fair_lock(&name)),
+            "fenced" => Box::new(client.fenced_lock(&name)),
+            _ => Box::new(client.read_write_lock(&name).write().clone()),
+        };
+        let mut witness = redis::Client::open(job.arg(1)).unwrap().get_connection().unwrap();
+        let (over, turns) = (Arc::clone(&over), Arc::clone(&turns));
+        spawn(move || {
+            let (mut longest, mut said) = (Duration::ZERO, Vec::new());
+            while !over.load(Ordering::SeqCst) {
+                let begun = Instant::now();
+                let guard = match lock.lock() {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        said.push(format!("{kind} failed: {error:#}"));
+                        continue;
+                    }
+                };
+                longest = longest.max(begun.elapsed());
+                let inside: i64 = witness.incr(kind, 1).unwrap();
+                if inside != 1 {
+                    said.push(format!("{kind}: two hold it together"));
+                }
+                thread::sleep(Duration::from_micros(300));
+                let _: i64 = witness.decr(kind, 1).unwrap();
+                if let Err(error) = guard.unlock() {
+                    said.push(format!("{kind} lost: {error:#}"));
+                }
+                turns.fetch_add(1, Ordering::SeqCst);
+            }
+            (longest, said)
+        })
+    });
+    job.say("ready");
+    while job.wait_line() == "turns" {
+        job.say(&format!("turns {}", turns.load(Ordering::SeqCst)));
+    }
+    over.store(true, Ordering::SeqCst);
+    let heard = threads.map(common::Running::join);
+    for complaint in heard.iter().flat_map(|(_, said)| said) {
+        job.say(complaint);
+    }
+    let longest = heard.map(|(longest, _)| longest.as_micros());
+    job.say(&format!("longest {longest:?}"));
+    job.done();
+}
+
+/// What processes do, while slots move.
+struct Processes {
+    workers: Vec<Worker>,
+    /// Who is inside is counted here, which is no part of the cluster.
+    _witness: Server,
+}
+
+impl Processes {
+    fn start(url: &str) -> Self {
+        let witness = common::server();
+        let spawn = |_| Worker::spawn_test("process", "process", &[url, &witness.url()]);
+        let mut workers: Vec<_> = (0..PROCESSES).map(spawn).collect();
+        for worker in &mut workers {
+            worker.expect_line("ready", SOON);
+        }
+        Self { workers, _witness: witness }
+    }
+
+    fn turns(&mut self) -> Vec<u32> {
+        let turns = |worker: &mut Worker| {
+            worker.send_line("turns");
+            let said = worker.expect_line("turns", SOON);
+            said.trim_start_matches("turns").trim().parse().unwrap()
+        };
+        self.workers.iter_mut().map(turns).collect()
+    }
+
+    /// Waits for so many more turns of each process.
+    fn go_on(&mut self, turns: u32) {
+        let before = self.turns();
+        wait_until("all processes go on", SOON, || {
+            self.turns().iter().zip(&before).all(|(now, before)| *now >= before + turns)
+        });
+    }
+
+    /// What they say, of each the longest waits last.
+    fn end(mut self) -> Vec<String> {
+        let mut said = Vec::new();
+        for worker in &mut self.workers {
+            worker.send_line("end");
+            loop {
+                let line = worker.try_line(SOON).unwrap();
+                let is_last = line.starts_with("longest");
+                said.push(line);
+                if is_last {
+                    break;
+                }
+            }
+        }
+        said
+    }
+}
+
+/// Moves the slot of contended locks so often, with a pause between the steps of each second move.
+fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
+    let slot = cluster.slot("contended");
+    for round in 0..times {
+        let to = cluster.another(slot);
+        if round % 2 == 0 {
+            cluster.move_slot(slot, to);
+        } else {
+            // While the keys are in two places nobody gets anything.
+            cluster.begin_move(slot, to);
+            thread::sleep(UNIT / 5);
+            cluster.move_keys(slot, to);
+            thread::sleep(UNIT / 5);
+            cluster.end_move(slot, to);
+        }
+        processes.go_on(2);
+    }
+}
+
+#[test]
+fn processes_follow_a_slot_that_moves_and_no_two_hold_a_lock() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let mut processes = Processes::start(&cluster.url());
+    processes.go_on(5);
+    reshard(&cluster, &mut processes, 6);
+    let said = processes.end();
+    println!("{said:#?}");
+    assert!(said.iter().all(|line| line.starts_with("longest")), "{said:#?}");
+}
+
+#[test]
+fn a_slot_moves_again_and_again() {
+    let Some(seconds) = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()) else {
+        return;
+    };
+    let Some(cluster) = with_replicas() else { return };
+    let mut processes = Processes::start(&cluster.url());
+    let (begun, mut moves) = (Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        reshard(&cluster, &mut processes, 10);
+        moves += 10;
+    }
+    let turns: u32 = processes.turns().iter().sum();
+    let said = processes.end();
+    println!("{moves} moves, {turns} turns; longest waits in us, of {KINDS:?}: {said:#?}");
+    assert!(said.iter().all(|line| line.starts_with("longest")), "{said:#?}");
 }

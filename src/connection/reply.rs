@@ -69,6 +69,9 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
         }
         "ASK" => Some(place().map_or(Redirect::Later, |(_, place)| Redirect::Ask { place })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
+        // Of a script, in whose middle it found that a key is at another server already. Each may be
+        // run again: for the same owner, or under the same number.
+        "ERR" if details.is_some_and(|it| it.contains("a non local key")) => Some(Redirect::Later),
         _ => None,
     }
 }
@@ -134,6 +137,10 @@ mod tests {
             ("-MOVED 99999 there:7001\r\n", Some(Redirect::Later)),
             ("-TRYAGAIN Multiple keys request during rehashing of slot\r\n", Some(Redirect::Later)),
             ("-CLUSTERDOWN Hash slot not served\r\n", Some(Redirect::Later)),
+            (
+                "-ERR Script attempted to access a non local key in a cluster node script: f_1\r\n",
+                Some(Redirect::Later),
+            ),
             ("-WRONGTYPE no\r\n", None),
             ("+OK\r\n", None),
         ] {

@@ -59,6 +59,11 @@ impl LockKeys {
         Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name, Mode::Lock) }
     }
 
+    /// How long an owner reads, of a read-write lock. Scripts make it, too.
+    pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
+        suffixed(name, &format!("{owner}:rwlock_timeout:1"))
+    }
+
     /// Where a release is published.
     pub(crate) fn channel(name: &str) -> String {
         prefixed("redisson_lock__channel", name)
@@ -203,6 +208,8 @@ mod tests {
         assert_eq!(&*keys.channel, "redisson_rwlock:{x}");
         assert_eq!(&*keys.companion, "redisson_rwlock:{x}:redlatch");
         assert_eq!(LockKeys::new("{x}", Mode::Write).queue, "redlatch_rwlock_queue_tagged:{x}");
+        assert_eq!(LockKeys::read_timeout("x", "id:1"), "{x}:id:1:rwlock_timeout:1");
+        assert_eq!(LockKeys::read_timeout("{x}y", "id:1"), "{x}y:id:1:rwlock_timeout:1");
     }
 
     #[test]

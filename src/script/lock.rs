@@ -463,9 +463,13 @@ pub(crate) fn renew_command<'a>(
     holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
     lease: Duration,
 ) -> Command {
-    let keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
+    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
+    let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
+    let timeouts: Vec<_> =
+        reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
     let mut digits = [0; 20];
     let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
+    keys.extend(timeouts.iter().map(String::as_bytes));
     arguments.push(millis(lease, &mut digits));
     let owners: Vec<_> = holds
         .map(|(_, owner)| match owner.mode() {
