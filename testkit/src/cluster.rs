@@ -301,7 +301,9 @@ fn has(server: &Server, slot: u16) -> bool {
 fn line(server: &Server, word: &str) -> Option<String> {
     let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
     let nodes = nodes.unwrap_or_default();
-    nodes.lines().find(|line| line.contains(word)).map(str::to_owned)
+    // A replica's line names its master as well, behind its own name and what it is.
+    let is_it = |line: &&str| line.split(' ').take(3).any(|column| column.contains(word));
+    nodes.lines().find(is_it).map(str::to_owned)
 }
 
 /// Whether a slot is among those of such a line.
