@@ -1,6 +1,6 @@
 //! Shows what a failover does to locks, and what each client knew when: a master that Sentinels watch
 //! is killed while a lock is held, another is held that no replica has heard of, and a third one is
-//! contended. `cargo run --release --example failover`
+//! contended. Then once more, with a lock that counts only when the replicas have it. `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -33,8 +33,12 @@ fn main() -> ExitCode {
         "A master, two replicas and three Sentinels are up. The clients' URL:\n{}\n",
         sentinels.url()
     );
-    // Another act is to come here: the same with grants that count only when replicas have them.
-    match act(&sentinels) {
+    let first = sentinels.master();
+    let played = act(&sentinels).and_then(|as_said| {
+        sentinels.revive(first);
+        Ok(acknowledged(&sentinels)? && as_said)
+    });
+    match played {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(trouble) => {
@@ -131,6 +135,44 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let later = last.map_or(PATIENCE, |last| last.saturating_duration_since(switched));
     println!("All {WORKERS} workers had gone on {later:.0?} after the Sentinels' decision.");
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
+}
+
+/// The same where a lock counts only when all replicas have it.
+fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
+    const WITHIN: Duration = Duration::from_millis(200);
+    let replicas = sentinels.replicas();
+    let count = u32::try_from(replicas.len())?;
+    let dora = Client::builder(&sentinels.url()).replica_acks(count, WITHIN).connect()?;
+    let lock = dora.reentrant_lock("acknowledged");
+    println!("\nDora's locks count only when {count} replicas have them, within {WITHIN:?}.");
+
+    replicas.iter().for_each(|replica| replica.pause());
+    let begun = Instant::now();
+    let refused = lock.lock().err();
+    let took = begun.elapsed();
+    replicas.iter().for_each(|replica| replica.resume());
+    let Some(refused) = refused else { return Ok(false) };
+    println!("They stand still: after {took:.0?} she has an error and no lock:\n  {refused}");
+    sentinels.wait_ready();
+    let until = Instant::now() + PATIENCE;
+    let guard = loop {
+        match lock.lock() {
+            // One that has just come back does not count yet.
+            Err(error) if error.is_transient() && Instant::now() < until => {}
+            granted => break granted?,
+        }
+    };
+    println!("They go on: she has it, and so have they.");
+
+    let old = sentinels.master();
+    old.kill();
+    sentinels.wait_switched(old);
+    let is_known: bool = sentinels.master().connection().exists("acknowledged")?;
+    println!("The master is killed: its successor knows the lock: {is_known}.");
+    let is_held = guard.is_held();
+    guard.unlock()?;
+    println!("Dora has unlocked: it was hers all the time.");
+    Ok(is_held && is_known)
 }
 
 /// Contends for a lock until it is over.

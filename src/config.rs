@@ -41,6 +41,9 @@ pub(crate) struct Config {
     pub(crate) failover_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) sentinel_credentials: Option<Credentials>,
+    pub(crate) replica_acks: Option<ReplicaAcks>,
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub(crate) tls: TlsSettings,
 }
 
 /// A user and a password that are in no URL.
@@ -68,6 +71,41 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
+/// How many replicas must have something before it counts, and how long that may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaAcks {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+}
+
+/// Whom to trust, and who the client is; all in PEM.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[derive(Clone, Default)]
+pub(crate) struct TlsSettings {
+    /// `None`: those whom the system trusts.
+    pub(crate) authorities: Option<Vec<u8>>,
+    /// The client's certificate, with those between it and its authority, and its key.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+impl TlsSettings {
+    pub(crate) fn is_set(&self) -> bool {
+        self.authorities.is_some() || self.identity.is_some()
+    }
+}
+
+/// Without the key.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+impl std::fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("authorities", &self.authorities.is_some())
+            .field("identity", &self.identity.is_some())
+            .finish()
+    }
+}
+
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = LONGEST_WATCHDOG;
 const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
@@ -89,6 +127,9 @@ impl ClientBuilder {
             failover_timeout: Duration::from_secs(60),
             credentials: None,
             sentinel_credentials: None,
+            replica_acks: None,
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            tls: TlsSettings::default(),
         };
         Self { url: url.to_owned(), config }
     }
@@ -209,6 +250,81 @@ impl ClientBuilder {
         self
     }
 
+    /// A lock or a permit counts as taken only when `count` replicas have acknowledged it within `within`. Else
+    /// the call fails with a transient error of kind [`Redis`](ErrorKind::Redis), which says how many
+    /// had it; it is released again, and nothing is held by the call. The same goes for every renewal: one
+    /// that too few replicas have acknowledged has failed. The guard says
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), the renewal is tried again, and if that is in
+    /// vain until the lease is over, the lock is lost. So whatever a guard says is held, `count`
+    /// replicas have, with its lease.
+    ///
+    /// It is for all locks, whatever way they are taken: by a reply or handed on by another process,
+    /// re-entrant, fenced and fair ones, read-write locks on both sides, as parts of a
+    /// [`MultiLock`](crate::MultiLock), after a wait on a [`Condition`](crate::Condition), and for a
+    /// longer lease taken by re-entry. It is for permits that are taken, too, of a
+    /// [`Semaphore`](crate::Semaphore) and of an
+    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), for the latter's renewals, and for
+    /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time) of a permit that a guard
+    /// of this client has.
+    ///
+    /// It is not for what is given back, set or added: a release that a failover forgets leaves the
+    /// lock held until its lease ends, and a permit missing. Nor for the counts of a
+    /// [`CountDownLatch`](crate::CountDownLatch), since what a count-down says has happened stays
+    /// true (a failover may keep those waiting who have not heard of it), nor for notifications.
+    ///
+    /// **What it proves**: that so many replicas had the lock in their memory before the call
+    /// returned. If a replica that acknowledged becomes master, the lock is there. **What it cannot
+    /// prove**: Redis stays asynchronous. Another replica may be made master than one that has
+    /// acknowledged (unless all must: `count` is the number of replicas). One that has may restart
+    /// empty before, since a memory is no disk (`WAITAOF` of Redis 7.2 is not used). And a master
+    /// that is cut off goes on for a while beside its successor, with those that acknowledge to it;
+    /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is at
+    /// stake the write behind the lock must still be conditional.
+    ///
+    /// What it costs: `WAIT` goes behind the requests, in the same packet, one for all that threads
+    /// send together. A lock that nobody has takes one trip from master to replica longer; one that
+    /// another process hands on a round trip and that trip. Other calls over the same connection may
+    /// have to wait behind it, each for up to `within` longer; a lease must be longer than that. The
+    /// server looks at its clock every 100 ms, when nothing else happens, so the error may come so
+    /// much later than `within`. A replica counts from up to a second after it has come. A renewal
+    /// waits for a twenty-fourth of `watchdog_timeout` at the most.
+    ///
+    /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: nobody waits for replicas.
+    /// The server's user needs the right to `WAIT`, without which [`connect`](Self::connect) fails.
+    pub fn replica_acks(mut self, count: u32, within: Duration) -> Self {
+        self.config.replica_acks = Some(ReplicaAcks { count, within });
+        self
+    }
+
+    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too) trusts those
+    /// whose certificates one of these authorities has signed, and nobody whom the system trusts.
+    /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is its
+    /// own authority.
+    ///
+    /// What is no certificate is an error of [`connect`](Self::connect), of kind
+    /// [`Config`](ErrorKind::Config). Defaults to those whom the system trusts.
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.config.tls.authorities = Some(pem.into());
+        self
+    }
+
+    /// Shows a server that asks who the client is (mutual TLS) this certificate. `certificates`: the
+    /// client's, and behind it those between it and its authority, if there are any; `key`: its private
+    /// key, PKCS #8. Both in PEM, as read from files.
+    ///
+    /// What is no certificate or no key, or does not fit together, is an error of
+    /// [`connect`](Self::connect), of kind [`Config`](ErrorKind::Config). Defaults to none.
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    pub fn tls_client_certificate(
+        mut self,
+        certificates: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.config.tls.identity = Some((certificates.into(), key.into()));
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
@@ -220,8 +336,8 @@ impl ClientBuilder {
             connections,
             sharded_channels: _,
             failover_timeout,
-            credentials: _,
-            sentinel_credentials: _,
+            replica_acks,
+            ..
         } = &self.config;
         if *failover_timeout > LONGEST_TIMEOUT {
             return unusable(format!(
@@ -255,6 +371,18 @@ impl ClientBuilder {
             return unusable(format!(
                 "connections is {count}; it must be from 1 to {MOST_CONNECTIONS}"
             ));
+        }
+        if let Some(ReplicaAcks { count, within }) = replica_acks {
+            if *count == 0 {
+                let message = "replica_acks is 0; it must be 1 or more, and without it no replica is \
+                               waited for";
+                return unusable(message.to_owned());
+            }
+            if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(within) {
+                return unusable(format!(
+                    "replica_acks are to come within {within:?}; it must be from 1 ms to a year"
+                ));
+            }
         }
         Ok(())
     }

@@ -229,6 +229,17 @@ impl Error {
         Self::new(ErrorKind::Redis, message.to_owned()).transient(true).of(name)
     }
 
+    /// A grant does not count, for this reason, and was given back.
+    pub(crate) fn void(self, is_free: bool) -> Self {
+        let state = if is_free {
+            "it was released again, and nothing is held by this call"
+        } else {
+            "nothing is held; what the server has of it is released in the background, or ends with \
+             its lease"
+        };
+        self.unknown(!is_free).now(state)
+    }
+
     pub(crate) fn forked(name: &Arc<str>) -> Self {
         let message =
             "this process was forked from the one that connected the client, which keeps \

@@ -492,7 +492,8 @@ impl ExpirableSemaphore {
         let sent_at = clock::now();
         held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
-        let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease);
+        let acks = site.core.config.replica_acks;
+        let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| trouble.into_error_of(&site.name))?;
         held.updated(sent_at, lease, updated);
         Ok(updated)

@@ -86,8 +86,9 @@
 //! - a release that the old master answered and did not send on is undone: the lock is held by nobody
 //!   until its lease ends. Permits and counts may go back in the same way.
 //!
-//! What keeps that from doing harm is a write that is conditional by itself. (Fencing tokens come from
-//! the same server, and may repeat.)
+//! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
+//! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing harm
+//! is a write that is conditional by itself. (Fencing tokens come from the same server, and may repeat.)
 //!
 //! # Threads and connections
 //!
@@ -139,6 +140,8 @@
 //!
 //! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
 //!   build needs). Off by default.
+//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
+//!   both are on, this one is used. Off by default.
 
 mod acquire;
 mod auto_traits;

@@ -439,7 +439,7 @@ impl MultiLock {
             // It is waited for in any case.
             return Ok(());
         }
-        let until = rest.iter().map(|part| part.handle().site.route.deadline()).max();
+        let until = rest.iter().map(|part| part.handle().site.deadline()).max();
         let until = until.unwrap_or_else(Instant::now);
         let mut others = Levels::all(rest.len());
         let (mut refused, mut failed) = (false, None);

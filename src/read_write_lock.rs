@@ -6,13 +6,14 @@ use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Asked, Hold, Leaving, Place, Share, Tenancy, Terms};
+use crate::hold::{Asked, Candidate, Leaving, Place, Share, Tenancy, Terms};
 use crate::lock::{Handle, Trying, lock_verbs};
 use crate::node::Session;
 use crate::protocol::Mode;
-use crate::script::lock::Acquired;
+use crate::script::lock::{Acquired, Chain};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Thread, clock};
+use crate::watchdog::Orphan;
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -249,14 +250,16 @@ impl<'a> Side<'a> {
     ) -> Result<Option<Grant>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
-        let (owner, lease) = (site.core.id.next_owner_to(site.mode), terms.lease(&site.core));
+        let (mut candidate, lease) = (Candidate::<Share>::new(site), terms.lease(&site.core));
+        let owner = candidate.owner;
         let undo = || site.disown(&owner, lease);
-        let asked = Asked::now(site);
+        candidate.asks(Asked::now(site), lease);
         let replied = site.scripts().read_beside(&owner, lease, &writing.hold.owner);
-        let (places, twice) = match replied {
-            Ok(Replied { reply: Acquired::Granted { places, .. }, twice }) => (places, twice),
-            Ok(Replied { twice, .. }) => {
-                if twice {
+        let is_there = |reply: &Acquired| matches!(reply, Acquired::Granted { .. });
+        let places = match candidate.heard(replied, is_there) {
+            Ok(Acquired::Granted { places, .. }) => places,
+            Ok(Acquired::Refused(_) | Acquired::NotTaken) => {
+                if candidate.in_doubt {
                     undo();
                 }
                 // It writes no more, without knowing it.
@@ -266,14 +269,19 @@ impl<'a> Side<'a> {
                 return Ok(None);
             }
             Err(trouble) => {
-                if let Trouble::Unknown(_) = trouble {
+                if candidate.in_doubt {
                     undo();
                 }
                 return Err(site.not_taken(trouble, 0));
             }
         };
-        let share = Share { places, chain: site.gate.chain(asked.at), tokens: None };
-        let hold = Hold::new(None, owner, terms, lease, asked, twice).shared(share, None);
+        if let Some(void) = candidate.void.take() {
+            let command = site.scripts().give_up_command(owner.as_bytes(), Chain::default());
+            return Err(site.take_back(candidate, command, Orphan::requested, void));
+        }
+        let hold = candidate.granted_by_reply(site, terms);
+        let share = Share { places, chain: site.gate.chain(hold.asked.at), tokens: None };
+        let hold = hold.shared(share, None);
         let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();
@@ -308,7 +316,13 @@ impl<'a> Side<'a> {
             let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
             hold.ask(lease);
             match site.scripts().stay(&hold.owner, lease) {
-                Ok(Some(waiting)) => {
+                Ok(Replied { reply: Some(_), void: Some(void), .. }) => {
+                    hold.unconfirm();
+                    site.orphan_if_lost(hold);
+                    leave();
+                    return Err(void.of(&site.name).void(true));
+                }
+                Ok(Replied { reply: Some(waiting), .. }) => {
                     hold.confirm(sent_at, lease);
                     site.orphan_if_lost(hold);
                     if waiting > 0 {
@@ -317,7 +331,7 @@ impl<'a> Side<'a> {
                     }
                     site.gate.prolong(hold, sent_at);
                 }
-                Ok(None) => {
+                Ok(Replied { reply: None, .. }) => {
                     site.lose(&tenancy, LostReason::Revoked);
                     return Ok(None);
                 }
@@ -441,7 +455,7 @@ impl Synchronizer for Side<'_> {
 
     fn take(&self, lead: &mut Lead<Spot>, claim: &Claim<'_, Need>) -> Option<Grant> {
         let Lead { listening, place } = lead;
-        let tenancy = place.as_ref()?.read(listening, &self.handle.site, &on_terms(claim))?;
+        let tenancy = place.as_mut()?.read(listening, &self.handle.site, &on_terms(claim))?;
         Some(Grant { tenancy, is_seated: false })
     }
 

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::node::Session;
 use crate::permits;
 use crate::script::semaphore::SemaphoreScripts;
-use crate::script::{Ticket, Trouble};
+use crate::script::{Replied, Ticket, Trouble};
 
 mod permit;
 mod site;
@@ -147,7 +147,10 @@ impl Semaphore {
         let site = &self.site;
         let ticket = site.open();
         match site.scripts().drain_permits(ticket) {
-            Ok(permits) => {
+            Ok(Replied { reply, void: Some(void), .. }) if reply != 0 => {
+                Err(site.take_back(ticket, void))
+            }
+            Ok(Replied { reply: permits, .. }) => {
                 site.requests.close(ticket);
                 Ok(permits)
             }

@@ -365,3 +365,28 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
     assert!(kept.is_held());
     kept.unlock().unwrap();
 }
+
+/// A managed service may know no INFO, CLIENT or CONFIG: all goes on, and what is given up is said.
+#[test]
+fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let _turn = LOGGER.turn();
+    let mut user = User::new(&server, "managed");
+    user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
+    let (client, other) = (user.client(), user.client());
+    let guard = client.reentrant_lock("managed").lock().unwrap();
+    let lock = other.reentrant_lock("managed");
+    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    waiter.wait_asleep();
+    guard.unlock().unwrap();
+    waiter.join();
+    let semaphore = client.semaphore("managed permits");
+    semaphore.try_set_permits(1).unwrap();
+    semaphore.acquire().unwrap().release().unwrap();
+    drop((semaphore, client, other));
+    let lines = LOGGER.lines("refuses INFO");
+    assert_eq!(lines.len(), 2, "once for each client: {lines:?}");
+    assert!(lines.iter().all(|(level, _)| *level == Level::Warn));
+    assert_eq!(LOGGER.state().lines.len(), 2, "{:?}", LOGGER.state().lines);
+}

@@ -1,6 +1,6 @@
 //! Speed and cost of the fair lock, the read-write lock, the semaphores, the count-down latch, several
-//! locks and conditions, beside Redisson's algorithms done plainly: `cargo bench --bench family`, with
-//! `-- --help` for what can be chosen.
+//! locks, conditions, and locks that replicas acknowledge, beside Redisson's algorithms done plainly:
+//! `cargo bench --bench family`, with `-- --help` for what can be chosen.
 //! A full run takes about three minutes.
 //!
 //! How to read it, and how it is measured: see `../table/main.rs`, whose parts these are. All is
@@ -52,6 +52,7 @@ mod round_trips;
 #[path = "../table/witness.rs"]
 mod witness;
 
+mod acknowledged;
 mod held;
 mod latches;
 mod notified;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
             ("several", several::section),
             ("notified", notified::section),
             ("readers", readers::section),
+            ("acknowledged", acknowledged::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -111,5 +113,5 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, queue, semaphore, expirable, permits, held, opening, waiters, several, notified,
-readers. None named: all.
+readers, acknowledged. None named: all.
 ";

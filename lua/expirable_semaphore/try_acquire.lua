@@ -16,6 +16,8 @@ for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
     known = known + (ends and 1 or 0)
 end
 if known > 0 then
+    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    redis.call('decrby', KEYS[1], 0)
     return {known}
 end
 

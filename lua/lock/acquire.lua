@@ -43,9 +43,9 @@ local who, left, foreign = holder()
 if foreign then
     return foreign
 elseif who == owner then
-    if left < tonumber(lease) then
-        redis.call('pexpire', lock, lease)
-    end
+    -- Also where that changes nothing: whoever waits for replicas waits for what its own connection
+    -- wrote, and this hold was perhaps written on another.
+    redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
     return fence() or taken(-1 - length())
 end
 

@@ -7,18 +7,19 @@
 -- reply: for each lock 1 = renewed, 0 = not this owner's any more, else the server's refusal
 --
 -- It only raises: a hold may have a longer lease than the one asked for, and where that cannot be
--- asked (PTTL is refused) it is left as it is. pcall for each, so that a lock that something else
--- was written over spoils no other.
+-- asked (PTTL is refused) it is left as it is. But it always writes: whoever waits for replicas waits
+-- for what its own connection wrote, and the longer lease was perhaps written on another. pcall for
+-- each, so that a lock that something else was written over spoils no other.
 local function refused(reply)
     return type(reply) == 'table' and reply.err
 end
 
 local function raise(key)
     local reply = redis.pcall('pttl', key)
-    if type(reply) == 'number' and reply < tonumber(ARGV[1]) then
-        return redis.pcall('pexpire', key, ARGV[1])
+    if type(reply) == 'number' then
+        return redis.pcall('pexpire', key, reply < tonumber(ARGV[1]) and ARGV[1] or reply)
     end
-    return type(reply) == 'number' and 1 or reply
+    return reply
 end
 
 -- A timeout that has lapsed is made anew: while its field is there nobody has written, since writing

@@ -24,7 +24,6 @@ elseif not who then
 elseif who ~= owner then
     return nil
 end
-if left < tonumber(lease) then
-    redis.call('pexpire', lock, lease)
-end
+-- Always, as in acquire.lua.
+redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 return fence() or taken(-1 - length())

@@ -46,11 +46,10 @@ local function is_foreign()
     return false
 end
 
--- Only ever raised: a lease that is longer stays.
+-- Only ever raised: a lease that is longer stays. It always writes: see lock/acquire.lua.
 local function raise(key, lease)
-    if redis.call('pttl', key) < tonumber(lease) then
-        redis.call('pexpire', key, lease)
-    end
+    local left = redis.call('pttl', key)
+    redis.call('pexpire', key, left < tonumber(lease) and lease or left)
 end
 
 -- Whether a command that stands behind a change would be refused. Servers before 7.0 cannot be

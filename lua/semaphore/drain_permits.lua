@@ -3,6 +3,10 @@
 -- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua
 -- reply: how many they were (negative if more were out than there are), as text from 2^53 on
+if last == number then
+    -- As in try_acquire.lua.
+    remember(known)
+end
 return once(function()
     local free = stored(KEYS[1])
     if not free or free == 0 then

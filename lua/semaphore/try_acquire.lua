@@ -5,6 +5,10 @@
 -- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: how many were taken, 0 if there are not enough for the first
+if last == number then
+    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    remember(known)
+end
 return once(function()
     local free = stored(KEYS[1]) or 0
     local taken, limit = 0, free

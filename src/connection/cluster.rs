@@ -118,7 +118,7 @@ impl Cluster {
     fn open(url: &ClusterUrl, config: &Config) -> Result<Self, Error> {
         let mut refusal = None;
         for info in &url.nodes {
-            let manner = Endpoint::of_cluster(info, config);
+            let manner = Endpoint::of_cluster(info, config)?;
             let asked = match ask(&manner, config.connect_timeout) {
                 Ok(asked) => asked,
                 Err(error) => {
@@ -437,6 +437,8 @@ impl Slot {
                     Some(Redirect::Later) => self.cluster.look(),
                 },
                 Err(Failure::Unsent(_)) => self.cluster.look(),
+                // It has run.
+                Err(Failure::Unacknowledged(..)) => return (outcome, twice),
                 // It may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
                     let before = self.cluster.node(self.number);

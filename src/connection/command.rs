@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::config::ReplicaAcks;
 
 /// How channels are spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,7 @@ impl Text {
 pub(crate) struct Command {
     bytes: Vec<u8>,
     script: Option<ScriptCall>,
+    acks: Option<ReplicaAcks>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +97,17 @@ impl Command {
         for part in parts {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: None }
+        Self { bytes, script: None, acks: None }
+    }
+
+    /// Answered when so many replicas have what was written over its connection so far, or when the
+    /// time is over: how many have it.
+    pub(crate) fn wait(acks: ReplicaAcks) -> Self {
+        let mut digits = [[0; 20]; 2];
+        let [count, millis] = &mut digits;
+        let count = decimal(acks.count.into(), count);
+        // Never zero, which is for ever.
+        Self::plain(&[b"WAIT", count, decimal(whole_millis(acks.within).max(1), millis)])
     }
 
     /// A script call: `EVALSHA`, which [`to_eval`](Self::to_eval) turns into `EVAL` for a server
@@ -110,7 +124,17 @@ impl Command {
         for part in keys.iter().chain(arguments) {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: Some(ScriptCall { script, parts, rest }) }
+        Self { bytes, script: Some(ScriptCall { script, parts, rest }), acks: None }
+    }
+
+    /// What it writes counts only when so many replicas have it: a [`wait`](Self::wait) goes behind
+    /// it.
+    pub(crate) fn acknowledged(self, acks: Option<ReplicaAcks>) -> Self {
+        Self { acks, ..self }
+    }
+
+    pub(crate) fn acks(&self) -> Option<ReplicaAcks> {
+        self.acks
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -150,7 +174,7 @@ impl Command {
     /// The same with the script's text, for a server that need not know the script.
     pub(crate) fn by_text(&self, channels: Channels) -> Self {
         let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
-        Self { bytes, script: None }
+        Self { bytes, script: None, acks: self.acks }
     }
 
     /// The same call with the script's text, if it is one.
@@ -164,6 +188,10 @@ impl Command {
         bytes.extend_from_slice(&self.bytes[rest..]);
         Some(bytes)
     }
+}
+
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `number` as text, in `digits`.

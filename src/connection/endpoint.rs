@@ -11,6 +11,8 @@ use super::cluster;
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
 #[cfg(not(all(test, shuttle)))]
+use super::tls::Tls;
+#[cfg(not(all(test, shuttle)))]
 use super::url::SentinelUrl;
 use super::url::{FORMS, explain_url};
 use super::{Channels, Connection, Health};
@@ -38,7 +40,11 @@ pub(crate) struct Endpoint {
 /// Where a server is found.
 #[derive(Clone)]
 enum Place {
-    At(ConnectionAddr),
+    At {
+        address: ConnectionAddr,
+        #[cfg(not(all(test, shuttle)))]
+        tls: Tls,
+    },
     /// Wherever they say.
     #[cfg(not(all(test, shuttle)))]
     Named(Arc<Sentinels>),
@@ -63,7 +69,8 @@ impl Endpoint {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
             let settings = Credentials::instead(credentials, url.server.redis_settings());
-            let place = Place::Named(Arc::new(Sentinels::new(&url, &settings, config, &health)));
+            let sentinels = Sentinels::new(&url, &settings, config, &health)?;
+            let place = Place::Named(Arc::new(sentinels));
             return Ok(Self::at(place, settings, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
@@ -73,32 +80,47 @@ impl Endpoint {
             Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
                 .caused_by(source)
         })?;
+        Self::of_server(&info, config)
+    }
+
+    fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+        let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&info.addr().to_string()));
-        let place = Place::At(info.addr().clone());
-        let settings = Credentials::instead(credentials, info.redis_settings());
+        let place = Place::At {
+            address: info.addr().clone(),
+            #[cfg(not(all(test, shuttle)))]
+            tls: Tls::new(info.addr(), config)?,
+        };
+        let settings = Credentials::instead(&config.credentials, info.redis_settings());
         Ok(Self::at(place, settings, timeouts, health))
     }
 
     /// A server of a cluster, before it is known how channels are spoken to there.
-    pub(super) fn of_cluster(info: &ConnectionInfo, config: &Config) -> Self {
-        let timeouts = [config.connect_timeout, config.response_timeout];
-        let settings = Credentials::instead(&config.credentials, info.redis_settings());
-        let health = Arc::new(Health::new(&info.addr().to_string()));
-        let endpoint = Self::at(Place::At(info.addr().clone()), settings, timeouts, health);
-        endpoint.with_channels(Channels::Cluster)
+    pub(super) fn of_cluster(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+        Ok(Self::of_server(info, config)?.with_channels(Channels::Cluster))
     }
 
     /// Another server of the same cluster.
     pub(super) fn of_same_cluster(&self, place: &cluster::Place, number: usize) -> Self {
-        let address = match &self.place {
-            Place::At(address) => place.instead_of(address),
+        let place = match &self.place {
+            #[cfg(not(all(test, shuttle)))]
+            Place::At { address, tls } => {
+                Place::At { address: place.instead_of(address), tls: tls.clone() }
+            }
+            #[cfg(all(test, shuttle))]
+            Place::At { address } => Place::At { address: place.instead_of(address) },
             // A cluster has no Sentinels.
             #[cfg(not(all(test, shuttle)))]
-            Place::Named(_) => place.instead_of(&ConnectionAddr::Tcp(String::new(), 0)),
+            named @ Place::Named(_) => named.clone(),
         };
-        let health = Arc::new(Health::new(&address.to_string()));
         let timeouts = [self.connect_timeout, self.response_timeout];
-        let endpoint = Self::at(Place::At(address), self.settings.clone(), timeouts, health);
+        let address = match &place {
+            Place::At { address, .. } => address.to_string(),
+            #[cfg(not(all(test, shuttle)))]
+            Place::Named(_) => String::new(),
+        };
+        let health = Arc::new(Health::new(&address));
+        let endpoint = Self::at(place, self.settings.clone(), timeouts, health);
         Self { number, channels: self.channels, ..endpoint }
     }
 
@@ -140,7 +162,7 @@ impl Endpoint {
 
     pub(super) fn place(&self) -> cluster::Place {
         match &self.place {
-            Place::At(address) => cluster::Place::of(address),
+            Place::At { address, .. } => cluster::Place::of(address),
             #[cfg(not(all(test, shuttle)))]
             Place::Named(_) => cluster::Place { host: String::new(), port: 0 },
         }
@@ -171,8 +193,8 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (settings, timeout) = (&self.settings, self.response_timeout);
         let opened = match &self.place {
-            Place::At(address) => {
-                Connection::open(address, settings, timeout, deadline, false, &|_| {})
+            Place::At { address, tls } => {
+                Connection::open(address, tls, settings, timeout, deadline, false, &|_| {})
             }
             Place::Named(sentinels) => sentinels.open(timeout, deadline),
         };
@@ -236,7 +258,7 @@ impl Endpoint {
     pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
         #[cfg(not(all(test, shuttle)))]
         match &self.place {
-            Place::At(_) => None,
+            Place::At { .. } => None,
             Place::Named(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
                 Some(move || sentinels.follow())
@@ -263,7 +285,7 @@ impl Endpoint {
 
     /// Whether another server may take this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
-        !matches!(self.place, Place::At(_))
+        !matches!(self.place, Place::At { .. })
     }
 
     /// Which run of the server was met last. No two servers of a client have the same.
@@ -295,8 +317,9 @@ impl Endpoint {
     }
 }
 
-const NO_INFO: &str = "it does not say which run of it this is (INFO server is not allowed), so each \
-                       new connection counts as another one, and what is held is asked for again";
+const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \
+                       one what is held is asked for once more, and a release whose reply was lost is \
+                       reported as a loss, unless it is known to have been carried out";
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,6 +8,7 @@ use redis::Value;
 use super::server::{OLDEST, Server};
 use super::trouble::{Rights, Trouble, refused, unreachable};
 use super::{Command, Endpoint, Failure, Lane};
+use crate::config::ReplicaAcks;
 use crate::error::{Error, ErrorKind};
 
 /// The same for every client, so that nothing on the server grows with their number.
@@ -37,10 +38,25 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
     Ok(shortest)
 }
 
+/// Whether the server lets the client wait for replicas. How many there are is not asked: they come
+/// and go.
+pub(crate) fn may_wait(lane: &Lane, endpoint: &Endpoint) -> Result<(), Error> {
+    let none = ReplicaAcks { count: 0, within: Duration::ZERO };
+    match lane.call_once(&Command::wait(none)).map_err(unanswered)? {
+        Value::ServerError(error) => {
+            let refused = refused(error.into(), Rights::ReplicaAcks);
+            Err(refused.now(&format!("it is at {}", endpoint.address())))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// There was a connection, and no answer to a question.
 fn unanswered(failure: Failure) -> Error {
     match failure {
-        Failure::TimedOut(_) => Trouble::from(failure).into_error().unknown(false),
+        Failure::TimedOut(_) | Failure::Unacknowledged(..) => {
+            Trouble::from(failure).into_error().unknown(false)
+        }
         Failure::Unsent(cause) | Failure::Reset(cause) => unreachable(&cause),
     }
 }

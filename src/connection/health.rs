@@ -90,23 +90,21 @@ impl Health {
 
     /// It does without something, and says so.
     pub(super) fn lacks(&self, what: &'static str) {
-        // Before a client is made nobody hears: then it is said of the next connection.
-        if self.told.get().is_none() {
-            return;
-        }
         let mut lacks = self.lacks.lock();
-        if lacks.contains(&what) {
-            return;
+        if !lacks.contains(&what) {
+            lacks.push(what);
+            // Before there is anybody to hear it is kept for them.
+            self.tell(|address| News::Lacks { address, what });
         }
-        lacks.push(what);
-        drop(lacks);
-        self.tell(|address| News::Lacks { address, what });
     }
 
     /// From here on `tell` hears when an outage begins and when it is over. It must only put the
     /// news into a queue: it is called under the mutex that keeps it in order.
     pub(crate) fn on_news(&self, tell: impl Fn(News) + Send + Sync + 'static) {
-        let _only_once = self.told.set(Box::new(tell));
+        let lacks = self.lacks.lock();
+        if self.told.set(Box::new(tell)).is_ok() {
+            lacks.iter().for_each(|&what| self.tell(|address| News::Lacks { address, what }));
+        }
     }
 
     /// No connection could be opened, or the server did not answer in time: what was begun at

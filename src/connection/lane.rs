@@ -172,7 +172,9 @@ impl Lane {
         let mut state = self.state.lock();
         // Before the reading: a post that comes after it asks again.
         self.look_requested.store(false, Ordering::Release);
-        if state.led {
+        // Who has asked the server to wait for replicas reads that itself.
+        let waits = state.link.as_ref().map_or(Duration::ZERO, Link::waits);
+        if state.led || !patience.is_zero() && waits > patience {
             return false;
         }
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
@@ -436,7 +438,7 @@ impl<'a> Lead<'a> {
             Ok(link) => link.exchange(command),
             Err(failure) => Err(failure),
         };
-        if outcome.is_err() {
+        if outcome.as_ref().is_err_and(Failure::is_the_links) {
             self.link = None;
         }
         outcome

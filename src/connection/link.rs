@@ -6,11 +6,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::reply::is_wrong_server;
 use super::{Channels, Command, Connection, Endpoint, Health};
-use crate::sync::clock;
+use crate::config::ReplicaAcks;
+use crate::sync::{Mutex, clock};
 
 /// A connection that has been silent for longer is looked at before it is trusted with a command: a
 /// firewall on the way may have forgotten it, and then the command's outcome would not be known.
@@ -30,6 +31,9 @@ pub(crate) enum Failure {
     Reset(Cause),
     /// No reply in time: it may have run, or may still.
     TimedOut(Cause),
+    /// It has run and was answered this, but too few replicas have
+    /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
+    Unacknowledged(Value, Cause),
 }
 
 /// What went wrong, and with which server.
@@ -48,8 +52,16 @@ impl Cause {
 impl Failure {
     pub(crate) fn cause(&self) -> &Cause {
         match self {
-            Self::Unsent(cause) | Self::Reset(cause) | Self::TimedOut(cause) => cause,
+            Self::Unsent(cause)
+            | Self::Reset(cause)
+            | Self::TimedOut(cause)
+            | Self::Unacknowledged(_, cause) => cause,
         }
+    }
+
+    /// Whether the connection is of no use any more.
+    pub(super) fn is_the_links(&self) -> bool {
+        !matches!(self, Self::Unacknowledged(..))
     }
 
     fn after_write(error: RedisError, health: &Health) -> Self {
@@ -75,6 +87,10 @@ impl<F: Fn(Outcome) + Send + Sync> Receiver for F {
 pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
+    /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
+    unacknowledged: Vec<(Arc<dyn Receiver>, Value)>,
+    /// How long the server may take for all of these.
+    waits: Duration,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
@@ -93,7 +109,8 @@ pub(crate) struct Link {
 
 struct Owed {
     command: Command,
-    receiver: Arc<dyn Receiver>,
+    /// `None`: it is a WAIT, which answers all those before it.
+    receiver: Option<Arc<dyn Receiver>>,
     /// Whether somebody sleeps until it is read.
     awaited: bool,
     /// Whether it went again as EVAL.
@@ -114,6 +131,8 @@ impl Link {
         Ok(Self {
             connection,
             owed: VecDeque::new(),
+            unacknowledged: Vec::new(),
+            waits: Duration::ZERO,
             response_timeout: endpoint.response_timeout(),
             channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
@@ -161,10 +180,13 @@ impl Link {
     ///
     /// After an `Err` the link is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
+        if command.acks().is_some() {
+            return self.exchange_acknowledged(command);
+        }
         self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
-            let until = deadline_in(self.response_timeout);
+            let until = self.deadline_in(self.response_timeout);
             self.settle_all(until)?;
             let reply = self.read(until)?;
             if retried || !is_noscript(&reply) {
@@ -176,19 +198,63 @@ impl Link {
         }
     }
 
-    /// Writes commands in one packet, their replies owed. After an `Err` the link is of no use,
+    fn exchange_acknowledged(&mut self, command: &Command) -> Outcome {
+        let outcome = Arc::new(Mutex::new(None));
+        let receiver = {
+            let outcome = Arc::clone(&outcome);
+            move |received| *outcome.lock() = Some(received)
+        };
+        self.send([(command.clone(), Arc::new(receiver) as _, true)])?;
+        self.read_awaited()?;
+        // It has one, once all that somebody waits for was read.
+        outcome.lock().take().unwrap_or_else(|| Err(self.closed()))
+    }
+
+    fn closed(&self) -> Failure {
+        let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
+        Failure::Reset(Cause::new(closed, &self.health))
+    }
+
+    /// How long the server may take, from now on, to let those wait for replicas who asked for that.
+    pub(super) fn waits(&self) -> Duration {
+        self.waits
+    }
+
+    fn deadline_in(&self, time: Duration) -> Instant {
+        deadline_in(time.saturating_add(self.waits))
+    }
+
+    /// Writes commands in one packet, their replies owed, and behind those whose writes replicas must
+    /// acknowledge the one question whether they do. After an `Err` the link is of no use,
     /// and each command's receiver has heard so.
     pub(crate) fn send(
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn Receiver>, bool)>,
     ) -> Result<(), Failure> {
         let mut bytes = Vec::new();
+        let (mut acks, mut waited_for) = (None, false);
         for (command, receiver, awaited) in batch {
             bytes.extend_from_slice(&command.bytes_for(self.channels));
+            if command.acks().is_some() {
+                acks = command.acks();
+                waited_for |= awaited;
+            }
             // Owed before it is written: whatever goes wrong from here on, its receiver hears.
+            let receiver = Some(receiver);
             self.owed.push_back(Owed { command, receiver, awaited, retried: false });
         }
+        if let Some(acks) = acks {
+            self.owe_wait(acks, waited_for, &mut bytes);
+        }
         self.write(&bytes)
+    }
+
+    /// Asks, behind all that is in `bytes`, whether replicas have it.
+    fn owe_wait(&mut self, acks: ReplicaAcks, awaited: bool, bytes: &mut Vec<u8>) {
+        let command = Command::wait(acks).acknowledged(Some(acks));
+        bytes.extend_from_slice(command.bytes());
+        self.waits = self.waits.saturating_add(acks.within);
+        self.owed.push_back(Owed { command, receiver: None, awaited, retried: true });
     }
 
     /// As [`send`](Self::send), for a single command.
@@ -197,6 +263,9 @@ impl Link {
         command: Command,
         receiver: Arc<dyn Receiver>,
     ) -> Result<(), Failure> {
+        if command.acks().is_some() {
+            return self.send([(command, receiver, false)]);
+        }
         // By its text the first time: a script that the server does not know yet would have to be
         // sent again, behind the next command of its name, which it must come before.
         let text = match command.script_id() {
@@ -210,6 +279,7 @@ impl Link {
         self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(&bytes, self.wrote_at);
         drop(bytes);
+        let receiver = Some(receiver);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
@@ -223,15 +293,16 @@ impl Link {
     /// As [`read_awaited`](Self::read_awaited), and not longer than this.
     pub(crate) fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
-        let mut until = deadline_in(patience);
+        let mut until = self.deadline_in(patience);
         while awaited > 0 {
             let Some(owed) = self.owed.pop_front() else { break };
-            let counts = owed.awaited;
+            let (counts, is_followed) = (owed.awaited, owed.command.acks().is_some());
             if self.settle(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // It was sent anew just now.
-                until = deadline_in(patience);
+                // It was sent anew just now, with a WAIT of its own if it had one.
+                awaited += usize::from(counts && is_followed);
+                until = self.deadline_in(patience);
             }
         }
         Ok(())
@@ -239,9 +310,9 @@ impl Link {
 
     /// Reads every reply owed, waiting at most `patience` for each, and ten times that for all.
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
-        let last = deadline_in(patience.saturating_mul(10));
+        let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
-            self.settle(owed, deadline_in(patience).min(last))?;
+            self.settle(owed, self.deadline_in(patience).min(last))?;
         }
         Ok(())
     }
@@ -262,22 +333,58 @@ impl Link {
         let reply = match self.read(until) {
             Ok(reply) => reply,
             Err(failure) => {
-                owed.receiver.receive(Err(failure.clone()));
+                if let Some(receiver) = owed.receiver {
+                    receiver.receive(Err(failure.clone()));
+                }
                 return Err(failure);
             }
         };
+        let Some(receiver) = owed.receiver else {
+            self.acknowledged(&reply, &owed.command);
+            return Ok(true);
+        };
         if !owed.retried
             && is_noscript(&reply)
-            && let Some(eval) = owed.command.to_eval(self.channels)
+            && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
             // The scripts were flushed: of none is it known any more.
             self.known.clear();
-            self.owed.push_back(Owed { retried: true, ..owed });
+            let (acks, awaited) = (owed.command.acks(), owed.awaited);
+            self.owed.push_back(Owed { retried: true, receiver: Some(receiver), ..owed });
+            if let Some(acks) = acks {
+                // The WAIT that was written with it is answered before it runs.
+                self.owe_wait(acks, awaited, &mut eval);
+            }
             self.write(&eval)?;
             return Ok(false);
         }
-        owed.receiver.receive(Ok(reply));
+        match reply {
+            // The WAIT behind it is owed: its answer comes later than this one.
+            reply if owed.command.acks().is_some() && !matches!(reply, Value::ServerError(_)) => {
+                self.unacknowledged.push((receiver, reply));
+            }
+            reply => receiver.receive(Ok(reply)),
+        }
         Ok(true)
+    }
+
+    /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same connection.
+    fn acknowledged(&mut self, answer: &Value, wait: &Command) {
+        let Some(acks) = wait.acks() else { return };
+        self.waits = self.waits.saturating_sub(acks.within);
+        let too_few = match answer {
+            Value::Int(had) if *had >= i64::from(acks.count) => None,
+            Value::Int(had) => Some(too_few(*had, acks)),
+            Value::ServerError(error) => Some(error.clone().into()),
+            _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
+        };
+        let cause = too_few.map(|error| Cause::new(error, &self.health));
+        for (receiver, reply) in self.unacknowledged.drain(..) {
+            receiver.receive(match &cause {
+                None => Ok(reply),
+                Some(cause) => Err(Failure::Unacknowledged(reply, cause.clone())),
+            });
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -316,8 +423,10 @@ impl Link {
 
     /// Tells everybody who is owed a reply that none will come.
     fn fail(&mut self, failure: Failure) -> Failure {
-        for owed in self.owed.drain(..) {
-            owed.receiver.receive(Err(failure.clone()));
+        let unacknowledged = self.unacknowledged.drain(..).map(|(receiver, _)| receiver);
+        let owed = self.owed.drain(..).filter_map(|owed| owed.receiver);
+        for receiver in unacknowledged.chain(owed) {
+            receiver.receive(Err(failure.clone()));
         }
         failure
     }
@@ -326,9 +435,9 @@ impl Link {
 impl Drop for Link {
     /// Whatever way a link goes, a panic included, nobody is left asleep.
     fn drop(&mut self) {
-        if !self.owed.is_empty() {
-            let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
-            self.fail(Failure::Reset(Cause::new(closed, &self.health)));
+        if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
+            let closed = self.closed();
+            self.fail(closed);
         }
     }
 }
@@ -337,6 +446,11 @@ fn deadline_in(time: Duration) -> Instant {
     // No timeout is longer than a year.
     let now = Instant::now();
     now.checked_add(time).unwrap_or(now)
+}
+
+fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
+    let said = format!("{had} of {count} replicas acknowledged it within {within:?}");
+    (ErrorKind::Client, "too few replicas", said).into()
 }
 
 fn is_noscript(reply: &Value) -> bool {

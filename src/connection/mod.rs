@@ -22,13 +22,15 @@ mod slot;
 mod socket;
 #[cfg(not(all(test, shuttle)))]
 mod stream;
+#[cfg(not(all(test, shuttle)))]
+mod tls;
 mod trouble;
 mod url;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use command::{Channels, Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
-pub(crate) use greet::greet;
+pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
@@ -37,7 +39,9 @@ pub(crate) use reply::reply_code;
 pub(crate) use route::Route;
 pub(crate) use servers::Servers;
 pub(crate) use slot::{SLOTS, slot_of};
-pub(crate) use trouble::{Rights, Trouble, error_reply, passes, refused, unexpected};
+pub(crate) use trouble::{
+    Rights, Trouble, error_reply, passes, refused, unacknowledged, unexpected,
+};
 
 #[cfg(all(test, shuttle))]
 pub(crate) use model::{Closer, Connection};

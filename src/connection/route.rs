@@ -31,11 +31,6 @@ impl Route {
         self.lane().endpoint().incarnation()
     }
 
-    /// When a call that begins now should be over.
-    pub(crate) fn deadline(&self) -> Instant {
-        self.lane().deadline()
-    }
-
     /// See [`Lane::call_once`].
     pub(crate) fn call_once(&self, command: &Command) -> Outcome {
         match self {

@@ -21,9 +21,11 @@ use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
 
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
 use super::server::Server;
+use super::tls::Tls;
 use super::url::SentinelUrl;
 use super::{Closer, Connection, Health};
 use crate::config::{Config, Credentials};
+use crate::error::Error;
 use crate::sync::{Condvar, Mutex};
 
 use ask::{Answer, Refusal};
@@ -43,6 +45,8 @@ pub(crate) struct Sentinels {
     /// How a Sentinel is talked to, and how a server.
     of_sentinels: Manner,
     of_servers: Manner,
+    /// Of both.
+    tls: Tls,
     connect_timeout: Duration,
     response_timeout: Duration,
     health: Arc<Health>,
@@ -92,14 +96,14 @@ struct Found {
 
 /// What a kind of server wants to let a client in.
 struct Manner {
-    /// Whether it speaks TLS, and then whether any certificate will do.
-    tls: Option<bool>,
+    /// `None`: it speaks no TLS. Else whether any certificate will do.
+    insecure: Option<bool>,
     settings: RedisConnectionInfo,
 }
 
 impl Manner {
     fn address(&self, Place { host, port }: &Place) -> ConnectionAddr {
-        match self.tls {
+        match self.insecure {
             None => ConnectionAddr::Tcp(host.clone(), *port),
             Some(insecure) => ConnectionAddr::TcpTls {
                 host: host.clone(),
@@ -137,13 +141,14 @@ impl Sentinels {
         of_servers: &RedisConnectionInfo,
         config: &Config,
         health: &Arc<Health>,
-    ) -> Self {
-        let tls = |address: &ConnectionAddr| match address {
+    ) -> Result<Self, Error> {
+        let insecure = |address: &ConnectionAddr| match address {
             ConnectionAddr::TcpTls { insecure, .. } => Some(*insecure),
             _ => None,
         };
         // One scheme stands for all of them.
-        let tls = tls(url.server.addr());
+        let address = url.server.addr();
+        let (tls, insecure) = (Tls::new(address, config)?, insecure(address));
         let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
         let sentinels = url.sentinels.iter().map(|info| Place::of(info.addr())).collect();
@@ -157,17 +162,18 @@ impl Sentinels {
             listening: None,
             ended: false,
         };
-        Self {
+        Ok(Self {
             service: url.service.clone(),
-            of_sentinels: Manner { tls, settings: of_sentinels },
-            of_servers: Manner { tls, settings: of_servers.clone() },
+            of_sentinels: Manner { insecure, settings: of_sentinels },
+            of_servers: Manner { insecure, settings: of_servers.clone() },
+            tls,
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
             health: Arc::clone(health),
             state: Mutex::new(state),
             changed: Condvar::new(),
             moved: OnceLock::new(),
-        }
+        })
     }
 
     /// From here on `tell` is called whenever another server has become the master. It must not block.
@@ -201,8 +207,8 @@ impl Sentinels {
             let Manner { settings, .. } = &self.of_servers;
             let address = self.of_servers.address(&master.place);
             let watch = |closer| self.watch(&master.place, closer);
-            let opened =
-                Connection::open(&address, settings, response_timeout, until, true, &watch);
+            let (tls, timeout) = (&self.tls, response_timeout);
+            let opened = Connection::open(&address, tls, settings, timeout, until, true, &watch);
             let error = match opened {
                 Ok((_, server)) if server.is_master == Some(false) => {
                     no_master(format!("{} is named, and is a replica", master.place))

@@ -3,8 +3,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redis::{ErrorKind as Cause, RedisResult, Value};
+use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
+use super::reply::turns_away;
 use crate::sync::Mutex;
 
 /// The oldest server on which the scripts do what they say: before it, a `PEXPIRE` with the longest
@@ -29,14 +30,17 @@ impl Server {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // It is not allowed to say, or somebody has renamed the command.
-            Value::ServerError(error)
-                if error.code() == "NOPERM"
-                    || error.details().is_some_and(|text| text.contains("unknown command")) =>
-            {
-                Ok(Self::default())
-            }
-            Value::ServerError(error) => Err(error.into()),
+            // It is not allowed to say, somebody has renamed the command, or a service has none. (But
+            // not whoever lets nobody in who says nothing else first.)
+            Value::ServerError(error) => match RedisError::from(error) {
+                error
+                    if matches!(error.code(), Some("NOPERM" | "ERR") | None)
+                        && !turns_away(&error) =>
+                {
+                    Ok(Self::default())
+                }
+                error => Err(error),
+            },
             _ => Err((Cause::Parse, "the answer to INFO is none that a Redis server gives").into()),
         }
     }
@@ -73,6 +77,7 @@ impl Server {
         Self { is_master, ..self }
     }
 
+    /// Whether it says which run it is.
     pub(super) fn says_its_run(&self) -> bool {
         self.run_id.is_some()
     }

@@ -1,7 +1,5 @@
 //! One connection: commands out, replies in, each within its time.
 
-#[cfg(feature = "tls")]
-use std::error::Error as StdError;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -14,6 +12,9 @@ use super::Command;
 use super::reply::turns_away;
 use super::server::Server;
 use super::socket::{Closer, Socket};
+use super::tls::Tls;
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use super::tls::{TlsStream, wants_certificate};
 
 /// A connection whose server has let the client in.
 pub(crate) struct Connection {
@@ -25,8 +26,8 @@ pub(crate) struct Connection {
 
 enum Stream {
     Plain(Socket),
-    #[cfg(feature = "tls")]
-    Tls(Box<native_tls::TlsStream<Socket>>),
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    Tls(Box<TlsStream>),
 }
 
 impl Connection {
@@ -35,6 +36,7 @@ impl Connection {
     /// as it is connected. `with_role`: the server is asked whether it is a master, too.
     pub(super) fn open(
         address: &ConnectionAddr,
+        tls: &Tls,
         settings: &RedisConnectionInfo,
         response_timeout: Duration,
         deadline: Instant,
@@ -43,7 +45,7 @@ impl Connection {
     ) -> RedisResult<(Self, Server)> {
         let open = || -> RedisResult<(Self, Server)> {
             let mut connection = Self {
-                stream: Stream::connect(address, deadline)?,
+                stream: Stream::connect(address, deadline, tls)?,
                 parser: Parser::new(),
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
@@ -106,7 +108,7 @@ impl Connection {
     fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
         match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(bytes)?,
-            #[cfg(feature = "tls")]
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
             Stream::Tls(stream) => {
                 stream.write_all(bytes)?;
                 stream.flush()?;
@@ -125,7 +127,7 @@ impl Connection {
         self.stream.socket().set_deadline(deadline);
         let reply = match &mut self.stream {
             Stream::Plain(socket) => self.parser.parse_value(socket),
-            #[cfg(feature = "tls")]
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
             Stream::Tls(stream) => self.parser.parse_value(stream),
         };
         reply.map_err(|error| match error.kind() {
@@ -144,7 +146,7 @@ impl Connection {
     pub(super) fn is_closed(&self) -> bool {
         match &self.stream {
             Stream::Plain(socket) => socket.is_closed(),
-            #[cfg(feature = "tls")]
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
             Stream::Tls(stream) => stream.get_ref().is_closed(),
         }
     }
@@ -161,26 +163,14 @@ fn deadline_in(timeout: Duration) -> Instant {
 }
 
 impl Stream {
-    fn connect(address: &ConnectionAddr, deadline: Instant) -> RedisResult<Self> {
+    #[cfg_attr(not(any(feature = "tls", feature = "tls-rustls")), expect(unused_variables))]
+    fn connect(address: &ConnectionAddr, deadline: Instant, tls: &Tls) -> RedisResult<Self> {
         match address {
             ConnectionAddr::Tcp(host, port) => Ok(Self::Plain(Socket::tcp(host, *port, deadline)?)),
-            #[cfg(feature = "tls")]
-            ConnectionAddr::TcpTls { host, port, insecure, .. } => {
-                let connector = native_tls::TlsConnector::builder()
-                    .danger_accept_invalid_certs(*insecure)
-                    .danger_accept_invalid_hostnames(*insecure)
-                    .use_sni(!*insecure)
-                    .build()
-                    .map_err(|error| tls_error(&error))?;
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            ConnectionAddr::TcpTls { host, port, .. } => {
                 let socket = Socket::tcp(host, *port, deadline)?;
-                let stream = connector.connect(host, socket).map_err(|error| match error {
-                    native_tls::HandshakeError::Failure(error) => tls_error(&error),
-                    // A socket that waits until its deadline never says this.
-                    native_tls::HandshakeError::WouldBlock(_) => {
-                        io::Error::from(io::ErrorKind::WouldBlock).into()
-                    }
-                })?;
-                Ok(Self::Tls(Box::new(stream)))
+                Ok(Self::Tls(Box::new(tls.connect(host, socket)?)))
             }
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => Ok(Self::Plain(Socket::unix(path, deadline)?)),
@@ -195,34 +185,18 @@ impl Stream {
     fn socket(&mut self) -> &mut Socket {
         match self {
             Self::Plain(socket) => socket,
-            #[cfg(feature = "tls")]
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
             Self::Tls(stream) => stream.get_mut(),
         }
     }
 }
 
-/// Why the handshake failed: the connection, or what the two said to each other.
-#[cfg(feature = "tls")]
-fn tls_error(error: &native_tls::Error) -> RedisError {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
-    while let Some(this) = cause {
-        if let Some(broke) = this.downcast_ref::<io::Error>() {
-            let why = match broke.kind() {
-                io::ErrorKind::TimedOut => {
-                    "the TLS handshake was not answered, as by a port without TLS (redis://)"
-                        .to_owned()
-                }
-                _ => format!("{broke}, in the TLS handshake"),
-            };
-            return io::Error::new(broke.kind(), why).into();
-        }
-        cause = this.source();
-    }
-    (Cause::Client, "the TLS handshake failed", error.to_string()).into()
-}
-
 /// A server that ends a connection before its first word, and what that may mean.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    if matches!(address, ConnectionAddr::TcpTls { .. }) {
+        return wants_certificate(error);
+    }
     if !error.is_connection_dropped() || !matches!(address, ConnectionAddr::Tcp(..)) {
         return error;
     }

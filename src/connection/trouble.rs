@@ -44,6 +44,7 @@ impl From<Failure> for Trouble {
         let Cause { error, address } = failure.cause().clone();
         let what = match &failure {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
+            Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
             Failure::Reset(_) => format!("the connection to the server at {address} broke"),
             Failure::TimedOut(_) => format!(
                 "the server at {address} did not answer in time (raise response_timeout if it is \
@@ -142,6 +143,18 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
     Error::new(kind, what).caused_by_shared(source.clone())
 }
 
+/// Too few replicas have what was written.
+pub(crate) fn unacknowledged(cause: &Cause) -> Error {
+    let Cause { error, address } = cause;
+    if error.code().is_some() {
+        let refused = refused(RedisError::clone(error), Rights::ReplicaAcks);
+        return refused.after("whether replicas have it is not known: ");
+    }
+    let said = error.detail().unwrap_or("whether replicas have it is not known");
+    let message = format!("only {said}, says the server at {address}");
+    Error::new(ErrorKind::Redis, message).transient(true)
+}
+
 /// What the user of the URL must be allowed to do, by what it does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rights {
@@ -154,6 +167,7 @@ pub(crate) enum Rights {
     Semaphores,
     ExpirableSemaphores,
     Latches,
+    ReplicaAcks,
     Subscriptions,
 }
 
@@ -199,6 +213,7 @@ impl Rights {
                 "a latch needs EVALSHA, EVAL, TIME, GET, SET, DECR, INCRBY, DEL, PUBLISH and SUBSCRIBE on \
                  its key, on redlatch_request:* and on its channels"
             }
+            Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => "waiting needs SUBSCRIBE on the channel",
         }
     }

@@ -52,6 +52,7 @@ impl ExpirableSite {
             timeouts: &self.timeouts,
             channel: &self.channel,
             requests: &self.requests,
+            acks: self.core.config.replica_acks,
         }
     }
 
@@ -106,7 +107,7 @@ impl ExpirableSite {
         let longest = ours.iter().map(|lease| lease.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
         match self.scripts().release(&command) {
-            Ok(Replied { reply, twice }) => {
+            Ok(Replied { reply, twice, .. }) => {
                 self.hear(&reply);
                 if reply.live == ids.len() {
                     return Ok(true);
@@ -161,6 +162,19 @@ impl ExpirableSite {
         }
     }
 
+    /// Too few replicas have these permits, for this reason: gives them back.
+    fn take_back(&self, ids: &[PermitId], lease: Duration, twice: bool, void: Error) -> Error {
+        let released = self.scripts().release(&self.scripts().release_command(ids, false));
+        if let Ok(Replied { reply, .. }) = &released {
+            self.hear(reply);
+        }
+        // A copy of their request may come yet.
+        if twice || released.is_err() {
+            self.release_later(ids, lease);
+        }
+        void.of(&self.name).void(released.is_ok())
+    }
+
     fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
@@ -207,7 +221,7 @@ impl Source for ExpirableSite {
         // Made here, before the server has them: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease(&self.core));
-        let Replied { reply, twice } =
+        let Replied { reply, twice, void } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
                 let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), alone }
@@ -223,6 +237,12 @@ impl Source for ExpirableSite {
         }
         if let Acquired::Refused(left) = reply {
             return Ok(Reply::Refused(left));
+        }
+        if let Some(void) = void {
+            return Err(RequestFailed {
+                error: self.take_back(given, lease, twice, void),
+                alone: false,
+            });
         }
         let given: Vec<_> =
             given.iter().map(|id| Lease::new(self, *id, terms, asked, twice)).collect();
@@ -305,7 +325,7 @@ impl Release {
             }
         };
         match outcome {
-            Ok(Replied { reply, twice }) => {
+            Ok(Replied { reply, twice, .. }) => {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
                 release_later(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
@@ -327,7 +347,7 @@ impl Release {
 
 impl Receiver for Release {
     fn receive(&self, outcome: Outcome) {
-        let outcome = released(outcome).map(|reply| Replied { reply, twice: false });
+        let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
         if let Err(error) = self.settle(outcome) {
             self.site.core.watchdog.tell(error);
         }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::FairQueue;
 use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
+use crate::connection::Command;
 use crate::error::Error;
 use crate::hold::{
     Asked, Candidate, Expected, Granted, Hold, Leaving, Share, Site, Tenancy, Terms,
@@ -28,7 +29,7 @@ const SHORTEST_ASK: Duration = Duration::from_millis(20);
 /// See the module. Whoever drops it without the lock has left the queue, on every path.
 pub(crate) struct Place {
     queue: Arc<FairQueue>,
-    pub(super) candidate: Candidate,
+    pub(super) candidate: Candidate<Followers>,
     thread: Arc<Thread>,
     terms: Terms,
     /// It has the newcomers' baton.
@@ -126,7 +127,7 @@ impl Place {
     }
 
     /// Reads what was told: the lock, if it is the thread's and that is still so.
-    pub(super) fn read(&self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
+    pub(super) fn read(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut mail = self.standing.as_ref()?.who.mail.lock();
         if std::mem::take(&mut mail.asks) {
             listening.ask_at = 0;
@@ -135,8 +136,9 @@ impl Place {
         drop(mail);
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
-        let hold = self.candidate.granted_by_message(&self.queue.site, self.terms, &granted)?;
-        Some(self.tenancy(hold, granted.details))
+        let Self { queue, candidate, terms, .. } = self;
+        let (hold, followers) = candidate.granted_by_message(&queue.site, *terms, granted)?;
+        Some(self.tenancy(hold, followers))
     }
 
     /// One request. The first one of who has the newcomers' baton is for those, too.
@@ -203,7 +205,7 @@ impl Place {
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let heard = self.candidate.heard(replied, |taken| *taken);
         if heard.map_err(|trouble| self.queue.trouble(trouble))? {
-            return self.granted(Followers::new(), false);
+            return self.granted(false, Followers::new(), false);
         }
         Ok(Try::Busy(Duration::ZERO))
     }
@@ -255,11 +257,7 @@ impl Place {
         let heard = self.candidate.heard(replied, |_| true);
         match heard.map_err(|trouble| self.queue.trouble(trouble))? {
             FairAcquired::Granted { already, followers, .. } => {
-                if already {
-                    // The message of that is on its way, or was lost.
-                    self.queue.site.core.pubsub.suspect(&self.queue.site.name);
-                }
-                self.granted(followers, true)
+                self.granted(already, followers, true)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.candidate.refused(now);
@@ -295,11 +293,23 @@ impl Place {
         }
     }
 
-    fn granted(&mut self, followers: Followers, waits: bool) -> Result<Try<Arc<Tenancy>>, Error> {
-        let site = &self.queue.site;
-        let hold = self.candidate.granted_by_reply(site, self.terms);
-        Ok(match self.candidate.in_time(site, hold, waits)? {
-            Some(hold) => Try::Granted(self.tenancy(hold, followers)),
+    fn granted(
+        &mut self,
+        already: bool,
+        followers: Followers,
+        waits: bool,
+    ) -> Result<Try<Arc<Tenancy>>, Error> {
+        if let Some(void) = self.candidate.void.take() {
+            let (site, command) = (&self.queue.site, self.give_up_command());
+            // Given up here and now, and not by the drop.
+            let used = std::mem::replace(&mut self.candidate, Candidate::new(site));
+            return Err(site.take_back(used, command, Orphan::queued, void));
+        }
+        let Self { queue, candidate, terms, .. } = self;
+        let told = candidate.told(&queue.site, already);
+        let hold = candidate.granted_by_reply(&queue.site, *terms);
+        Ok(match candidate.in_time(&queue.site, hold, waits)? {
+            Some(hold) => Try::Granted(self.tenancy(hold, told.unwrap_or(followers))),
             None => Try::Busy(Duration::ZERO),
         })
     }
@@ -336,8 +346,13 @@ impl Place {
     }
 
     fn undo(&self) {
-        let give_up = self.queue.scripts().give_up_command(self.candidate.owner.as_bytes());
-        self.queue.site.undo(give_up, self.terms.lease(&self.queue.site.core));
+        let lease = self.terms.lease(&self.queue.site.core);
+        self.queue.site.undo(self.give_up_command(), lease);
+    }
+
+    /// Takes its owner out of queue and lock.
+    fn give_up_command(&self) -> Command {
+        self.queue.scripts().give_up_command(self.candidate.owner.as_bytes())
     }
 }
 
@@ -361,8 +376,7 @@ impl Drop for Place {
             let _ = site.leave(&tenancy, None, Leaving::Posted);
             return;
         }
-        let command = self.queue.scripts().give_up_command(self.candidate.owner.as_bytes());
-        site.give_up(&self.candidate, command, Orphan::queued);
+        site.give_up(&self.candidate, self.give_up_command(), Orphan::queued);
     }
 }
 
@@ -372,7 +386,7 @@ fn behind(
     at: usize,
     lease: Duration,
 ) -> Result<Replied<FairAcquired>, Trouble> {
-    let Replied { reply, twice } = leaders.as_ref().map_err(Clone::clone)?;
+    let Replied { reply, twice, .. } = leaders.as_ref().map_err(Clone::clone)?;
     let (now, ask_after, by_redisson) = match reply {
         // Where they stand by now the answer does not say.
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
@@ -380,5 +394,5 @@ fn behind(
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
-    Ok(Replied { reply, twice: *twice })
+    Ok(Replied::counts(reply, *twice))
 }

@@ -267,7 +267,7 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
     let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());
-    FairScripts { key, keys, fair_wait, database }
+    FairScripts { key, keys, fair_wait, database, acks: core.config.replica_acks }
 }
 
 /// A message for an owner of this client that does not wait. Nobody has its place: a request came

@@ -4,6 +4,10 @@
 //! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
 //! the server's clock. The process may have been stopped, and the lock be another's when the
 //! message is read.
+//!
+//! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was written
+//! over another connection, and the server answers only for this one's writes; the question finds the
+//! hold, and writes it anew. What too few replicas have is given back before anybody hears of it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -23,7 +27,7 @@ const MOST_LATE: u32 = 3;
 /// See the module. Whoever has it uses it up: it becomes a hold, or is
 /// [given up](Site::give_up).
 #[derive(Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct Candidate<D> {
     pub(crate) owner: Owner,
     /// When its first request was sent.
     began: Option<u64>,
@@ -38,6 +42,10 @@ pub(crate) struct Candidate {
     pub(super) longest: Duration,
     /// So many grants in a row were read after their own end.
     late: u32,
+    /// What a message said of a grant that it asks about.
+    pub(super) told: Option<D>,
+    /// Why a grant of the last reply does not count: too few replicas have it.
+    pub(crate) void: Option<Error>,
 }
 
 /// An exchange whose reply said what the server's clock showed: that was not before `sent`.
@@ -58,7 +66,7 @@ pub(crate) struct Granted<D> {
     pub(crate) details: D,
 }
 
-impl Candidate {
+impl<D> Candidate<D> {
     pub(crate) fn new(site: &Site) -> Self {
         Self {
             owner: site.core.id.next_owner_to(site.mode),
@@ -69,6 +77,8 @@ impl Candidate {
             is_known: false,
             longest: Duration::ZERO,
             late: 0,
+            told: None,
+            void: None,
         }
     }
 
@@ -90,21 +100,35 @@ impl Candidate {
         is_there: impl FnOnce(&T) -> bool,
     ) -> Result<T, Trouble> {
         let (in_doubt, is_known) = match &replied {
-            Ok(Replied { reply, twice }) => (*twice, is_there(reply)),
+            Ok(Replied { reply, twice, .. }) => (*twice, is_there(reply)),
             Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
         };
         self.in_doubt |= in_doubt;
         self.is_known |= in_doubt || is_known;
-        replied.map(|replied| replied.reply)
+        replied.map(|Replied { reply, void, .. }| {
+            self.void = void;
+            reply
+        })
     }
 
     /// The server answered, at this time, that it is not the holder: a grant of before is
     /// [void](Granted::is_void).
     pub(crate) fn refused(&mut self, now: u64) {
-        self.late = 0;
+        (self.late, self.told) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < now) {
             self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server: now });
         }
+    }
+
+    /// The last reply granted it the lock, and whether it was this owner's `already`: what a message
+    /// said of that.
+    pub(crate) fn told(&mut self, site: &Site, already: bool) -> Option<D> {
+        let told = self.told.take().filter(|_| already);
+        if already && told.is_none() {
+            // The message of that is on its way, or was lost.
+            site.core.pubsub.suspect(&site.name);
+        }
+        told
     }
 
     /// A hold by the reply to the last request. It has the whole lease: who asks is alive.
@@ -131,13 +155,18 @@ impl Candidate {
         Ok(None)
     }
 
-    /// A hold by message. `None`: it is certain no more that it is ours.
-    pub(crate) fn granted_by_message<D>(
-        &self,
+    /// A hold by message, and what that says besides. `None`: it is certain no more that it is ours,
+    /// or replicas must have it.
+    pub(crate) fn granted_by_message(
+        &mut self,
         site: &Site,
         terms: Terms,
-        granted: &Granted<D>,
-    ) -> Option<Hold> {
+        granted: Granted<D>,
+    ) -> Option<(Hold, D)> {
+        if site.core.config.replica_acks.is_some() {
+            self.told = Some(granted.details);
+            return None;
+        }
         let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
         // The server granted it not before this, whenever the message was read.
         let not_before = match self.anchor {
@@ -150,7 +179,7 @@ impl Candidate {
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt);
-        (clock::now() < hold.deadline()).then_some(hold)
+        (clock::now() < hold.deadline()).then_some((hold, granted.details))
     }
 }
 

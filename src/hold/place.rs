@@ -22,12 +22,14 @@ use std::time::{Duration, Instant};
 use super::candidate::{Candidate, Expected, Granted};
 use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
 use crate::acquire::{Claim, Listening, Queued, Try};
+use crate::connection::Command;
 use crate::error::Error;
 use crate::protocol::Mode;
 use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::lock::{Acquired, Chain, LockScripts, Refused, Start, Tokens};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, jitter};
+use crate::watchdog::Orphan;
 use crate::watchdog::renewal::PROVISIONAL;
 
 const MS: u64 = 1_000_000;
@@ -47,7 +49,7 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 /// [given up](Site::give_up).
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(super) candidate: Candidate,
+    pub(super) candidate: Candidate<Share>,
     /// What messages say that name it, from before its first request for a place on.
     mail: Option<Arc<Expected<Mail>>>,
     /// Where it stood when it last asked. `None`: nowhere.
@@ -132,9 +134,15 @@ impl Place {
     }
 
     /// The chain of a grant that nobody has read.
-    pub(super) fn unread_chain(&self) -> Chain {
+    fn unread_chain(&self) -> Chain {
         let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
-        grant.map_or_else(Chain::default, |granted| granted.details.chain)
+        let share = grant.map(|granted| granted.details).or(self.candidate.told);
+        share.map_or_else(Chain::default, |share| share.chain)
+    }
+
+    /// Takes its owner out of queue and lock.
+    pub(super) fn give_up_command(&self, site: &Site) -> Command {
+        site.scripts().give_up_command(self.candidate.owner.as_bytes(), self.unread_chain())
     }
 
     /// Whether something was told and not read.
@@ -148,7 +156,7 @@ impl Place {
     /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
     /// here on the thread is woken for it.
     pub(crate) fn read(
-        &self,
+        &mut self,
         listening: &mut Listening,
         site: &Site,
         claim: &Claim<'_, Terms>,
@@ -173,7 +181,7 @@ impl Place {
         let granted = grant?;
         // If it may be ours, but that is not certain, the next thing to do is to ask.
         listening.ask_at = 0;
-        let hold = self.granted_by_message(site, claim.need, &granted)?;
+        let hold = self.granted_by_message(site, claim.need, granted)?;
         Some(tenancy(hold, claim, clock::now()))
     }
 
@@ -233,11 +241,19 @@ impl Place {
             Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
-                if already {
-                    // The message of that is on its way, or was lost.
-                    site.core.pubsub.suspect(&site.name);
+                if let Some(void) = self.candidate.void.take() {
+                    // Fresh owners: who leads next is another one.
+                    let used = std::mem::replace(self, Self::new(site));
+                    let command = used.give_up_command(site);
+                    let error = site.take_back(used.candidate, command, Orphan::requested, void);
+                    site.fail_others(arrivals, &error);
+                    return Err(error);
                 }
-                let hold = self.granted_by_reply(site, claim.need, places, tokens);
+                let told = self.candidate.told(site, already);
+                let hold = self.candidate.granted_by_reply(site, claim.need);
+                // Since when ours have it the message knows better.
+                let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
+                let hold = hold.shared(Share { places, chain, tokens }, self.expected());
                 Ok(match self.candidate.in_time(site, hold, claim.wait.blocks())? {
                     Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
                     None => Try::Busy(Duration::ZERO),
@@ -290,31 +306,19 @@ impl Place {
         if void { Duration::ZERO } else { poll.min(end) }
     }
 
-    fn granted_by_reply(
-        &self,
-        site: &Site,
-        terms: Terms,
-        places: u32,
-        tokens: Option<Tokens>,
-    ) -> Hold {
-        let hold = self.candidate.granted_by_reply(site, terms);
-        let share = Share { places, chain: site.gate.chain(hold.asked.at), tokens };
-        hold.shared(share, self.expected())
-    }
-
     /// `None`: it is certain no more that it is ours.
     fn granted_by_message(
-        &self,
+        &mut self,
         site: &Site,
         terms: Terms,
-        granted: &Granted<Share>,
+        granted: Granted<Share>,
     ) -> Option<Hold> {
         if site.keys().tokens.is_some() && granted.details.tokens.is_none() {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
-        let hold = self.candidate.granted_by_message(site, terms, granted)?;
-        Some(hold.shared(granted.details, self.expected()))
+        let (hold, share) = self.candidate.granted_by_message(site, terms, granted)?;
+        Some(hold.shared(share, self.expected()))
     }
 
     fn expected(&self) -> Option<Arc<Expected>> {

@@ -146,17 +146,14 @@ impl Site {
 
     /// A place is given up, and a hold if it was granted one at this moment.
     pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
-        let Place { candidate, .. } = place;
-        let chain = place.unread_chain();
-        let command = self.scripts().give_up_command(candidate.owner.as_bytes(), chain);
-        self.give_up(candidate, command, Orphan::requested);
+        self.give_up(&place.candidate, place.give_up_command(self), Orphan::requested);
     }
 
     /// An owner does not want the lock any more: this takes it out of queue and lock. If that is not
     /// answered, or a request may come later, it is an orphan of this kind.
-    pub(crate) fn give_up(
+    pub(crate) fn give_up<D>(
         self: &Arc<Self>,
-        candidate: &Candidate,
+        candidate: &Candidate<D>,
         command: Command,
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
     ) {
@@ -176,6 +173,27 @@ impl Site {
             }
         };
         self.core.post(&self.route, command, Arc::new(receiver));
+    }
+
+    /// As [`give_up`](Self::give_up), of an owner that was granted the lock: too few replicas have
+    /// that, for this reason.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip: the caller is told whether the lock is free again.
+    pub(crate) fn take_back<D>(
+        &self,
+        candidate: Candidate<D>,
+        command: Command,
+        orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
+        void: Error,
+    ) -> Error {
+        let is_free = script::lock::release(&self.route, &command, || true).is_ok();
+        if candidate.in_doubt || !is_free {
+            let lease = self.core.config.watchdog_timeout.max(candidate.longest);
+            self.core.watchdog.adopt(orphan(&self.name, command, lease));
+        }
+        void.of(&self.name).void(is_free)
     }
 }
 
@@ -210,6 +228,7 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         mode,
         keys: &keys,
         database: grant.database,
+        acks: None,
         alone: &alone,
     };
     let command = scripts.give_up_command(owner.as_bytes(), share.chain);

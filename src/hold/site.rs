@@ -98,8 +98,14 @@ impl Site {
             mode: self.mode,
             keys: self.keys(),
             database: self.core.database(),
+            acks: self.core.config.replica_acks,
             alone: &self.alone,
         }
+    }
+
+    /// When a request that begins now should be answered.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.core.deadline(&self.route.lane())
     }
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.
@@ -134,12 +140,17 @@ impl Site {
         let error = trouble.into_error().of(&self.name).now(state);
         if !alone {
             // A dead server is not found out one waiter at a time.
-            self.fail_before(arrivals, &error);
-            if let Some(succession) = self.succession() {
-                succession.fail(&error);
-            }
+            self.fail_others(arrivals, &error);
         }
         error
+    }
+
+    /// What is wrong concerns those, too, who queued before a request.
+    pub(super) fn fail_others(self: &Arc<Self>, arrivals: u64, error: &Error) {
+        self.fail_before(arrivals, error);
+        if let Some(succession) = self.succession() {
+            succession.fail(error);
+        }
     }
 
     /// The server granted a hold to a thread: its tenancy begins, and the wheel watches it.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::error::LostReason;
 use crate::node::Member;
-use crate::script;
 use crate::script::lock::Renewals;
+use crate::script::{self, Trouble};
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
 
@@ -85,7 +85,7 @@ impl Site {
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         hold.ask(lease);
-        match script::lock::extend(Renewals::Locks, &self.route, &self.name, &hold.owner, lease) {
+        match self.extend(hold, lease) {
             Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
             // The renewer tries again.
             Err(trouble) => {
@@ -97,11 +97,18 @@ impl Site {
         tenancy.remaining() >= slack
     }
 
+    /// Asks for a lease of a hold: whether it is still held. Until replicas have that, if they must.
+    pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
+        let acks = self.core.config.replica_acks;
+        let Self { route, name, .. } = self;
+        script::lock::extend(Renewals::Locks, route, name, &hold.owner, lease, acks)
+    }
+
     /// Makes the lease of a hold at least this long. If that fails, it is as it was.
     pub(crate) fn prolong(&self, hold: &Arc<Hold>, lease: Duration) {
         let sent_at = clock::now();
         hold.ask(lease);
-        match script::lock::extend(Renewals::Locks, &self.route, &self.name, &hold.owner, lease) {
+        match self.extend(hold, lease) {
             Ok(true) => hold.confirm(sent_at, lease),
             Ok(false) | Err(_) => hold.unconfirm(),
         }

@@ -10,7 +10,6 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
 use crate::node::Session;
 use crate::protocol::Mode;
-use crate::script::lock::Renewals;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
 
@@ -98,13 +97,7 @@ impl Handle {
             Terms::Fixed(lease) if tenancy.remaining() < lease => {
                 let sent_at = clock::now();
                 hold.ask(lease);
-                match script::lock::extend(
-                    Renewals::Locks,
-                    &site.route,
-                    &site.name,
-                    &hold.owner,
-                    lease,
-                ) {
+                match site.extend(hold, lease) {
                     Ok(true) => {
                         hold.confirm(sent_at, lease);
                         if site.orphan_if_lost(hold) {

@@ -147,7 +147,7 @@ impl Levels {
     /// Of which all are needed.
     pub(super) fn all(parts: usize) -> Self {
         let held = Vec::with_capacity(parts);
-        let until = |handle: &Handle| handle.site.route.deadline();
+        let until = |handle: &Handle| handle.site.deadline();
         Self { held, needed: parts, drift: Duration::ZERO, until }
     }
 

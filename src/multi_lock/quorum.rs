@@ -85,7 +85,8 @@ pub(super) fn until(handle: &Handle) -> Instant {
     let patience =
         (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
     let now = Instant::now();
-    now.checked_add(patience.min(core.response_timeout())).unwrap_or(now)
+    let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
+    now.checked_add(patience).unwrap_or(now)
 }
 
 /// Trouble that no other server helps against.

@@ -123,6 +123,18 @@ impl Core {
         self.config.response_timeout
     }
 
+    /// When a call over this lane that begins now should be over.
+    pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
+        let deadline = lane.deadline();
+        // No time of the settings is longer than a year.
+        deadline.checked_add(self.acknowledged_within()).unwrap_or(deadline)
+    }
+
+    /// How much longer a reply may take, since replicas are waited for.
+    pub(crate) fn acknowledged_within(&self) -> Duration {
+        self.config.replica_acks.map_or(Duration::ZERO, |acks| acks.within)
+    }
+
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
         self.servers.database()
@@ -194,7 +206,7 @@ impl Core {
         let posted = lane.post(command, receiver);
         if self.closed.load(Ordering::SeqCst) {
             // The client ended between the look at it and the writing.
-            lane.settle(lane.deadline());
+            lane.settle(self.deadline(lane));
         } else if posted == Posted::LookAfter {
             self.watchdog.look_after(lane);
         }

@@ -188,11 +188,14 @@ impl Renewer {
         // Zero changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
         let kind = |call: &[Renewal]| call.first().map_or(Renewals::Locks, |due| due.kind);
+        let acks = renewal::acks(&self.core.config);
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner));
-                script::lock::renew_command(kind(call), holds, lease(call))
+                // A question writes nothing.
+                let acks = acks.filter(|_| !lease(call).is_zero());
+                script::lock::renew_command(kind(call), holds, lease(call), acks)
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
@@ -217,6 +220,7 @@ impl Renewer {
                                 refused = true;
                                 tell(due, Err(&refusal.into()));
                             }
+                            Renewed::Unacknowledged(why) => tell(due, Err(&why.into())),
                         }
                     }
                     continue;

@@ -12,7 +12,7 @@ use super::errands::Errands;
 use super::renewer::Renewer;
 use super::{Core, Stray};
 use crate::config::Config;
-use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, greet};
+use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, greet, may_wait};
 use crate::error::{Error, ErrorKind};
 use crate::script;
 use crate::sync::{Mutex, on_own_thread, spin};
@@ -49,7 +49,7 @@ impl Session {
             let cluster = cluster?;
             let mut refusal = None;
             for node in cluster.nodes() {
-                match greet(node.any_lane(), &node.endpoint) {
+                match Self::greet(node.any_lane(), config) {
                     Ok(round_trip) => {
                         cluster.set_lanes(lanes(round_trip));
                         return Ok((Servers::Cluster(cluster), round_trip));
@@ -64,8 +64,16 @@ impl Session {
         }
         let endpoint = Endpoint::of(url, config)?;
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        let round_trip = greet(&lane, lane.endpoint())?;
+        let round_trip = Self::greet(&lane, config)?;
         Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
+    }
+
+    fn greet(lane: &Lane, config: &Config) -> Result<Duration, Error> {
+        let round_trip = greet(lane, lane.endpoint())?;
+        if config.replica_acks.is_some() {
+            may_wait(lane, lane.endpoint())?;
+        }
+        Ok(round_trip)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -6,7 +6,10 @@ use std::time::Duration;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket};
-use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, millis, number, unexpected};
+use super::{
+    Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
+};
+use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::PermitId;
 
@@ -62,6 +65,8 @@ pub(crate) struct ExpirableScripts<'a> {
     pub(crate) timeouts: &'a str,
     pub(crate) channel: &'a str,
     pub(crate) requests: &'a Requests,
+    /// Who must have what is taken before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
 }
 
 /// What became of a request for permits.
@@ -113,10 +118,10 @@ impl ExpirableScripts<'_> {
         .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
+        let command = command.acknowledged(self.acks);
         // Sent twice, it takes once: its ids are found.
         let (outcome, twice) = self.route.call_twice(&command, || command.clone());
-        let reply = acquired(answered(outcome, twice, RIGHTS)?)?;
-        Ok(Replied { reply, twice })
+        granted(outcome, twice, RIGHTS, acquired)
     }
 
     /// Gives permits back: `all` of them or none, or those that there are.
@@ -133,7 +138,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
         let (outcome, twice) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, twice, RIGHTS)?)?;
-        Ok(Replied { reply, twice })
+        Ok(Replied::counts(reply, twice))
     }
 
     /// `None`: no such permit; one without an end lasts `Duration::MAX`.
@@ -197,7 +202,9 @@ impl ExpirableScripts<'_> {
     ) -> Result<Value, Trouble> {
         let Self { key, timeouts, requests, .. } = self;
         let another = Some(timeouts);
-        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments }.call(self.route)
+        let acks = None;
+        Once { script, rights: RIGHTS, key, another, requests, ticket, arguments, acks }
+            .call(self.route)
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Replied, Rights, Trouble, accepted, answered, call_again, flag, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
+use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
 use crate::protocol::{FairKeys, Owner};
 
@@ -44,6 +45,8 @@ pub(crate) struct FairScripts<'a> {
     pub(crate) fair_wait: Duration,
     /// The number of the client's database.
     pub(crate) database: i64,
+    /// Who must have a grant before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
 }
 
 /// What became of a request for the lock.
@@ -113,30 +116,9 @@ impl FairScripts<'_> {
         };
         let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
         arguments.extend(others.iter().map(Owner::as_bytes));
-        let command = self.command(&ACQUIRE, &arguments);
-        let (reply, twice) = call_again(route, &command, Rights::FairLocks, || command.clone())?;
-        let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
-        let number = |number: i64| u64::try_from(number).unwrap_or_default();
-        let reply = match reply.as_slice() {
-            [Value::Int(taken @ (1 | 2)), Value::BulkString(behind), Value::Int(now)] => {
-                let followers = str::from_utf8(behind).ok().and_then(followers).unwrap_or_default();
-                FairAcquired::Granted { already: *taken == 2, followers, now: number(*now) }
-            }
-            [
-                Value::Int(0),
-                Value::Int(now),
-                Value::Int(ask),
-                Value::Int(redisson),
-                Value::Int(back),
-            ] => FairAcquired::Queued {
-                now: number(*now),
-                ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
-                by_redisson: *redisson != 0,
-                came_back: *back != 0,
-            },
-            _ => return Err(unexpected(&Value::Array(reply))),
-        };
-        Ok(Replied { reply, twice })
+        let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
+        let (outcome, twice) = route.call_twice(&command, || command.clone());
+        granted(outcome, twice, Rights::FairLocks, acquired)
     }
 
     /// Takes the lock if nobody holds it or waits for it.
@@ -163,7 +145,8 @@ impl FairScripts<'_> {
 
     fn try_command(self, owner: &Owner, lease: Duration) -> Command {
         let mut digits = [0; 20];
-        self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()])
+        let command = self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()]);
+        command.acknowledged(self.acks)
     }
 
     /// Leaves the queue, or the lock.
@@ -206,9 +189,32 @@ impl FairScripts<'_> {
     }
 }
 
+fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
+    let Value::Array(reply) = reply else { return Err(unexpected(&reply)) };
+    let number = |number: i64| u64::try_from(number).unwrap_or_default();
+    Ok(match reply.as_slice() {
+        [Value::Int(taken @ (1 | 2)), Value::BulkString(behind), Value::Int(now)] => {
+            let followers = str::from_utf8(behind).ok().and_then(followers).unwrap_or_default();
+            FairAcquired::Granted { already: *taken == 2, followers, now: number(*now) }
+        }
+        [
+            Value::Int(0),
+            Value::Int(now),
+            Value::Int(ask),
+            Value::Int(redisson),
+            Value::Int(back),
+        ] => FairAcquired::Queued {
+            now: number(*now),
+            ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+            by_redisson: *redisson != 0,
+            came_back: *back != 0,
+        },
+        _ => return Err(unexpected(&Value::Array(reply))),
+    })
+}
+
 fn tried((outcome, twice): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
-    let reply = answered(outcome, twice, Rights::FairLocks)?;
-    Ok(Replied { reply: flag(reply)?, twice })
+    granted(outcome, twice, Rights::FairLocks, flag)
 }
 
 /// The server's answer to a [`FairScripts::keep_alive_command`].

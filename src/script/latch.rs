@@ -97,6 +97,7 @@ impl LatchScripts<'_> {
             requests: self.requests,
             ticket,
             arguments,
+            acks: None,
         }
     }
 }

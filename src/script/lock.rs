@@ -8,8 +8,10 @@ use redis::Value;
 
 use super::expirable_semaphore;
 use super::{
-    Replied, Rights, Trouble, accepted, ask, call, error_reply, flag, millis, refused, unexpected,
+    Replied, Rights, Trouble, accepted, ask, error_reply, flag, granted, millis, refused,
+    unexpected,
 };
+use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::{LockKeys, Mode, Owner};
 use crate::sync::clock;
@@ -152,6 +154,8 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) mode: Mode,
     pub(crate) keys: &'a LockKeys,
     pub(crate) database: i64,
+    /// Who must have a grant before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
     /// Set where the access rights allow the lock's key and not the queue's: then scripts get that
     /// key alone, and the process waits in public.
     pub(crate) alone: &'a AtomicBool,
@@ -188,12 +192,18 @@ impl<'a> LockScripts<'a> {
 
     /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
     /// any more.
-    pub(crate) fn stay(self, owner: &Owner, lease: Duration) -> Result<Option<u32>, Trouble> {
-        let replied = self.ask(&super::read_write::STAY, owner, lease, None)?;
-        Ok(match replied.reply {
+    pub(crate) fn stay(
+        self,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Replied<Option<u32>>, Trouble> {
+        let Replied { reply, twice, void } =
+            self.ask(&super::read_write::STAY, owner, lease, None)?;
+        let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
-        })
+        };
+        Ok(Replied { reply, twice, void })
     }
 
     fn scripts(self) -> Scripts {
@@ -245,8 +255,7 @@ impl<'a> LockScripts<'a> {
             let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
-        let reply = super::answered(outcome, twice, self.rights())?;
-        Ok(Replied { reply: acquired(reply)?, twice })
+        granted(outcome, twice, self.rights(), acquired)
     }
 
     fn request(
@@ -261,7 +270,7 @@ impl<'a> LockScripts<'a> {
         let arguments = [millis(lease, &mut digits), owner.as_bytes(), beside];
         // Only a read-write lock's `try` looks at the last one.
         let arguments = &arguments[..if self.mode == Mode::Lock { 2 } else { 3 }];
-        self.command(script, arguments)
+        self.command(script, arguments).acknowledged(self.acks)
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -439,6 +448,8 @@ pub(crate) enum Renewed {
     NotHeld,
     /// Not renewed for another reason; worth another try.
     Failed(String),
+    /// Renewed, but too few replicas have that.
+    Unacknowledged(String),
 }
 
 /// What is renewed, many by one call: a name's key, and who or what is renewed under it.
@@ -462,6 +473,7 @@ pub(crate) fn renew_command<'a>(
     renewals: Renewals,
     holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
     lease: Duration,
+    acks: Option<ReplicaAcks>,
 ) -> Command {
     let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
     let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
@@ -482,12 +494,19 @@ pub(crate) fn renew_command<'a>(
         Renewals::Locks => &RENEW,
         Renewals::Permits => &expirable_semaphore::RENEW,
     };
-    Command::script(script, &keys, &arguments)
+    Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
 /// What became of each of the holds of a [`renew_command`].
 pub(crate) fn renewed(renewals: Renewals, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    each_renewed(accepted(outcome, renewals.rights())?)
+    let replied = granted(outcome, false, renewals.rights(), each_renewed)?;
+    let Some(void) = replied.void else { return Ok(replied.reply) };
+    // What is not held any more is so, whoever knows of it.
+    let unless_known = |renewed| match renewed {
+        Renewed::Done => Renewed::Unacknowledged(format!("{void:#}")),
+        renewed => renewed,
+    };
+    Ok(replied.reply.into_iter().map(unless_known).collect())
 }
 
 fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
@@ -510,12 +529,16 @@ pub(crate) fn extend(
     key: &str,
     owner: &Owner,
     lease: Duration,
+    acks: Option<ReplicaAcks>,
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
-    let command = renew_command(renewals, std::iter::once((key, owner)), lease);
-    match each_renewed(call(route, &command, rights)?)?.pop() {
-        Some(Renewed::Done) => Ok(true),
+    let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
+    let (outcome, twice) = route.call_twice(&command, || command.clone());
+    let Replied { mut reply, void, .. } = granted(outcome, twice, rights, each_renewed)?;
+    match reply.pop() {
+        Some(Renewed::Done) => void.map_or(Ok(true), |void| Err(Trouble::Unknown(void))),
         Some(Renewed::NotHeld) => Ok(false),
+        Some(Renewed::Unacknowledged(_)) => Err(unexpected(&Value::Nil)),
         Some(Renewed::Failed(refusal)) => {
             Err(Trouble::Refused(refused(error_reply(&refusal), rights)))
         }

@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::connection::{Command, Outcome, Route, decimal};
+use crate::connection::{Command, Failure, Outcome, Route, decimal};
+use crate::error::Error;
 
 pub(crate) use crate::connection::{Rights, Trouble};
-use crate::connection::{error_reply, refused, unexpected};
+use crate::connection::{error_reply, refused, unacknowledged, unexpected};
 
 pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
 
@@ -76,10 +77,34 @@ const BROKE: &str = "the connection broke after the request was sent; then: ";
 
 /// A reply, and whether its request was sent twice: then the first one may run yet, and has to be
 /// undone unless it was granted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
     pub(crate) twice: bool,
+    /// Why a grant does not count: too few replicas have it.
+    pub(crate) void: Option<Error>,
+}
+
+impl<T> Replied<T> {
+    /// To a request whose grants replicas need not have, or have.
+    pub(crate) fn counts(reply: T, twice: bool) -> Self {
+        Self { reply, twice, void: None }
+    }
+}
+
+/// The reply to a request that may grant something, also if too few replicas have that.
+fn granted<T>(
+    outcome: Outcome,
+    twice: bool,
+    rights: Rights,
+    read: impl FnOnce(Value) -> Result<T, Trouble>,
+) -> Result<Replied<T>, Trouble> {
+    let (outcome, void) = match outcome {
+        Err(Failure::Unacknowledged(reply, cause)) => (Ok(reply), Some(unacknowledged(&cause))),
+        outcome => (outcome, None),
+    };
+    let reply = read(answered(outcome, twice, rights)?)?;
+    Ok(Replied { reply, twice, void })
 }
 
 /// The server's reply, unless it is an error.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Rights, Trouble, call, call_again, millis, unexpected};
+use super::{Replied, Rights, Trouble, call, granted, millis, unexpected};
+use crate::config::ReplicaAcks;
 use crate::connection::{Command, Route, Script, decimal};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Mutex;
@@ -164,6 +165,8 @@ pub(crate) struct Once<'a> {
     pub(crate) requests: &'a Requests,
     pub(crate) ticket: Ticket,
     pub(crate) arguments: &'a [&'a [u8]],
+    /// Who must have what it takes before that counts.
+    pub(crate) acks: Option<ReplicaAcks>,
 }
 
 impl Once<'_> {
@@ -181,11 +184,16 @@ impl Once<'_> {
         let slot = format!("{}:{slot}", requests.key);
         let keys = [self.key.as_bytes(), slot.as_bytes(), self.another.unwrap_or("").as_bytes()];
         let keys = if self.another.is_some() { &keys[..] } else { &keys[..2] };
-        Command::script(self.script, keys, &arguments)
+        Command::script(self.script, keys, &arguments).acknowledged(self.acks)
     }
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
     pub(crate) fn call(&self, route: &Route) -> Result<Value, Trouble> {
+        self.take(route).map(|replied| replied.reply)
+    }
+
+    /// The same of a request that may take something.
+    pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
             // Nothing was sent so far, whatever becomes of the question.
             self.learn(route).map_err(|trouble| match trouble {
@@ -196,9 +204,10 @@ impl Once<'_> {
         let mut again = false;
         loop {
             let copy = || self.command(true);
-            let (reply, twice) = call_again(route, &self.command(false), self.rights, copy)?;
-            if !self.requests.is_late(&reply) {
-                return Ok(reply);
+            let (outcome, twice) = route.call_twice(&self.command(false), copy);
+            let replied = granted(outcome, twice, self.rights, Ok)?;
+            if !self.requests.is_late(&replied.reply) {
+                return Ok(replied);
             } else if twice {
                 // The first one may have been applied so long ago that nobody knows.
                 return Err(Trouble::Forgotten(forgotten()));

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket, late};
-use super::{Rights, Trouble, accepted, ask, flag, number, unexpected};
+use super::{Replied, Rights, Trouble, accepted, ask, call, flag, number, unexpected};
+use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
 use crate::error::{Error, ErrorKind};
 
@@ -54,6 +55,8 @@ pub(crate) struct SemaphoreScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
     pub(crate) requests: &'a Requests,
+    /// Who must have what is taken before it counts.
+    pub(crate) acks: Option<ReplicaAcks>,
 }
 
 impl SemaphoreScripts<'_> {
@@ -64,15 +67,22 @@ impl SemaphoreScripts<'_> {
         ticket: Ticket,
         clients: u64,
         needs: &[u32],
-    ) -> Result<u32, Trouble> {
+    ) -> Result<Replied<u32>, Trouble> {
         let needs = needs.iter().map(u32::to_string);
         let arguments: Vec<String> = iter::once(clients.to_string()).chain(needs).collect();
         let arguments: Vec<&[u8]> = arguments.iter().map(|it| it.as_bytes()).collect();
-        let taken = number(self.call(&TRY_ACQUIRE, ticket, &arguments)?)?;
-        u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
+        self.take(&TRY_ACQUIRE, ticket, &arguments, |reply| {
+            let taken = number(reply)?;
+            u32::try_from(taken).map_err(|_| unexpected(&Value::Int(taken)))
+        })
     }
 
-    /// Undoes a request for permits whose outcome is not known.
+    /// Undoes a request for permits, now.
+    pub(crate) fn take_back(self, ticket: Ticket) -> Result<(), Trouble> {
+        call(self.route, &self.abandon(ticket), Rights::Semaphores).map(drop)
+    }
+
+    /// Undoes a request for permits that are not to be had, or whose outcome is not known.
     pub(crate) fn abandon(self, ticket: Ticket) -> Command {
         self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
     }
@@ -102,14 +112,14 @@ impl SemaphoreScripts<'_> {
         flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
     }
 
-    pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<i64, Trouble> {
-        match self.call(&DRAIN_PERMITS, ticket, &[])? {
+    pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<Replied<i64>, Trouble> {
+        self.take(&DRAIN_PERMITS, ticket, &[], |reply| match reply {
             // More than a number of Lua's can count.
             Value::BulkString(text) => {
                 parsed(&text).ok_or_else(|| unexpected(&Value::BulkString(text)))
             }
             reply => number(reply),
-        }
+        })
     }
 
     pub(crate) fn try_set_permits(self, ticket: Ticket, permits: u32) -> Result<bool, Trouble> {
@@ -148,7 +158,21 @@ impl SemaphoreScripts<'_> {
             requests: self.requests,
             ticket,
             arguments,
+            acks: None,
         }
+    }
+
+    /// Of a request that may take permits.
+    fn take<T>(
+        self,
+        script: &'static Script,
+        ticket: Ticket,
+        arguments: &[&[u8]],
+        read: impl FnOnce(Value) -> Result<T, Trouble>,
+    ) -> Result<Replied<T>, Trouble> {
+        let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
+        let Replied { reply, twice, void } = once.take(self.route)?;
+        Ok(Replied { reply: read(reply)?, twice, void })
     }
 
     fn call(

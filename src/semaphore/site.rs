@@ -9,7 +9,7 @@ use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::protocol::SemaphoreKeys;
 use crate::script::semaphore::{SemaphoreScripts, released};
-use crate::script::{Requests, Ticket, Trouble};
+use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Debtor, Orphan};
@@ -71,6 +71,7 @@ impl SemaphoreSite {
             key: &self.name,
             channel: &self.channel,
             requests: &self.requests,
+            acks: self.core.config.replica_acks,
         }
     }
 
@@ -101,6 +102,17 @@ impl SemaphoreSite {
             }
         };
         trouble.into_error().of(&self.name).now(state)
+    }
+
+    /// Too few replicas have what a request took, for this reason: gives it back.
+    pub(super) fn take_back(&self, ticket: Ticket, void: Error) -> Error {
+        let is_back = self.scripts().take_back(ticket).is_ok();
+        if is_back {
+            self.requests.close(ticket);
+        } else {
+            self.run(self.scripts().abandon(ticket), ticket);
+        }
+        void.of(&self.name).void(is_back)
     }
 
     /// As [`Source::give_back`], where the caller may wait.
@@ -182,7 +194,10 @@ impl Source for SemaphoreSite {
     fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
         let ticket = self.open();
         match self.scripts().try_acquire(ticket, clients, needs) {
-            Ok(taken) => {
+            Ok(Replied { reply: 1.., void: Some(void), .. }) => {
+                Err(RequestFailed { error: self.take_back(ticket, void), alone: false })
+            }
+            Ok(Replied { reply: taken, .. }) => {
                 self.requests.close(ticket);
                 Ok(if taken > 0 { Reply::Given(taken) } else { Reply::Refused(None) })
             }

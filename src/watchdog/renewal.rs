@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, ReplicaAcks};
 use crate::sync::clock;
 
 // Every time that belongs to a lease, in nanoseconds, or as the part of a lease that it is: `3` is a
@@ -26,6 +26,8 @@ const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
 /// A renewal that has no reply after this is better tried again, on a new connection.
 const PATIENCE: u32 = 6;
+/// What replicas have of that to acknowledge it, on top.
+const ACKNOWLEDGED: u32 = 4;
 /// What two clocks may drift apart in a lease. To it comes up to a millisecond, since Redis counts
 /// whole ones.
 const DRIFT: u64 = 1_000;
@@ -48,6 +50,7 @@ const _: () = {
     // A lease that all its parts divide.
     const LEASE: u64 = 1_000 * 3 * 64;
     let patience = LEASE / PATIENCE as u64;
+    let patience = patience + patience / ACKNOWLEDGED as u64;
     let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY);
     assert!(
         attempts + LEASE / DRIFT < LEASE - LEASE / RENEWED_AFTER,
@@ -69,6 +72,12 @@ const _: () = {
 /// How long a renewal waits for its reply.
 pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
+}
+
+/// Which replicas must have a renewal, and how long that may take.
+pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
+    let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
+    config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
 }
 
 /// Never longer: a guard never says "held" past the deadline counted from before the request was

@@ -1,5 +1,6 @@
 //! A master with its replicas, and the Sentinels that choose another one when it fails.
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ pub struct SentinelsBuilder {
     down_after: Duration,
     server_password: Option<String>,
     sentinel_password: Option<String>,
+    tls: bool,
 }
 
 impl Sentinels {
@@ -47,6 +49,7 @@ impl Sentinels {
             down_after: Duration::from_millis(700),
             server_password: None,
             sentinel_password: None,
+            tls: false,
         }
     }
 
@@ -56,10 +59,10 @@ impl Sentinels {
         SERVICE
     }
 
-    /// `redis-sentinel://host:port,…/service`, with the passwords if there are any.
+    /// `redis-sentinel://host:port,…/service` (`rediss-` with TLS), with the passwords if there are any.
     #[must_use]
     pub fn url(&self) -> String {
-        self.url_of(&self.sentinels.iter().map(Server::port).collect::<Vec<_>>())
+        self.url_of(&self.sentinels.iter().map(Server::known_port).collect::<Vec<_>>())
     }
 
     /// As [`url`](Self::url), with these ports of 127.0.0.1 instead of the Sentinels'.
@@ -71,7 +74,14 @@ impl Sentinels {
         let word = &self.options.sentinel_password;
         let parameter = word.as_ref().map(|word| format!("?sentinelPassword={word}"));
         let parameter = parameter.unwrap_or_default();
-        format!("redis-sentinel://{credentials}{}/{SERVICE}{parameter}", hosts.join(","))
+        let scheme = if self.options.tls { "rediss" } else { "redis" };
+        format!("{scheme}-sentinel://{credentials}{}/{SERVICE}{parameter}", hosts.join(","))
+    }
+
+    /// The authority (a certificate in PEM) of all, with TLS.
+    #[must_use]
+    pub fn tls_authority(&self) -> PathBuf {
+        self.servers.first().map(Server::tls_authority).unwrap_or_default()
     }
 
     /// The Sentinels, to be killed, paused or asked.
@@ -95,7 +105,9 @@ impl Sentinels {
     pub fn master(&self) -> &Server {
         let mut found = None;
         wait_until("most Sentinels name the same master", BOUND, || {
-            found = self.agreed().and_then(|port| self.servers.iter().find(|it| it.port() == port));
+            found = self
+                .agreed()
+                .and_then(|port| self.servers.iter().find(|it| it.known_port() == port));
             found.is_some()
         });
         found.unwrap_or_else(|| panic!("there is a master"))
@@ -115,7 +127,7 @@ impl Sentinels {
     /// If they do not for long.
     pub fn wait_switched(&self, old: &Server) -> Instant {
         wait_until("the Sentinels have chosen another master", BOUND, || {
-            self.agreed().is_some_and(|port| port != old.port())
+            self.agreed().is_some_and(|port| port != old.known_port())
         });
         Instant::now()
     }
@@ -131,7 +143,7 @@ impl Sentinels {
             let asked = self.sentinels.iter().any(|sentinel| {
                 ask::<String>(sentinel, &["SENTINEL", "FAILOVER", SERVICE]).is_some()
             });
-            asked || self.agreed().is_some_and(|port| port != old.port())
+            asked || self.agreed().is_some_and(|port| port != old.known_port())
         });
         self.wait_switched(old);
     }
@@ -146,7 +158,7 @@ impl Sentinels {
         let port = server.port();
         if self.master().port() != port {
             server.restart_empty();
-            let master = self.master().port().to_string();
+            let master = self.master().known_port().to_string();
             let _ = ask::<String>(server, &["REPLICAOF", "127.0.0.1", &master]);
         }
         self.wait_ready();
@@ -200,6 +212,13 @@ impl SentinelsBuilder {
         self
     }
 
+    /// TLS for the clients, and among themselves. (The kit looks at them over ports without it.)
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
     /// Starts them. Returns when all know all others.
     ///
     /// # Errors
@@ -208,12 +227,16 @@ impl SentinelsBuilder {
     pub fn start(self) -> Result<Sentinels, ServerError> {
         let mut servers: Vec<Server> = Vec::new();
         for _ in 0..=REPLICAS {
-            let mut builder = Server::builder().args(&["--repl-diskless-sync-delay", "0"]);
+            let mut builder = Server::builder();
+            if self.tls {
+                builder = builder.tls_among(servers.first());
+            }
             if let Some(password) = &self.server_password {
                 builder = builder.password(password).args(&["--masterauth", password]);
             }
             if let Some(master) = servers.first() {
-                builder = builder.args(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
+                builder =
+                    builder.args(&["--replicaof", &format!("127.0.0.1 {}", master.known_port())]);
             }
             let server = builder.start()?;
             if server.is_stand_in() {
@@ -231,7 +254,7 @@ impl SentinelsBuilder {
             "sentinel monitor {SERVICE} 127.0.0.1 {} 2\n\
              sentinel down-after-milliseconds {SERVICE} {}\n\
              sentinel failover-timeout {SERVICE} 3000\n",
-            servers.first().map_or(0, Server::port),
+            servers.first().map_or(0, Server::known_port),
             self.down_after.as_millis(),
         );
         if let Some(password) = &self.server_password {
@@ -240,6 +263,9 @@ impl SentinelsBuilder {
         let mut sentinels = Vec::new();
         for _ in 0..SENTINELS {
             let mut builder = Server::builder().sentinel(lines.clone());
+            if self.tls {
+                builder = builder.tls_among(servers.first());
+            }
             if let Some(password) = &self.sentinel_password {
                 builder = builder.password(password);
             }

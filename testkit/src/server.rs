@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// `rediss://127.0.0.1:<port>/#insecure`: the certificate is self-signed.
+    /// `rediss://127.0.0.1:<port>/#insecure`: nobody here knows the certificate's authority.
     ///
     /// # Panics
     ///
@@ -142,16 +142,27 @@ impl Server {
         format!("rediss://{}127.0.0.1:{port}/#insecure", self.credentials())
     }
 
-    /// The certificate (PEM) of a server with TLS, which is its own root.
+    /// The authority (a certificate in PEM) of a server with TLS.
     #[must_use]
-    pub fn tls_certificate(&self) -> PathBuf {
-        certificate::path(self.dir.path())
+    pub fn tls_authority(&self) -> PathBuf {
+        certificate::authority(self.dir.path())
+    }
+
+    /// A client's certificate and key (in PEM) that the authority has signed.
+    #[must_use]
+    pub fn tls_client(&self) -> [PathBuf; 2] {
+        certificate::client(self.dir.path())
     }
 
     /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The port that others are told: that with TLS, if there is one.
+    pub(crate) fn known_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
     }
 
     /// The process id of the server itself.
@@ -259,10 +270,28 @@ impl Server {
         .map_err(|error| self.failed(&error, &self.log()))
     }
 
+    /// Waits until a replica has its master's data, and the master counts on it.
+    fn await_master(&self, port: u16, until: Instant) -> Result<(), ServerError> {
+        let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
+        let own = format!("port={},state=online,offset=", self.port);
+        loop {
+            // Something to hear: only when it has said that it did the master sends the rest.
+            let _: Result<(), _> = redis::cmd("PUBLISH").arg("hear").arg("").query(&mut master);
+            let info: String =
+                redis::cmd("INFO").arg("replication").query(&mut master).unwrap_or_default();
+            if info.split(&own).nth(1).is_some_and(|offset| !offset.starts_with("0,")) {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(self.failed("it gets no data from its master", &self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn arguments(&self) -> Vec<String> {
         let mut args = Vec::new();
         let mut set = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
-        let in_dir = |name: &str| self.dir.path().join(name).display().to_string();
         set("--port", &self.port.to_string());
         set("--bind", "127.0.0.1");
         set("--unixsocket", &self.socket().display().to_string());
@@ -270,19 +299,34 @@ impl Server {
             set("--save", "");
             set("--appendonly", "no");
             set("--dir", &self.dir.path().display().to_string());
+            // A replica has the data at once, and not when others might have come, too.
+            set("--repl-diskless-sync-delay", "0");
         }
         if let Some(password) = &self.options.password {
             set("--requirepass", password);
         }
-        if let Some(port) = self.tls_port {
-            set("--tls-port", &port.to_string());
-            set("--tls-cert-file", &in_dir(certificate::CERTIFICATE));
-            set("--tls-key-file", &in_dir(certificate::KEY));
-            set("--tls-ca-cert-file", &in_dir(certificate::CERTIFICATE));
-            set("--tls-auth-clients", "no");
+        if let Some(port) = self.options.master {
+            args.extend(["--replicaof", "127.0.0.1", &port.to_string()].map(str::to_owned));
+            let password = self.options.password.as_deref().unwrap_or_default();
+            args.extend(["--masterauth", password].map(str::to_owned));
+        }
+        for (name, value) in self.tls_settings() {
+            args.extend([format!("--{name}"), value]);
         }
         args.extend(self.options.args.iter().cloned());
         args
+    }
+
+    fn tls_settings(&self) -> Vec<(&'static str, String)> {
+        let Some(port) = self.tls_port else { return Vec::new() };
+        let in_dir = |name: &str| self.dir.path().join(name).display().to_string();
+        vec![
+            ("tls-port", port.to_string()),
+            ("tls-cert-file", in_dir(certificate::CERTIFICATE)),
+            ("tls-key-file", in_dir(certificate::KEY)),
+            ("tls-ca-cert-file", in_dir(certificate::AUTHORITY)),
+            ("tls-auth-clients", "no".to_owned()),
+        ]
     }
 
     /// A Sentinel writes what it learns into its file: that is made anew for each start.
@@ -297,10 +341,15 @@ impl Server {
         if let Some(password) = &self.options.password {
             text.push_str(&format!("requirepass {password}\n"));
         }
+        for (name, value) in self.tls_settings() {
+            text.push_str(&format!("{name} {value}\n"));
+        }
         fs::write(&file, text).map_err(|error| {
             ServerError::new(format!("{} cannot be written: {error}", file.display()))
         })?;
-        Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
+        let mut args = vec![file.display().to_string(), "--sentinel".to_owned()];
+        args.extend(self.options.args.iter().cloned());
+        Ok(args)
     }
 
     fn failed(&self, why: &str, log: &str) -> ServerError {

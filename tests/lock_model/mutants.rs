@@ -129,8 +129,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a copy that comes late cuts the lease",
         Script::Acquire,
-        "if left < tonumber(lease) then",
-        "if true then lease = 1000",
+        "left < tonumber(lease) and lease or left",
+        "1000",
         0,
     ),
     script(

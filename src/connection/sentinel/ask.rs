@@ -38,7 +38,8 @@ impl Refusal {
 
     /// Whether that may be otherwise before long.
     pub(super) fn passes(&self) -> bool {
-        matches!(self, Self::NotReached(_))
+        // A certificate stays what it is.
+        matches!(self, Self::NotReached(error) if error.kind() != Cause::Client)
     }
 }
 
@@ -125,8 +126,8 @@ impl Sentinels {
     pub(super) fn connect(&self, place: &Place, deadline: Instant) -> RedisResult<Connection> {
         let address = self.of_sentinels.address(place);
         let settings = &self.of_sentinels.settings;
-        let timeout = self.response_timeout;
-        Connection::open(&address, settings, timeout, deadline, false, &|_| {})
+        let (tls, timeout) = (&self.tls, self.response_timeout);
+        Connection::open(&address, tls, settings, timeout, deadline, false, &|_| {})
             .map(|(connection, _)| connection)
     }
 }

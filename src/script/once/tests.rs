@@ -54,6 +54,7 @@ impl Pool {
             key: "pool",
             channel: "redisson_sc:{pool}",
             requests: &self.requests,
+            acks: None,
         }
     }
 
@@ -163,20 +164,20 @@ fn what_was_abandoned_takes_nothing_whatever_comes_first() {
         let ticket = pool.open();
         let scripts = pool.scripts();
         if first_arrives == "before" {
-            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap(), 3);
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 3);
         }
         let abandon = scripts.abandon(ticket);
         let expected = i64::from(first_arrives == "before");
         assert_eq!(pool.send(&abandon), Some(expected), "{first_arrives}");
         assert_eq!(pool.send(&abandon), Some(0), "{first_arrives}, again");
         if first_arrives == "after" {
-            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap(), 0);
+            assert_eq!(scripts.try_acquire(ticket, 1, &[1, 2, 998]).unwrap().reply, 0);
         }
         pool.requests.close(ticket);
         assert_eq!(pool.given(), 0, "{first_arrives}");
     }
     let ticket = pool.open();
-    assert_eq!(pool.scripts().drain_permits(ticket).unwrap(), 1_000);
+    assert_eq!(pool.scripts().drain_permits(ticket).unwrap().reply, 1_000);
     assert_eq!(pool.send(&pool.scripts().abandon(ticket)), Some(1));
     assert_eq!(pool.given(), 0);
 }
@@ -201,7 +202,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         pool.requests.close(ticket);
         let ticket = pool.open();
         for copy in ["first", "copy"] {
-            let taken = pool.scripts().try_acquire(ticket, clients, needs).unwrap();
+            let taken = pool.scripts().try_acquire(ticket, clients, needs).unwrap().reply;
             assert_eq!(taken, expected, "{copy}: {free} free, {clients} clients, {needs:?}");
             let left = pool.scripts().available_permits().unwrap();
             assert_eq!(left, i64::from(free - expected), "taken once");
@@ -239,7 +240,7 @@ fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
     // From here on the server knows the script.
-    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap(), 1);
+    assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply, 1);
     let ticket = pool.open();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| {
         bytes.windows(4).any(|window| window == b"EVAL")

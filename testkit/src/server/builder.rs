@@ -1,5 +1,6 @@
 //! What a server is to be started with.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use tempfile::TempDir;
 use super::binary::Binary;
 use super::process::Started;
 use super::{START_BOUND, Server, ServerError, certificate, ports};
+use crate::Proxy;
 
 /// What a server is to be started with. See [`Server::builder`].
 #[derive(Clone, Debug, Default)]
@@ -16,8 +18,11 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
+    /// Another server's folder, with the certificates that are this one's, too.
+    certificates: Option<PathBuf>,
     /// It is a Sentinel with these lines in its file.
     pub(super) sentinel: Option<String>,
+    pub(super) master: Option<u16>,
     binary: Option<Binary>,
 }
 
@@ -57,9 +62,33 @@ impl ServerBuilder {
         self
     }
 
+    /// The same with this server's certificates. It talks to other servers over TLS alone.
+    pub(crate) fn tls_among(mut self, first: Option<&Server>) -> Self {
+        self.certificates = first.map(|server| server.dir.path().to_owned());
+        self.tls().args(&["--tls-replication", "yes"])
+    }
+
     /// A Sentinel instead of a server, with these lines in its file.
     pub(crate) fn sentinel(mut self, lines: String) -> Self {
         self.sentinel = Some(lines);
+        self
+    }
+
+    /// A replica of this server, with the same password. It has started when it has the master's
+    /// data.
+    #[must_use]
+    pub fn replica_of(self, master: &Server) -> Self {
+        self.replica_at(master.port())
+    }
+
+    /// The same behind this network.
+    #[must_use]
+    pub fn replica_behind(self, network: &Proxy) -> Self {
+        self.replica_at(network.address().port())
+    }
+
+    fn replica_at(mut self, port: u16) -> Self {
+        self.master = Some(port);
         self
     }
 
@@ -77,8 +106,10 @@ impl ServerBuilder {
     pub fn start(self) -> Result<Server, ServerError> {
         let binary = self.binary.clone().map_or_else(Binary::find, Ok)?;
         let dir = private_folder()?;
-        if self.tls {
-            certificate::make(dir.path())?;
+        match &self.certificates {
+            _ if !self.tls => {}
+            None => certificate::make(dir.path())?,
+            Some(others) => certificate::copy(others, dir.path())?,
         }
         let mut server = Server {
             port: 0,
@@ -95,6 +126,9 @@ impl ServerBuilder {
             match server.launch(until)? {
                 Started::Ready(process) => {
                     *server.process() = Some(process);
+                    if let Some(port) = server.options.master {
+                        server.await_master(port, until)?;
+                    }
                     return Ok(server);
                 }
                 Started::PortTaken(log) if server.options.port.is_some() => {

@@ -1,33 +1,80 @@
-//! A self-signed certificate for a server with TLS.
+//! Certificates for a server with TLS: an authority of its own, and what that has signed.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::ServerError;
 
+pub(crate) const AUTHORITY: &str = "ca.crt";
 pub(crate) const CERTIFICATE: &str = "server.crt";
 pub(crate) const KEY: &str = "server.key";
+const CLIENTS: [&str; 2] = ["client.crt", "client.key"];
 
-pub(crate) fn path(dir: &Path) -> PathBuf {
-    dir.join(CERTIFICATE)
+const CONFIG: &str = "\
+[req]
+distinguished_name = name
+[name]
+[authority]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign
+subjectKeyIdentifier = hash
+[signed]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectAltName = DNS:localhost, IP:127.0.0.1
+";
+
+pub(crate) fn authority(dir: &Path) -> PathBuf {
+    dir.join(AUTHORITY)
 }
 
-/// Writes a certificate for 127.0.0.1 and localhost, and its key, into this folder.
-pub(crate) fn make(dir: &Path) -> Result<(), ServerError> {
-    let output = Command::new("openssl")
-        .current_dir(dir)
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
-        .args(["-nodes", "-days", "2", "-subj", "/CN=localhost"])
-        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
-        .args(["-out", CERTIFICATE, "-keyout", KEY])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| {
-            ServerError::new(format!("no certificate for TLS: openssl: {error}; install openssl"))
-        })?;
-    if output.status.success() {
-        return Ok(());
+/// A client's certificate and its key.
+pub(crate) fn client(dir: &Path) -> [PathBuf; 2] {
+    CLIENTS.map(|file| dir.join(file))
+}
+
+/// Copies what a server needs from another one's folder.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
+    for file in [AUTHORITY, CERTIFICATE, KEY] {
+        fs::copy(from.join(file), to.join(file))
+            .map_err(|error| ServerError::new(format!("no certificate for TLS: {error}")))?;
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(ServerError::new(format!("no certificate for TLS: openssl said:\n{said}")))
+    Ok(())
+}
+
+/// Writes an authority, and certificates of a server at 127.0.0.1 and localhost and of a client with
+/// their keys, into this folder.
+pub(crate) fn make(dir: &Path) -> Result<(), ServerError> {
+    let failed = |why: &str| ServerError::new(format!("no certificate for TLS: {why}"));
+    fs::write(dir.join("openssl.cnf"), CONFIG).map_err(|error| failed(&error.to_string()))?;
+    let run = |args: &[&str]| {
+        let mut command = Command::new("openssl");
+        let output = command.current_dir(dir).args(args).stdin(Stdio::null()).output();
+        let output = output.map_err(|why| failed(&format!("openssl: {why}; install openssl")))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(failed(&format!("openssl said:\n{said}")))
+    };
+    let new_key = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let new = |name: &str, key: &str, rest: &[&str]| {
+        let subject = format!("/CN={name}");
+        let own = ["-config", "openssl.cnf", "-subj", &subject, "-keyout", key];
+        run(&[&new_key, &own[..], rest].concat())
+    };
+    let authority = ["-x509", "-days", "2", "-extensions", "authority", "-out", AUTHORITY];
+    new("redlatch tests", "ca.key", &authority)?;
+    for (name, certificate, key) in
+        [("localhost", CERTIFICATE, KEY), ("client", CLIENTS[0], CLIENTS[1])]
+    {
+        new(name, key, &["-new", "-out", "request"])?;
+        let by = ["-CA", AUTHORITY, "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"];
+        let extensions = ["-extfile", "openssl.cnf", "-extensions", "signed"];
+        let files = ["-in", "request", "-out", certificate];
+        run(&[&["x509", "-req"][..], &by, &extensions, &files].concat())?;
+    }
+    Ok(())
 }

@@ -55,6 +55,18 @@ fn a_port_that_is_taken_is_an_error() {
 }
 
 #[test]
+fn a_replica_has_what_its_master_has() {
+    let master = Server::builder().password("word").start().unwrap();
+    if master.is_stand_in() {
+        return;
+    }
+    let () = redis::cmd("SET").arg("key").arg(7).query(&mut master.connection()).unwrap();
+    let replica = Server::builder().password("word").replica_of(&master).start().unwrap();
+    let value: u64 = redis::cmd("GET").arg("key").query(&mut replica.connection()).unwrap();
+    assert_eq!(value, 7);
+}
+
+#[test]
 fn a_paused_server_is_silent_until_it_is_resumed() {
     let server = Server::start().unwrap();
     let mut connection = server.connection();
@@ -109,11 +121,11 @@ fn tls_is_served_where_the_program_can() {
     }
     let server = Server::builder().tls().start().unwrap();
     assert!(server.tls_url().starts_with("rediss://127.0.0.1:"));
-    assert!(server.tls_certificate().is_file());
+    assert!(server.tls_authority().is_file());
     let port = server.tls_port.unwrap();
     let output = std::process::Command::new("openssl")
         .args(["s_client", "-connect", &format!("127.0.0.1:{port}"), "-CAfile"])
-        .arg(server.tls_certificate())
+        .arg(server.tls_authority())
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();

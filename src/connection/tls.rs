@@ -1,0 +1,120 @@
+//! TLS: by rustls where that is built in (feature `tls-rustls`), else by the platform's library
+//! (feature `tls`).
+
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use std::error::Error as StdError;
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use std::io;
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use std::sync::Arc;
+
+use redis::ConnectionAddr;
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use redis::{ErrorKind as Cause, RedisError, RedisResult};
+
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use super::socket::Socket;
+use crate::config::Config;
+use crate::error::Error;
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+use crate::error::ErrorKind;
+
+#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
+mod native;
+#[cfg(feature = "tls-rustls")]
+mod rustls;
+
+#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
+use native::Connector;
+#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
+pub(super) use native::TlsStream;
+#[cfg(feature = "tls-rustls")]
+use rustls::Connector;
+#[cfg(feature = "tls-rustls")]
+pub(super) use rustls::TlsStream;
+
+/// What opening a connection with TLS needs. Made once: to read the system's certificates takes a
+/// part of a second.
+#[derive(Clone, Default)]
+pub(super) struct Tls {
+    /// `None`: for a URL without TLS.
+    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    connector: Option<Arc<Connector>>,
+}
+
+#[cfg(not(any(feature = "tls", feature = "tls-rustls")))]
+impl Tls {
+    pub(super) fn new(_: &ConnectionAddr, _: &Config) -> Result<Self, Error> {
+        Ok(Self {})
+    }
+}
+
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+impl Tls {
+    /// For a server at such an address, with these settings.
+    pub(super) fn new(address: &ConnectionAddr, config: &Config) -> Result<Self, Error> {
+        let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
+        let insecure = match address {
+            ConnectionAddr::TcpTls { insecure, .. } => *insecure,
+            _ if config.tls.is_set() => {
+                return Err(unusable(
+                    "certificates are set, and the URL is one without TLS: it begins with rediss:// \
+                     (or rediss-sentinel://, rediss-cluster://) where there is TLS",
+                ));
+            }
+            _ => return Ok(Self::default()),
+        };
+        if insecure && config.tls.authorities.is_some() {
+            return Err(unusable(
+                "the URL ends with #insecure, which trusts any certificate, and \
+                 tls_ca_certificates says which to trust: take one of the two away",
+            ));
+        }
+        let connector = Connector::new(&config.tls, insecure).map_err(|why| unusable(&why))?;
+        Ok(Self { connector: Some(Arc::new(connector)) })
+    }
+
+    pub(super) fn connect(&self, host: &str, socket: Socket) -> RedisResult<TlsStream> {
+        let Some(connector) = &self.connector else {
+            return Err((Cause::InvalidClientConfig, "there is no TLS for this URL").into());
+        };
+        connector.connect(host, socket)
+    }
+}
+
+/// Why the handshake failed: the connection, or what the two said to each other.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+fn failed(error: &(dyn StdError + 'static)) -> RedisError {
+    let mut cause = Some(error);
+    while let Some(this) = cause {
+        // What is wrong with the words comes as trouble of the connection, too.
+        if let Some(broke) = this.downcast_ref::<io::Error>()
+            && broke.kind() != io::ErrorKind::InvalidData
+        {
+            let why = match broke.kind() {
+                io::ErrorKind::TimedOut => {
+                    "the TLS handshake was not answered, as by a port without TLS (redis://)"
+                        .to_owned()
+                }
+                _ => format!("{broke}, in the TLS handshake"),
+            };
+            return io::Error::new(broke.kind(), why).into();
+        }
+        cause = this.source();
+    }
+    (Cause::Client, "the TLS handshake failed", error.to_string()).into()
+}
+
+/// Of an error behind the handshake: the server wants a certificate, which it says only then.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+pub(super) fn wants_certificate(error: RedisError) -> RedisError {
+    let said = error.to_string().to_lowercase().replace([' ', '_'], "");
+    if said.contains("certificaterequired") {
+        return (Cause::Client, "the TLS handshake failed", CERTIFICATE_REQUIRED.to_owned()).into();
+    }
+    error
+}
+
+/// What it says.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+const CERTIFICATE_REQUIRED: &str = "the server wants a certificate of the client";

@@ -1,0 +1,163 @@
+//! rustls, with ring.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use redis::{ErrorKind as Cause, RedisResult};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    StreamOwned,
+};
+
+use super::failed;
+use crate::config::TlsSettings;
+use crate::connection::socket::Socket;
+
+pub(super) struct Connector(Arc<ClientConfig>);
+
+impl Connector {
+    pub(super) fn new(settings: &TlsSettings, insecure: bool) -> Result<Self, String> {
+        // Its own, whatever the process has for others.
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|why| format!("TLS cannot be set up: {why}"))?;
+        let verifier: Arc<dyn ServerCertVerifier> = if insecure {
+            Arc::new(Anybody(provider))
+        } else {
+            let roots = Arc::new(roots(settings)?);
+            WebPkiServerVerifier::builder_with_provider(roots, provider)
+                .build()
+                .map_err(|why| format!("TLS cannot be set up: {why}"))?
+        };
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let mut config = match &settings.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificates, key)) => {
+                let wrong = |why: &dyn std::fmt::Display| format!("tls_client_certificate: {why}");
+                let chain = certificates_in(certificates).map_err(|why| wrong(&why))?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| wrong(&why))?;
+                builder.with_client_auth_cert(chain, key).map_err(|why| wrong(&why))?
+            }
+        };
+        config.enable_sni = !insecure;
+        Ok(Self(Arc::new(config)))
+    }
+
+    pub(super) fn connect(&self, host: &str, mut socket: Socket) -> RedisResult<TlsStream> {
+        let name =
+            ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {
+                (Cause::InvalidClientConfig, "the host's name is none that a certificate can have")
+            })?;
+        let connection = ClientConnection::new(Arc::clone(&self.0), name);
+        let mut connection = connection.map_err(|error| failed(&error))?;
+        while connection.is_handshaking() {
+            connection.complete_io(&mut socket).map_err(|error| failed(&error))?;
+        }
+        Ok(TlsStream(StreamOwned::new(connection, socket)))
+    }
+}
+
+fn roots(settings: &TlsSettings) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let Some(authorities) = &settings.authorities else {
+        let native = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(native.certs);
+        if roots.is_empty() {
+            let why = native.errors.first().map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(format!(
+                "no certificate of an authority is found on this machine{why}: install them, or say \
+                 which to trust with tls_ca_certificates"
+            ));
+        }
+        return Ok(roots);
+    };
+    let wrong = |why: &dyn std::fmt::Display| format!("tls_ca_certificates: {why}");
+    for certificate in certificates_in(authorities).map_err(|why| wrong(&why))? {
+        roots.add(certificate).map_err(|why| wrong(&why))?;
+    }
+    Ok(roots)
+}
+
+fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let all = all.map_err(|why| why.to_string())?;
+    if all.is_empty() {
+        return Err("there is no certificate in it, in PEM".to_owned());
+    }
+    Ok(all)
+}
+
+pub(crate) struct TlsStream(StreamOwned<ClientConnection, Socket>);
+
+impl TlsStream {
+    pub(crate) fn get_ref(&self) -> &Socket {
+        &self.0.sock
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut Socket {
+        &mut self.0.sock
+    }
+}
+
+impl Read for TlsStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for TlsStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Trusts any certificate, as `#insecure` says; that the server has its key is checked all the same.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
