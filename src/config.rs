@@ -281,6 +281,10 @@ impl ClientBuilder {
     /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is at
     /// stake the write behind the lock must still be conditional.
     ///
+    /// In a cluster they are the replicas of the master that has the name's slot. When a slot moves, those
+    /// of its new master get what is held in it behind that one, and nobody waits for them before the
+    /// next renewal.
+    ///
     /// What it costs: `WAIT` goes behind the requests, in the same packet, one for all that threads
     /// send together. A lock that nobody has takes one trip from master to replica longer; one that
     /// another process hands on a round trip and that trip. Other calls over the same connection may
@@ -296,7 +300,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too) trusts those
+    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too;
+    /// `rediss-cluster://` likewise) trusts those
     /// whose certificates one of these authorities has signed, and nobody whom the system trusts.
     /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is its
     /// own authority.

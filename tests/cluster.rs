@@ -544,6 +544,94 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     assert!(begun.elapsed() < 6 * common::IMPATIENT, "{:?}: {error:#}", begun.elapsed());
 }
 
+#[test]
+fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let client = Client::builder(&cluster.url())
+        .watchdog_timeout(LONG)
+        .replica_acks(1, 3 * UNIT)
+        .connect()
+        .unwrap();
+    let replica = |name: &str| {
+        let port = cluster.home(name).port();
+        let at = cluster.servers().iter().position(|server| server.port() == port).unwrap();
+        &cluster.servers()[at + 3]
+    };
+    let names = names(&cluster);
+    // A replica counts from up to a second after it has come.
+    for name in &names {
+        let lock = client.reentrant_lock(name);
+        wait_until("its replica counts", SOON, || {
+            lock.try_lock().is_ok_and(|guard| guard.unwrap().unlock().is_ok())
+        });
+    }
+    for name in &names {
+        let guard = client.reentrant_lock(name).lock().unwrap();
+        let mut redis = replica(name).connection();
+        redis::cmd("READONLY").exec(&mut redis).unwrap();
+        assert!(redis.exists::<_, bool>(name).unwrap(), "{name}");
+        guard.unlock().unwrap();
+    }
+    // One has none any more; the others' masters have theirs.
+    replica(&names[0]).pause();
+    let error = client.reentrant_lock(&names[0]).try_lock().unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("replica"), "{error}");
+    for name in &names[1..] {
+        client.reentrant_lock(name).lock().unwrap().unlock().unwrap();
+    }
+    replica(&names[0]).resume();
+}
+
+#[test]
+fn a_password_is_that_of_all_servers() {
+    let _bounded = bounded();
+    if real_server().is_none() {
+        return;
+    }
+    let cluster = Cluster::with_password("word").unwrap();
+    let url = cluster.url().replace("://", "://:word@");
+    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let other = Client::builder(&cluster.url()).credentials("default", "word").connect().unwrap();
+    for name in names(&cluster) {
+        let guard = client.reentrant_lock(&name).lock().unwrap();
+        let waiter = other.reentrant_lock(&name);
+        let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
+        waiting.wait_asleep();
+        guard.unlock().unwrap();
+        waiting.join();
+    }
+    let error = Client::connect(&cluster.url()).unwrap_err();
+    assert!(error.to_string().contains("password") && !error.is_transient(), "{error}");
+    let error = Client::connect(&url.replace("word", "another")).unwrap_err();
+    assert!(!error.to_string().contains("another"), "{error}");
+}
+
+/// The servers name each other, with the ports for TLS.
+#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[test]
+fn a_cluster_is_used_over_tls() {
+    let _bounded = bounded();
+    if real_server().is_none() || !Server::supports_tls() {
+        return println!("left out: this server has no TLS");
+    }
+    let cluster = Cluster::with_tls("word").unwrap();
+    let authority = std::fs::read(cluster.servers()[0].tls_authority()).unwrap();
+    let clients = [(); 2].map(|()| {
+        let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
+        builder.tls_ca_certificates(authority.clone()).connect().unwrap()
+    });
+    for name in names(&cluster) {
+        let guard = clients[0].reentrant_lock(&name).lock().unwrap();
+        let waiter = clients[1].reentrant_lock(&name);
+        let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
+        waiting.wait_asleep();
+        guard.unlock().unwrap();
+        waiting.join();
+    }
+    assert!(Client::connect(&cluster.tls_url()).unwrap_err().to_string().contains("certificate"));
+}
+
 // Several processes.
 
 /// So many processes, each with a thread for each kind of lock in the slot.

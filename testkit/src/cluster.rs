@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, Value, cmd};
 
-use crate::{Server, ServerError, wait_until};
+use crate::{Server, ServerBuilder, ServerError, wait_until};
 
 /// How long the servers may take until all know all others, or agree on a new master.
 const BOUND: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ impl Cluster {
     ///
     /// If no server program can be had that knows clusters, or it does not start.
     pub fn start() -> Result<Self, ServerError> {
-        Self::of(3, true)
+        Self::of(3, true, |builder, _| node(&builder))
     }
 
     /// Three masters alone.
@@ -35,12 +35,40 @@ impl Cluster {
     ///
     /// As [`start`](Self::start).
     pub fn without_replicas() -> Result<Self, ServerError> {
-        Self::of(3, false)
+        Self::of(3, false, |builder, _| node(&builder))
     }
 
-    fn of(masters: usize, replicas: bool) -> Result<Self, ServerError> {
+    /// Three masters alone that want this password, of letters and digits.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn with_password(password: &str) -> Result<Self, ServerError> {
+        Self::of(3, false, |builder, _| node(&builder.password(password)))
+    }
+
+    /// The same, and with TLS, also among them: see [`tls_url`](Self::tls_url).
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start), and if the program has no TLS.
+    pub fn with_tls(password: &str) -> Result<Self, ServerError> {
+        Self::of(3, false, |builder, first| {
+            let builder = builder.password(password).tls_among(first);
+            node(&builder.args(&["--tls-cluster", "yes"]))
+        })
+    }
+
+    fn of(
+        masters: usize,
+        replicas: bool,
+        node: impl Fn(ServerBuilder, Option<&Server>) -> Result<Server, ServerError>,
+    ) -> Result<Self, ServerError> {
         let all = if replicas { 2 * masters } else { masters };
-        let servers: Vec<_> = (0..all).map(|_| node()).collect::<Result<_, _>>()?;
+        let mut servers: Vec<Server> = Vec::new();
+        for _ in 0..all {
+            servers.push(node(Server::builder(), servers.first())?);
+        }
         let cluster = Self { servers, masters };
         cluster.make();
         Ok(cluster)
@@ -122,6 +150,24 @@ impl Cluster {
         let hosts: Vec<_> =
             self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// `rediss-cluster://password@host:port,…` with the ports for TLS.
+    ///
+    /// # Panics
+    ///
+    /// If the servers have no TLS.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let hosts: Vec<_> = self.servers.iter().map(Server::tls_url).collect();
+        let host = |url: &str| {
+            let (_, host) = url.trim_end_matches("/#insecure").rsplit_once('@').unwrap_or_default();
+            host.to_owned()
+        };
+        let (login, _) =
+            hosts[0].trim_start_matches("rediss://").rsplit_once('@').unwrap_or_default();
+        let hosts: Vec<_> = hosts.iter().map(|url| host(url)).collect();
+        format!("rediss-cluster://{login}@{}", hosts.join(","))
     }
 
     /// The servers: at first masters, and then their replicas in the same order.
@@ -269,10 +315,11 @@ impl Cluster {
 /// is not always a port.)
 const BUS: u16 = 20_000;
 
-fn node() -> Result<Server, ServerError> {
+fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
     for _ in 0..20 {
         let port = crate::server::ports::free();
-        let started = Server::builder()
+        let started = builder
+            .clone()
             .port(port)
             .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
             .args(&["--cluster-port", &(port + BUS).to_string()])
