@@ -23,7 +23,8 @@ use crate::semaphore::Semaphore;
 #[cfg(shuttle)]
 mod model_tests;
 
-/// A client of one Redis server, or of the master that Sentinels name, from which locks are made.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster, from which locks
+/// are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
@@ -59,6 +60,10 @@ impl Client {
     /// `tls` or `tls-rustls`; `#insecure` at its end trusts any certificate), or
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
     /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
+    ///
+    /// A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
+    /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password are
+    /// those of all of them. What holds there: README.md.
     ///
     /// Behind Sentinels it is
     /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with
@@ -194,11 +199,12 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
-    ///   Sentinel though the URL is no Sentinels', if no Sentinel knows the master, if the server is too old, or has no database of the number in the URL, or if the system gives
-    ///   no threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not answer in time, or
-    ///   lets the client not in: its password, its protected mode, its number of connections, the
-    ///   right to run scripts.
+    ///   Sentinel though the URL is no Sentinels', or of a cluster's URL none of a cluster, if no
+    ///   Sentinel knows the master, if the server is too old, or has no database of the number in the
+    ///   URL, or if the system gives no threads or no random numbers. Trying again does not help.
+    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not answer
+    ///   in time, or lets the client not in: its password, its protected mode, its number of
+    ///   connections, the right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
     ///
     /// Nothing is left behind: no thread, no connection, and nothing on the server.

@@ -381,7 +381,7 @@ impl Condition {
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
         // Numbers rise, and name one notification of one client. A copy of it finds its own.
         let number = site.core.id.next_number();
-        let told = scripts.notify(&site.lane, &site.name, &tenancy.hold.owner, number, all);
+        let told = scripts.notify(&site.route, &site.name, &tenancy.hold.owner, number, all);
         match told {
             Ok(Some(told)) => Ok(told),
             Ok(None) => {

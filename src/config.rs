@@ -37,6 +37,7 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) connections: Option<usize>,
+    pub(crate) sharded_channels: Option<bool>,
     pub(crate) failover_timeout: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) credentials: Option<Credentials>,
@@ -123,6 +124,7 @@ impl ClientBuilder {
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(3),
             connections: None,
+            sharded_channels: None,
             failover_timeout: Duration::from_secs(60),
             client_tracking: true,
             credentials: None,
@@ -207,14 +209,27 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a call that waits goes on while there is no master, of a client with Sentinels: so it
-    /// outlasts a failover. It ends sooner with the call's own time limit or a cancel. A call that does
-    /// not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the master for
-    /// [`connect_timeout`](Self::connect_timeout).
+    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`, from Redis 7.0 on) or by
+    /// those of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or they do
+    /// not wake each other: Redisson's have the first from 3.22 on, unless their
+    /// `shardedSubscriptionMode` is `OFF`, and the second before that.
+    ///
+    /// Defaults to the first where the server knows it, as Redisson's does. Of no meaning with one
+    /// server.
+    pub fn sharded_channels(mut self, sharded: bool) -> Self {
+        self.config.sharded_channels = Some(sharded);
+        self
+    }
+
+    /// How long a call that waits goes on while there is no master, of a client with Sentinels or of a
+    /// cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a cancel. A
+    /// call that does not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the
+    /// master for [`connect_timeout`](Self::connect_timeout), in a cluster for that and
+    /// [`response_timeout`](Self::response_timeout).
     ///
     /// At least what the Sentinels take to choose another master, which is their
     /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at once.
-    /// Up to a year. Defaults to 60 s. Without Sentinels it does nothing.
+    /// Up to a year. Defaults to 60 s. With one server alone it does nothing.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
@@ -284,6 +299,10 @@ impl ClientBuilder {
     /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is at
     /// stake the write behind the lock must still be conditional.
     ///
+    /// In a cluster they are the replicas of the master that has the name's slot. When a slot moves, those
+    /// of its new master get what is held in it behind that one, and nobody waits for them before the
+    /// next renewal.
+    ///
     /// What it costs: `WAIT` goes behind the requests, in the same packet, one for all that threads
     /// send together. A lock that nobody has takes one trip from master to replica longer; one that
     /// another process hands on a round trip and that trip. Other calls over the same connection may
@@ -299,7 +318,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too) trusts those
+    /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too;
+    /// `rediss-cluster://` likewise) trusts those
     /// whose certificates one of these authorities has signed, and nobody whom the system trusts.
     /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is its
     /// own authority.
@@ -337,6 +357,7 @@ impl ClientBuilder {
             connect_timeout,
             response_timeout,
             connections,
+            sharded_channels: _,
             failover_timeout,
             replica_acks,
             ..

@@ -10,7 +10,7 @@ use crate::acquire::{
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::Lane;
+use crate::connection::Route;
 use crate::error::{Error, ErrorKind};
 use crate::node::{Core, Member, Session};
 use crate::protocol::LatchKeys;
@@ -258,6 +258,14 @@ impl CountDownLatch {
         if self.site.name.is_empty() {
             return Err(Error::nameless("a latch"));
         }
+        if self.site.core.is_cluster() && self.site.name.contains('{') {
+            // Redisson puts braces around it for the channel, whatever it has.
+            let message =
+                "in a cluster a latch's name has no braces: its channel would be in another \
+                           slot than its key"
+                    .to_owned();
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
+        }
         Ok(())
     }
 
@@ -294,7 +302,7 @@ impl Synchronizer for CountDownLatch {
     /// The message says it all, and it came before the one that woke this thread. A latch that was
     /// set anew meanwhile was open nevertheless, for all who waited then.
     fn take(&self, lead: &mut Lead<Asked>, _: &Claim<'_, ()>) -> Option<()> {
-        let Asked { exact, fence, arrivals } = &lead.place;
+        let Asked { exact, fence, arrivals, .. } = &lead.place;
         let open =
             exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
         open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
@@ -306,11 +314,11 @@ impl Synchronizer for CountDownLatch {
         let Lead { listening, place } = lead;
         // Who comes after this may wait for another count: a latch may be set anew.
         place.arrivals = site.arrivals();
-        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.opened));
+        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.name, &site.opened));
         place.fence = fence.as_ref().map(|fence| fence.number);
         let count = match &fence {
             None => site.scripts().count(),
-            Some(fence) => site.scripts().wait(fence.control, &fence.message),
+            Some(fence) => site.scripts().wait(&fence.control, &fence.message),
         };
         match count {
             Ok(count) if count <= 0 => {
@@ -321,7 +329,11 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     // Before the other channel: once that one is confirmed, this one is. Where it
                     // is refused the latch is asked for.
-                    place.exact.get_or_insert_with(|| core.listen(&site.opened));
+                    if core.is_cluster() {
+                        // Where the fence is heard: of one server it always is.
+                        place.own.get_or_insert_with(|| core.pubsub.listen_to_own(&site.name));
+                    }
+                    place.exact.get_or_insert_with(|| core.pubsub.listen(&site.opened));
                     listening.public.listen(core, &site.channel);
                 }
                 Ok(Try::Busy(slow_poll()))
@@ -346,6 +358,7 @@ impl fmt::Debug for CountDownLatch {
 /// What the leader asked last.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
+    own: Option<Subscription>,
     /// To the channel where this latch alone is said to be open.
     exact: Option<Subscription>,
     fence: Option<u64>,
@@ -357,7 +370,7 @@ pub(crate) struct Asked {
 pub(crate) struct LatchSite {
     core: Arc<Core>,
     name: Arc<str>,
-    lane: Arc<Lane>,
+    route: Route,
     channel: Arc<str>,
     opened: Arc<str>,
     requests: Arc<Requests>,
@@ -368,7 +381,7 @@ impl LatchSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().find(name, |name| Self {
-            lane: core.lane(&name),
+            route: core.route(&name),
             channel: LatchKeys::channel(&name).into(),
             opened: LatchKeys::opened(&name, core.database()).into(),
             requests: core.requests_of(&name),
@@ -380,7 +393,7 @@ impl LatchSite {
 
     fn scripts(&self) -> LatchScripts<'_> {
         LatchScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: &self.name,
             channel: &self.channel,
             opened: &self.opened,
@@ -423,6 +436,10 @@ impl Queued for LatchSite {
 }
 
 impl Member for LatchSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
     }

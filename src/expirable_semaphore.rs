@@ -491,9 +491,9 @@ impl ExpirableSemaphore {
         };
         let sent_at = clock::now();
         held.hold.ask(lease);
-        let (lane, owner) = (&site.lane, &held.hold.owner);
+        let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
-        let updated = lock::extend(Renewals::Permits, lane, &site.timeouts, owner, lease, acks);
+        let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| trouble.into_error_of(&site.name))?;
         held.updated(sent_at, lease, updated);
         Ok(updated)

@@ -108,8 +108,8 @@ impl FairLock {
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
-        let Site { lane, name, .. } = &*self.handle.site;
-        script::lock::force_unlock(lane, name, &self.queue.scripts().force_unlock_command())
+        let Site { route, name, .. } = &*self.handle.site;
+        script::lock::force_unlock(route, name, &self.queue.scripts().force_unlock_command())
     }
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {

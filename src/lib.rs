@@ -100,7 +100,9 @@
 //! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a few
 //! connections (4 to 16 for commands, by the distance of the server, or as many as
 //! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
-//! wait, or when something was held for 100 ms; one for renewals).
+//! wait, or when something was held for 100 ms; one for renewals). In a cluster that is for each server
+//! of which something is used, with a thread for each of the last two, and `redlatch-errands` gives them
+//! their work.
 //! Commands have no thread: the callers write them and read the replies. [`Client::shutdown`], or
 //! the drop of the last handle, releases what is held and ends the threads.
 //!

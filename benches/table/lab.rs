@@ -70,15 +70,34 @@ impl Lab {
         setting: Setting,
         peers: [Peer; N],
     ) -> [Outcome; N] {
-        let mut outcomes = peers.map(|peer| Outcome { peer, rounds: Vec::new() });
+        let url = self.url(setting.delayed);
+        self.compare_each(setting, peers.map(|peer| (peer, url.as_str())))
+    }
+
+    /// Measures one peer at several places, likewise.
+    pub(crate) fn compare_at<const N: usize>(
+        &self,
+        setting: Setting,
+        peer: Peer,
+        urls: [&String; N],
+    ) -> [Outcome; N] {
+        self.compare_each(setting, urls.map(|url| (peer, url.as_str())))
+    }
+
+    fn compare_each<const N: usize>(
+        &self,
+        setting: Setting,
+        arms: [(Peer, &str); N],
+    ) -> [Outcome; N] {
+        let mut outcomes = arms.map(|(peer, _)| Outcome { peer, rounds: Vec::new() });
         self.put_server(setting.cores);
         let shorter = if setting.contended { 1 } else { SHORTER };
         for _ in 0..self.options.rounds * shorter {
-            for outcome in &mut outcomes {
+            for (outcome, (_, url)) in outcomes.iter_mut().zip(arms) {
                 let cell = Cell {
                     number: self.next(),
                     peer: outcome.peer,
-                    url: self.url(setting.delayed),
+                    url: url.to_owned(),
                     place: self.machine.clients(setting.cores),
                     processes: setting.processes,
                     threads: setting.threads,

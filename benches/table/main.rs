@@ -39,6 +39,7 @@ use std::process::ExitCode;
 mod calls;
 mod cell;
 mod clock;
+mod cluster;
 mod contended;
 mod contest;
 mod cores;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
             ("hand-over", hand_over::section),
             ("re-entry", re_entry::section),
             ("holds", holds::section),
+            ("cluster", cluster::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -92,5 +94,5 @@ cargo bench --bench table -- [options] [section…]
   --holds N      so many watched holds (100000)
   --help
 
-Sections: single, own, process, processes, many, hand-over, re-entry, holds. None named: all.
+Sections: single, own, process, processes, many, hand-over, re-entry, holds, cluster. None named: all.
 ";

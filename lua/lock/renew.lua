@@ -1,6 +1,7 @@
 -- Renews many holds.
 --
--- KEYS 1..n the locks
+-- KEYS 1..n the locks; behind them, for each of them that is read, the reader's timeout: only so a
+--      cluster says that the two are apart, while their slot is on its way to another server
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2..n+1 the owner of each; `read ` before it: it
 --      reads, and its timeout is renewed, too (../read_write/README.md)
 -- reply: for each lock 1 = renewed, 0 = not this owner's any more, else the server's refusal
@@ -34,8 +35,8 @@ local function raise_timeout(key, owner)
 end
 
 local replies = {}
-for i, key in ipairs(KEYS) do
-    local owner = ARGV[i + 1]
+for i = 1, #ARGV - 1 do
+    local key, owner = KEYS[i], ARGV[i + 1]
     local reads = string.sub(owner, 1, 5) == 'read '
     if reads then
         owner = string.sub(owner, 6)

@@ -84,7 +84,7 @@ impl Heard {
     /// Listens from here on, if it does not yet. Once that is confirmed it is time to ask: what was
     /// said before counts as missed.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
-        self.subscribe(Listening::latest(core), || core.listen(channel));
+        self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
     /// As [`listen`](Self::listen), but the wait fails if it is not confirmed by `latest`, and what
@@ -100,9 +100,10 @@ impl Heard {
         }
     }
 
-    /// The channel's version before a request, sent perhaps without listening yet.
-    pub(crate) fn known(&mut self, version: u64) {
-        self.version = Some(version);
+    /// The channel's version before a request, sent perhaps without listening yet; `None`: nobody
+    /// listens.
+    pub(crate) fn known(&mut self, version: Option<u64>) {
+        self.version = version;
     }
 
     /// Whether messages may have come, or been missed, since the last request.

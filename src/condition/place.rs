@@ -80,7 +80,7 @@ impl<'a> Place<'a> {
         let expected = Expected::new(core, waiter.number(), Arc::clone(&mail));
         let part =
             Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
-        let own = core.pubsub.listen_to_own();
+        let own = core.pubsub.listen_to_own(&keys.waiting);
         Self { site, thread, mail, own, seen: 0, part, stands: false }
     }
 
@@ -95,8 +95,8 @@ impl<'a> Place<'a> {
 
     /// Stands among those who wait. `false`: the lock is not the owner's any more.
     pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
-        let Site { lane, name, .. } = &**self.site;
-        let stands = self.part.scripts().wait(lane, name, owner, &self.part.waiter);
+        let Site { route, name, .. } = &**self.site;
+        let stands = self.part.scripts().wait(route, name, owner, &self.part.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
             // If it does nevertheless, it is taken out again; if it comes to stand there later, and is
@@ -138,7 +138,7 @@ impl<'a> Place<'a> {
                     Ok(Looked::Notified) => {
                         if !self.mail.notified.load(Ordering::Acquire) {
                             // The message of that is on its way, or was lost.
-                            core.pubsub.suspect();
+                            core.pubsub.suspect(&self.part.keys.waiting);
                         }
                         return Ok(Ended::Notified);
                     }
@@ -174,7 +174,7 @@ impl<'a> Place<'a> {
     }
 
     fn look(&self, leaves: bool) -> Result<Looked, Error> {
-        let looked = self.part.scripts().look(&self.site.lane, &self.part.waiter, leaves);
+        let looked = self.part.scripts().look(&self.site.route, &self.part.waiter, leaves);
         looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
     }
 
@@ -210,7 +210,7 @@ impl Part {
     fn done(&self, becomes: Use) {
         let command = self.scripts().done_command(self.waiter.as_bytes(), becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
-        self.site.core.post(&self.site.lane, command, Arc::new(done));
+        self.site.core.post(&self.site.route, command, Arc::new(done));
     }
 }
 

@@ -1,22 +1,73 @@
 //! Commands as bytes.
 
+use std::borrow::Cow;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::config::ReplicaAcks;
 
+/// How channels are spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Channels {
+    /// `PUBLISH`; a client has one channel of its own.
+    Server,
+    /// Of a cluster: `PUBLISH`, which all servers hear of. A client has a channel of its own for each
+    /// name, so that it is clear at which server it listens.
+    Cluster,
+    /// The same with `SPUBLISH`, which only the server of the slot hears of.
+    Sharded,
+}
+
 /// A script that the server runs, by its hash once it knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    code: &'static str,
-    /// How each call by its hash begins, behind the number of its parts.
+    server: Text,
+    /// Made at the first need.
+    cluster: OnceLock<Text>,
+    sharded: OnceLock<Text>,
+}
+
+#[derive(Debug)]
+struct Text {
+    code: Cow<'static, str>,
+    /// How each call by its hash begins, behind the number of its parts. Of one length for all.
     by_hash: Vec<u8>,
 }
 
+/// What a script in `lua/` says for one server, and what it says instead in a cluster. The script's
+/// first key stands for the name there: all its channels are in that key's slot.
+const OWN: [&str; 2] = [
+    "'redisson_lock__channel:{redlatch:'",
+    "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
+     or '{' .. KEYS[1] .. '}') .. ':{redlatch:')",
+];
+const PUBLISH: [&str; 2] = ["'publish'", "'spublish'"];
+const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
+
 impl Script {
     pub(crate) fn new(code: &'static str) -> Self {
+        Self { server: Text::new(code.into()), cluster: OnceLock::new(), sharded: OnceLock::new() }
+    }
+
+    fn text(&self, channels: Channels) -> &Text {
+        let in_cluster = || self.server.code.replace(OWN[0], OWN[1]);
+        let sharded = || {
+            let code = in_cluster().replace(PUBLISH[0], PUBLISH[1]);
+            code.replace(LISTENERS[0], LISTENERS[1])
+        };
+        match channels {
+            Channels::Server => &self.server,
+            Channels::Cluster => self.cluster.get_or_init(|| Text::new(in_cluster().into())),
+            Channels::Sharded => self.sharded.get_or_init(|| Text::new(sharded().into())),
+        }
+    }
+}
+
+impl Text {
+    fn new(code: Cow<'static, str>) -> Self {
         let mut by_hash = Vec::new();
         push_part(&mut by_hash, b"EVALSHA");
-        push_part(&mut by_hash, redis::Script::new(code).get_hash().as_bytes());
+        push_part(&mut by_hash, redis::Script::new(&code).get_hash().as_bytes());
         Self { code, by_hash }
     }
 }
@@ -66,7 +117,7 @@ impl Command {
         let size: usize = keys.iter().chain(arguments).map(|part| part.len() + 16).sum();
         let mut bytes = Vec::with_capacity(96 + size);
         push_header(&mut bytes, b'*', parts);
-        bytes.extend_from_slice(&script.by_hash);
+        bytes.extend_from_slice(&script.server.by_hash);
         let rest = bytes.len();
         let mut digits = [0; 20];
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
@@ -90,18 +141,50 @@ impl Command {
         &self.bytes
     }
 
+    /// As a server of this kind is to be spoken to.
+    pub(crate) fn bytes_for(&self, channels: Channels) -> Cow<'_, [u8]> {
+        match self.script {
+            Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
+                let mut bytes = self.bytes.clone();
+                let by_hash = &script.text(channels).by_hash;
+                bytes[rest - by_hash.len()..rest].copy_from_slice(by_hash);
+                Cow::Owned(bytes)
+            }
+            _ => Cow::Borrowed(&self.bytes),
+        }
+    }
+
+    /// The first key, or what stands for one: behind a script's hash and the number of its keys, or
+    /// behind a plain command's name. `None`: it has none.
+    pub(crate) fn key(&self) -> Option<&[u8]> {
+        let rest = self.script.map_or(0, |call| call.rest);
+        let mut bytes = &self.bytes[rest..];
+        if rest == 0 {
+            bytes = &bytes[1 + bytes.iter().position(|byte| *byte == b'\n')?..];
+        }
+        let (_name, rest) = next_part(bytes)?;
+        next_part(rest).map(|(key, _)| key)
+    }
+
     /// Which script it calls, if any: the same number for the same script.
     pub(crate) fn script_id(&self) -> Option<usize> {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
+    /// The same with the script's text, for a server that need not know the script.
+    pub(crate) fn by_text(&self, channels: Channels) -> Self {
+        let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
+        Self { bytes, script: None, acks: self.acks }
+    }
+
     /// The same call with the script's text, if it is one.
-    pub(crate) fn to_eval(&self) -> Option<Vec<u8>> {
+    pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
         let ScriptCall { script, parts, rest } = self.script?;
-        let mut bytes = Vec::with_capacity(script.code.len() + self.bytes.len());
+        let code = &*script.text(channels).code;
+        let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
         push_header(&mut bytes, b'*', parts);
         push_part(&mut bytes, b"EVAL");
-        push_part(&mut bytes, script.code.as_bytes());
+        push_part(&mut bytes, code.as_bytes());
         bytes.extend_from_slice(&self.bytes[rest..]);
         Some(bytes)
     }
@@ -129,6 +212,14 @@ fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
             return at;
         }
     }
+}
+
+/// The first part of some, and those behind it.
+fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\r')?;
+    let length: usize = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;
+    let from = end + b"\r\n".len();
+    Some((bytes.get(from..from + length)?, bytes.get(from + length + b"\r\n".len()..)?))
 }
 
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
@@ -173,7 +264,29 @@ mod tests {
             .arg("")
             .get_packed_command();
         assert_eq!(call.bytes(), by_hash);
-        assert_eq!(call.to_eval().unwrap(), by_text);
+        assert_eq!(call.to_eval(Channels::Server).unwrap(), by_text);
+        assert_eq!(call.key(), Some(&b"key"[..]));
+        assert_eq!(Command::plain(&[b"PTTL", b"a\r\nb"]).key(), Some(&b"a\r\nb"[..]));
+        assert_eq!(Command::plain(&[b"TIME"]).key(), None);
+    }
+
+    #[test]
+    fn in_a_cluster_a_script_speaks_to_its_slots_channels() {
+        static TELLS: LazyLock<Script> = LazyLock::new(|| {
+            Script::new("redis.call('pubsub', 'numsub', 'x') redis.call('publish', 'x', '0')")
+        });
+        let call = Command::script(&TELLS, &[b"key"], &[]);
+        let text = |channels| String::from_utf8(call.to_eval(channels).unwrap()).unwrap();
+        assert_eq!(text(Channels::Server).matches("'publish'").count(), 1);
+        assert_eq!(text(Channels::Cluster).matches("'publish'").count(), 1);
+        assert_eq!(text(Channels::Sharded).matches("'publish'").count(), 0);
+        assert_eq!(text(Channels::Sharded).matches("'spublish'").count(), 1);
+        assert_eq!(text(Channels::Sharded).matches("'shardnumsub'").count(), 1);
+        assert_eq!(&*call.bytes_for(Channels::Server), call.bytes());
+        let sharded = call.bytes_for(Channels::Sharded).into_owned();
+        let hash = &TELLS.text(Channels::Sharded).by_hash;
+        assert_eq!(sharded.windows(hash.len()).filter(|part| part == hash).count(), 1);
+        assert_eq!(sharded.len(), call.bytes().len());
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
 
+use super::cluster;
 #[cfg(not(all(test, shuttle)))]
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
@@ -14,7 +15,7 @@ use super::tls::Tls;
 #[cfg(not(all(test, shuttle)))]
 use super::url::SentinelUrl;
 use super::url::{FORMS, explain_url};
-use super::{Connection, Health};
+use super::{Channels, Connection, Health};
 use crate::config::{Config, Credentials};
 use crate::error::{Error, ErrorKind};
 
@@ -23,6 +24,9 @@ use crate::error::{Error, ErrorKind};
 pub(crate) struct Endpoint {
     place: Place,
     settings: RedisConnectionInfo,
+    /// Counts the servers of a cluster.
+    number: usize,
+    channels: Channels,
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
@@ -76,14 +80,48 @@ impl Endpoint {
             Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
                 .caused_by(source)
         })?;
+        Self::of_server(&info, config)
+    }
+
+    fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+        let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&info.addr().to_string()));
         let place = Place::At {
             address: info.addr().clone(),
             #[cfg(not(all(test, shuttle)))]
             tls: Tls::new(info.addr(), config)?,
         };
-        let settings = Credentials::instead(credentials, info.redis_settings());
+        let settings = Credentials::instead(&config.credentials, info.redis_settings());
         Ok(Self::at(place, settings, timeouts, health))
+    }
+
+    /// A server of a cluster, before it is known how channels are spoken to there.
+    pub(super) fn of_cluster(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
+        Ok(Self::of_server(info, config)?.with_channels(Channels::Cluster))
+    }
+
+    /// Another server of the same cluster.
+    pub(super) fn of_same_cluster(&self, place: &cluster::Place, number: usize) -> Self {
+        let place = match &self.place {
+            #[cfg(not(all(test, shuttle)))]
+            Place::At { address, tls } => {
+                Place::At { address: place.instead_of(address), tls: tls.clone() }
+            }
+            #[cfg(all(test, shuttle))]
+            Place::At { address } => Place::At { address: place.instead_of(address) },
+            // A cluster has no Sentinels.
+            #[cfg(not(all(test, shuttle)))]
+            named @ Place::Named(_) => named.clone(),
+        };
+        let timeouts = [self.connect_timeout, self.response_timeout];
+        let address = match &place {
+            Place::At { address, .. } => address.to_string(),
+            #[cfg(not(all(test, shuttle)))]
+            Place::Named(_) => String::new(),
+        };
+        let health = Arc::new(Health::new(&address));
+        let endpoint = Self::at(place, self.settings.clone(), timeouts, health);
+        Self { number, channels: self.channels, ..endpoint }
     }
 
     fn at(
@@ -92,9 +130,42 @@ impl Endpoint {
         [connect_timeout, response_timeout]: [Duration; 2],
         health: Arc<Health>,
     ) -> Self {
+        let (number, channels) = (0, Channels::Server);
         let runs = Arc::new(Runs::new());
         let (asks, opened) = (false, Arc::default());
-        Self { place, settings, connect_timeout, response_timeout, runs, asks, health, opened }
+        Self {
+            place,
+            settings,
+            number,
+            channels,
+            connect_timeout,
+            response_timeout,
+            runs,
+            asks,
+            health,
+            opened,
+        }
+    }
+
+    pub(super) fn with_channels(self, channels: Channels) -> Self {
+        Self { channels, ..self }
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// How channels are spoken to there.
+    pub(crate) fn channels(&self) -> Channels {
+        self.channels
+    }
+
+    pub(super) fn place(&self) -> cluster::Place {
+        match &self.place {
+            Place::At { address, .. } => cluster::Place::of(address),
+            #[cfg(not(all(test, shuttle)))]
+            Place::Named(_) => cluster::Place { host: String::new(), port: 0 },
+        }
     }
 
     /// Opens a connection and finds out which run of the server it leads to, all within the connect
@@ -205,9 +276,11 @@ impl Endpoint {
         }
     }
 
-    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels end.
+    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels or
+    /// the other servers of a cluster end.
     pub(crate) fn is_taken_over(&self, since: Instant, limit: Duration) -> bool {
-        self.has_sentinels() && self.health.out_since(since).is_some_and(|lasted| lasted < limit)
+        (self.has_sentinels() || self.channels != Channels::Server)
+            && self.health.out_since(since).is_some_and(|lasted| lasted < limit)
     }
 
     /// Whether another server may take this one's place.
@@ -215,9 +288,9 @@ impl Endpoint {
         !matches!(self.place, Place::At { .. })
     }
 
-    /// Which run of the server was met last.
+    /// Which run of the server was met last. No two servers of a client have the same.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.runs.incarnation()
+        (self.number as u64) << 32 | self.runs.incarnation()
     }
 
     /// What the server said of itself when it was met last.

@@ -113,6 +113,10 @@ impl Lane {
         }
     }
 
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
     /// Opens the link now, so that a wrong address is found out here.
     pub(crate) fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
@@ -285,6 +289,25 @@ impl Lane {
             }
             outcome => (outcome, false),
         }
+    }
+
+    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way: the
+    /// word that says so goes before it, and the script's text with it. (The word is good for one
+    /// command, and a script that is not known yet would be a second one.)
+    pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
+        let command = command.by_text(self.endpoint.channels());
+        let call =
+            Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+        let mut state = self.state.lock();
+        // Both at once: nothing comes between.
+        let asking = Command::plain(&[b"ASKING"]);
+        state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
+        state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
+        if !std::mem::replace(&mut state.led, true) {
+            *call.state.lock() = CallState::Lead;
+        }
+        drop(state);
+        self.follow(&call, None)
     }
 
     /// As [`call_once`](Self::call_once), but other threads' packets are waited for until

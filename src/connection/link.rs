@@ -1,5 +1,6 @@
 //! One connection and what it still owes: commands written whose replies are not read.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::reply::is_wrong_server;
-use super::{Command, Connection, Endpoint, Health};
+use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::config::ReplicaAcks;
 use crate::sync::{Mutex, clock};
 
@@ -91,6 +92,7 @@ pub(crate) struct Link {
     /// How long the server may take for all of these.
     waits: Duration,
     response_timeout: Duration,
+    channels: Channels,
     health: Arc<Health>,
     /// Until its first reply that is none of a wrong server.
     untold: Option<Endpoint>,
@@ -132,6 +134,7 @@ impl Link {
             unacknowledged: Vec::new(),
             waits: Duration::ZERO,
             response_timeout: endpoint.response_timeout(),
+            channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
             untold: Some(endpoint.clone()),
             wrote_at: begun,
@@ -180,7 +183,7 @@ impl Link {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
         }
-        self.write(command.bytes())?;
+        self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
             let until = self.deadline_in(self.response_timeout);
@@ -189,7 +192,7 @@ impl Link {
             if retried || !is_noscript(&reply) {
                 return Ok(reply);
             }
-            let Some(eval) = command.to_eval() else { return Ok(reply) };
+            let Some(eval) = command.to_eval(self.channels) else { return Ok(reply) };
             self.write(&eval)?;
             retried = true;
         }
@@ -231,7 +234,7 @@ impl Link {
         let mut bytes = Vec::new();
         let (mut acks, mut waited_for) = (None, false);
         for (command, receiver, awaited) in batch {
-            bytes.extend_from_slice(command.bytes());
+            bytes.extend_from_slice(&command.bytes_for(self.channels));
             if command.acks().is_some() {
                 acks = command.acks();
                 waited_for |= awaited;
@@ -268,13 +271,14 @@ impl Link {
         let text = match command.script_id() {
             Some(script) if !self.known.contains(&script) => {
                 self.known.push(script);
-                command.to_eval()
+                command.to_eval(self.channels)
             }
             _ => None,
         };
-        let bytes = text.as_deref().unwrap_or_else(|| command.bytes());
+        let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
         self.wrote_at = Instant::now();
-        let written = self.connection.send_packed_command(bytes, self.wrote_at);
+        let written = self.connection.send_packed_command(&bytes, self.wrote_at);
+        drop(bytes);
         let receiver = Some(receiver);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
@@ -341,7 +345,7 @@ impl Link {
         };
         if !owed.retried
             && is_noscript(&reply)
-            && let Some(mut eval) = owed.command.to_eval()
+            && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
             // The scripts were flushed: of none is it known any more.
             self.known.clear();

@@ -1,5 +1,6 @@
 //! How a command reaches Redis: encoded once, combined with other threads', answered or not.
 
+mod cluster;
 mod command;
 mod endpoint;
 mod greet;
@@ -9,12 +10,16 @@ mod link;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+mod node;
 mod reply;
 #[cfg(not(all(test, shuttle)))]
 mod resp;
+mod route;
 #[cfg(not(all(test, shuttle)))]
 mod sentinel;
 mod server;
+mod servers;
+mod slot;
 #[cfg(not(all(test, shuttle)))]
 mod socket;
 #[cfg(not(all(test, shuttle)))]
@@ -24,13 +29,18 @@ mod tls;
 mod trouble;
 mod url;
 
-pub(crate) use command::{Command, Script, decimal};
+pub(crate) use cluster::Cluster;
+pub(crate) use command::{Channels, Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
+pub(crate) use node::Node;
 pub(crate) use reply::reply_code;
+pub(crate) use route::Route;
+pub(crate) use servers::Servers;
+pub(crate) use slot::{SLOTS, slot_of};
 pub(crate) use trouble::{
     Rights, Trouble, error_reply, passes, refused, unacknowledged, unexpected,
 };

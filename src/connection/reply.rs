@@ -4,6 +4,9 @@
 use redis::ErrorKind;
 use redis::{RedisError, Value};
 
+use super::SLOTS;
+use super::cluster::Place;
+
 /// The code of an error reply: its first word, or, where a script failed on a server before Redis
 /// 7.0, the first word of what the script's command was answered.
 pub(crate) fn reply_code(error: &RedisError) -> &str {
@@ -29,6 +32,48 @@ fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
 pub(super) fn is_wrong_server(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
     matches!(code(error.code(), error.details()), "READONLY" | "LOADING" | "MASTERDOWN")
+}
+
+/// Where a server of a cluster sends who has asked it: it has run nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// The slot is the server's there, from now on.
+    Moved { slot: u16, place: Place },
+    /// The slot is on its way there. This once.
+    Ask { place: Place },
+    /// To nobody else, now: the slot's keys are in two places, or nobody has it, or not yet.
+    Later,
+}
+
+/// Of a reply to a command; `None`: the server has taken it.
+pub(super) fn redirect(reply: &Value) -> Option<Redirect> {
+    let Value::ServerError(error) = reply else { return None };
+    redirect_as(error.code(), error.details())
+}
+
+/// The same of an error.
+pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
+    redirect_as(error.code().unwrap_or_default(), error.detail())
+}
+
+fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
+    let place = || {
+        let (slot, place) = details?.split_once(' ')?;
+        let (host, port) = place.split(' ').next()?.rsplit_once(':')?;
+        let place = Place { host: host.to_owned(), port: port.parse().ok()? };
+        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, place))
+    };
+    match code {
+        "MOVED" => {
+            Some(place().map_or(Redirect::Later, |(slot, place)| Redirect::Moved { slot, place }))
+        }
+        "ASK" => Some(place().map_or(Redirect::Later, |(_, place)| Redirect::Ask { place })),
+        "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
+        // Of a script, in whose middle it found that a key is at another server already. Each may be
+        // run again: for the same owner, or under the same number.
+        "ERR" if details.is_some_and(|it| it.contains("a non local key")) => Some(Redirect::Later),
+        _ => None,
+    }
 }
 
 /// Whether a server has answered whoever wants to connect: it is there, and does not let it in.
@@ -74,6 +119,32 @@ mod tests {
             let error = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
             let Value::ServerError(error) = error else { panic!("{text}") };
             assert_eq!(reply_code(&error.into()), code, "{text}");
+        }
+    }
+
+    #[test]
+    fn where_a_cluster_sends_a_command_is_read() {
+        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
+        let place = |host: &str| Place { host: host.to_owned(), port: 7_001 };
+        for (text, expected) in [
+            (
+                "-MOVED 866 10.0.0.1:7001\r\n",
+                Some(Redirect::Moved { slot: 866, place: place("10.0.0.1") }),
+            ),
+            ("-MOVED 866 ::1:7001\r\n", Some(Redirect::Moved { slot: 866, place: place("::1") })),
+            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { place: place("there") })),
+            ("-MOVED 866\r\n", Some(Redirect::Later)),
+            ("-MOVED 99999 there:7001\r\n", Some(Redirect::Later)),
+            ("-TRYAGAIN Multiple keys request during rehashing of slot\r\n", Some(Redirect::Later)),
+            ("-CLUSTERDOWN Hash slot not served\r\n", Some(Redirect::Later)),
+            (
+                "-ERR Script attempted to access a non local key in a cluster node script: f_1\r\n",
+                Some(Redirect::Later),
+            ),
+            ("-WRONGTYPE no\r\n", None),
+            ("+OK\r\n", None),
+        ] {
+            assert_eq!(redirect(&reply(text)), expected, "{text}");
         }
     }
 

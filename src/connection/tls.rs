@@ -59,7 +59,7 @@ impl Tls {
             _ if config.tls.is_set() => {
                 return Err(unusable(
                     "certificates are set, and the URL is one without TLS: it begins with rediss:// \
-                     (or rediss-sentinel://) where there is TLS",
+                     (or rediss-sentinel://, rediss-cluster://) where there is TLS",
                 ));
             }
             _ => return Ok(Self::default()),

@@ -254,9 +254,13 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "MISCONF" => "the server refuses writes since it cannot save its data",
         "LOADING" => "the server is still loading its data: try again in a moment",
         "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
-        "MOVED" | "ASK" | "CLUSTERDOWN" => {
-            "the server is part of a Cluster and has not this key: redlatch talks to one server, not \
-             yet to a Cluster"
+        "CLUSTERDOWN" | "TRYAGAIN" => {
+            "no server of the cluster has this key, now: it is on its way to another one, or its server \
+             is gone and no other has taken over yet, or they do not agree whose it is"
+        }
+        "MOVED" | "ASK" => {
+            "the server is part of a Cluster and has not this key, now: connect to the cluster, by \
+             redis-cluster:// instead of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
         _ => {
@@ -341,15 +345,11 @@ mod tests {
 
     #[test]
     fn a_clusters_refusals_say_that_it_is_one() {
-        for text in [
-            "MOVED 866 127.0.0.1:7001",
-            "ASK 866 127.0.0.1:7001",
-            "CLUSTERDOWN Hash slot not served",
-        ] {
+        for text in ["MOVED 866 127.0.0.1:7001", "ASK 866 127.0.0.1:7001"] {
             let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
             let Value::ServerError(error) = reply else { panic!("{reply:?}") };
             let error = refused(error.into(), Rights::Locks);
-            assert!(error.to_string().contains("not yet to a Cluster"), "{error}");
+            assert!(error.to_string().contains("redis-cluster://"), "{error}");
             assert_eq!(error.kind(), ErrorKind::Redis);
         }
     }

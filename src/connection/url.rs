@@ -1,8 +1,10 @@
 //! What is wrong with a URL, in words that never repeat a part of it: any part may be the password.
 
+mod cluster;
 #[cfg(not(all(test, shuttle)))]
 mod sentinel;
 
+pub(super) use cluster::ClusterUrl;
 #[cfg(not(all(test, shuttle)))]
 pub(super) use sentinel::SentinelUrl;
 
@@ -14,9 +16,11 @@ pub(super) fn explain_url(url: &str) -> Option<String> {
 }
 
 pub(super) const FORMS: &str = "A URL is redis://[[user]:password@]host[:port][/database], with rediss:// for TLS \
-                     (feature `tls` or `tls-rustls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], or for Sentinels \
+                     (feature `tls` or `tls-rustls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], for a cluster \
+                     redis-cluster://[[user]:password@]host[:port][,host[:port]…], or for Sentinels \
                      redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]\
-                     [?sentinelUsername=…&sentinelPassword=…], with rediss-sentinel:// for TLS";
+                     [?sentinelUsername=…&sentinelPassword=…], with rediss-cluster:// and rediss-sentinel:// \
+                     for TLS";
 const ESCAPE: &str =
     "in a user or a password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
 
@@ -28,9 +32,6 @@ fn explain(url: &str) -> Option<String> {
     let unix = match scheme.to_ascii_lowercase().as_str() {
         "redis" | "rediss" | "valkey" | "valkeys" => false,
         "unix" | "redis+unix" | "valkey+unix" => true,
-        scheme if scheme.contains("cluster") => {
-            return say("redlatch talks to one server or to Sentinels, not yet to a Cluster");
-        }
         _ => {
             return say(
                 "the URL's scheme is not one of redis, rediss, valkey, valkeys, redis+unix",
@@ -93,8 +94,8 @@ fn explain_host(host: &str) -> Option<String> {
     let say = |why: &str| Some(why.to_owned());
     if host.contains([',', ';']) {
         return say(
-            "the URL names several hosts, which is for Sentinels (redis-sentinel://); redlatch does \
-             not talk to a Cluster yet",
+            "the URL names several hosts, which is for a cluster (redis-cluster://) or for Sentinels \
+             (redis-sentinel://)",
         );
     }
     if host.contains(|c: char| c.is_control() || " <>^|\\{}$\"`".contains(c)) {
@@ -236,7 +237,6 @@ mod tests {
             ("redis://one,two", "several hosts"),
             ("redis://u:secret@one:7000,two:7001,[::1]/0", "several hosts"),
             ("redis://:secret@127.0.0.1;127.0.0.2", "several hosts"),
-            ("redis+cluster://one", "Cluster"),
             ("redis://${SECRET}:6379", "character"),
             ("redis://<host>", "character"),
             ("redis://local host", "character"),

@@ -200,7 +200,8 @@ impl Lease {
             return;
         }
         let now = clock::now();
-        let tracked = self.hold.tracked_from(state.since(now), &self.site.core);
+        let tracked =
+            self.hold.tracked_from(state.since(now), self.site.tracked_key(), &self.site.core);
         let at = self.next(&state, now).at.min(tracked);
         // One that goes off too early sets the next one; only too late is wrong.
         if state.alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -316,7 +317,9 @@ impl Task for Lease {
         let Due { at, lease } = self.next(&state, now);
         let lease = lease.filter(|_| at <= now);
         let lease = lease.filter(|lease| self.begin_renewal(&mut state, *lease, now));
-        let is_tracked = self.hold.begins_to_be_tracked(state.since(now), now, &self.site.core);
+        let site = &self.site;
+        let is_tracked =
+            self.hold.begins_to_be_tracked(state.since(now), now, site.tracked_key(), &site.core);
         drop(state);
         if is_tracked {
             self.site.track();

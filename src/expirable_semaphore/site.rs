@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::lease::{Lease, Need};
 use crate::acquire::Queued;
-use crate::connection::{Lane, Outcome, Receiver};
+use crate::connection::{Outcome, Receiver, Route};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Asked;
 use crate::node::{Core, Member};
@@ -25,7 +25,7 @@ pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
     pub(super) timeouts: Arc<str>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
     gate: PermitGate<Vec<Arc<Lease>>>,
@@ -37,7 +37,7 @@ impl ExpirableSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(name, |name| Self {
-            lane: core.lane(&name),
+            route: core.route(&name),
             timeouts: ExpirableKeys::timeouts(&name).into(),
             channel: SemaphoreKeys::channel(&name).into(),
             requests: core.requests_of(&name),
@@ -50,7 +50,7 @@ impl ExpirableSite {
 
     pub(super) fn scripts(&self) -> ExpirableScripts<'_> {
         ExpirableScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: &self.name,
             timeouts: &self.timeouts,
             channel: &self.channel,
@@ -72,6 +72,11 @@ impl ExpirableSite {
     /// What this process has under an id.
     pub(super) fn held(&self, id: &PermitId) -> Option<Arc<Lease>> {
         self.held.lock().get(id).cloned()
+    }
+
+    /// The key of the leases.
+    pub(super) fn tracked_key(&self) -> &str {
+        &self.timeouts
     }
 
     /// Has the key of the leases tracked: one of them is held for a while now.
@@ -154,7 +159,7 @@ impl ExpirableSite {
     }
 
     fn asked(&self) -> Asked {
-        Asked { forced: 0, incarnation: self.core.incarnation(), at: clock::now() }
+        Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
     /// The server gave these: from here on they are renewed, or noticed to end.
@@ -164,7 +169,7 @@ impl ExpirableSite {
         drop(held);
         leases.iter().for_each(|lease| lease.arm());
         // A run of the server that was met meanwhile asked for all when these were not to be seen.
-        if self.core.incarnation() != asked.incarnation {
+        if self.route.incarnation() != asked.incarnation {
             let renewals = leases.iter().filter_map(|lease| lease.renew_now());
             self.core.watchdog.renew_now(renewals.collect());
         }
@@ -266,7 +271,7 @@ impl Source for ExpirableSite {
         let ids: Vec<_> = leases.iter().map(|lease| lease.id).collect();
         let command = self.scripts().release_command(&ids, false);
         let release = Release::of(self, leases);
-        self.core.post(&self.lane, command, Arc::new(release));
+        self.core.post(&self.route, command, Arc::new(release));
     }
 
     fn give_back(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
@@ -280,6 +285,10 @@ impl Source for ExpirableSite {
 }
 
 impl Member for ExpirableSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();

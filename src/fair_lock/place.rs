@@ -13,7 +13,9 @@ use super::queue::FairQueue;
 use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
 use crate::connection::Command;
 use crate::error::Error;
-use crate::hold::{Asked, Candidate, Expected, Granted, Hold, Leaving, Share, Tenancy, Terms};
+use crate::hold::{
+    Asked, Candidate, Expected, Granted, Hold, Leaving, Share, Site, Tenancy, Terms,
+};
 use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
@@ -145,7 +147,7 @@ impl Place {
         let (site, lease) = (&queue.site, self.terms.lease(&queue.site.core));
         let mut company = if self.leads { queue.company() } else { Vec::new() };
         // Before it is sent: messages may name them all, and overtake the reply.
-        let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version());
+        let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.candidate.asks(asked, lease);
         for Lead { listening, place } in company.iter_mut().map(|(_, lead)| lead) {
@@ -155,7 +157,7 @@ impl Place {
         let owners = company.iter().map(|(_, lead)| lead.place.candidate.owner);
         let (owners, older): (Vec<_>, _) = (owners.collect(), self.older());
         let others = if self.was_queued { Others::Older(&older) } else { Others::Company(&owners) };
-        let replied = queue.scripts().acquire(&site.lane, &self.candidate.owner, lease, others);
+        let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
@@ -176,7 +178,7 @@ impl Place {
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
         let lease = self.asks_once();
         let Self { queue, candidate, .. } = &*self;
-        let replied = queue.scripts().try_acquire(&queue.site.lane, &candidate.owner, lease);
+        let replied = queue.scripts().try_acquire(&queue.site.route, &candidate.owner, lease);
         self.tried(replied)
     }
 
@@ -187,7 +189,7 @@ impl Place {
     ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
         let lease = self.asks_once();
         let Self { queue, candidate, .. } = &*self;
-        queue.scripts().begin_try(&queue.site.lane, &candidate.owner, lease)
+        queue.scripts().begin_try(&queue.site.route, &candidate.owner, lease)
     }
 
     fn asks_once(&mut self) -> Duration {
@@ -213,7 +215,7 @@ impl Place {
 impl Place {
     /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What is
     /// said on the client's own channel after version `heard` may be missed, and is asked for again.
-    fn stands(&mut self, listening: &mut Listening, heard: u64) {
+    fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
         if self.standing.is_some() {
             return;
@@ -260,19 +262,19 @@ impl Place {
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.candidate.refused(now);
                 self.was_queued = true;
-                let core = &self.queue.site.core;
+                let Site { core, name, .. } = &*self.queue.site;
                 if came_back {
                     // Its place was used up by a grant of which nothing was heard, or it did not
                     // listen.
-                    core.pubsub.suspect();
+                    core.pubsub.suspect(name);
                 }
                 let latest = Listening::latest(core);
-                listening.own.subscribe(latest, || core.pubsub.listen_to_own());
+                listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
                     // Its release tells on a channel of this waiter's alone. If none does, none will
                     // before this waiter asks again, since who comes later stands behind.
                     let channel = self.queue.redissons_channel(&self.candidate.owner);
-                    listening.public.subscribe(latest, || core.listen_once(&channel));
+                    listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
                 // Void, if the server refused it after it had granted it. Or it answered whoever asked
                 // for this one, and that was sent twice. It is asked.

@@ -205,6 +205,10 @@ impl Queued for Arc<FairQueue> {
 }
 
 impl Member for FairQueue {
+    fn name(&self) -> &Arc<str> {
+        &self.site.name
+    }
+
     fn end(self: Arc<Self>) {
         let standing = self.waiters.lock().standing.clone();
         standing.iter().for_each(|standing| standing.who.thread.parker().unpark());

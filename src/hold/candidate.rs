@@ -126,7 +126,7 @@ impl<D> Candidate<D> {
         let told = self.told.take().filter(|_| already);
         if already && told.is_none() {
             // The message of that is on its way, or was lost.
-            site.core.pubsub.suspect();
+            site.core.pubsub.suspect(&site.name);
         }
         told
     }
@@ -167,7 +167,7 @@ impl<D> Candidate<D> {
             self.told = Some(granted.details);
             return None;
         }
-        let asked = self.asked.filter(|asked| asked.incarnation == site.core.incarnation())?;
+        let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
         // The server granted it not before this, whenever the message was read.
         let not_before = match self.anchor {
             Some(anchor) if granted.is_void(anchor.server) => return None,

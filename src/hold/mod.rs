@@ -122,7 +122,7 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn now(site: &Site) -> Self {
-        let (forced, incarnation) = (site.gate.forced(), site.core.incarnation());
+        let (forced, incarnation) = (site.gate.forced(), site.route.incarnation());
         Self { forced, incarnation, at: clock::now() }
     }
 }

@@ -201,7 +201,7 @@ impl Place {
             let mail = Mail { name, database, state };
             self.mail = Some(Expected::new(&site.core, self.candidate.owner.number(), mail));
         }
-        listening.own.known(site.core.pubsub.own_version());
+        listening.own.known(site.core.pubsub.own_version(&site.name));
         let (scripts, lease, arrivals) = self.asks(site, claim);
         let replied = if waits {
             scripts.acquire(&self.candidate.owner, lease)
@@ -283,23 +283,23 @@ impl Place {
         });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
-            site.core.pubsub.suspect();
+            site.core.pubsub.suspect(&site.name);
         }
         self.at = refused.place;
         let place = refused.place.unwrap_or(0);
         let latest = Listening::latest(&site.core);
-        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own());
+        listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if refused.place.is_none() || refused.by_redisson && place < FIRST {
             let keys = site.keys();
             if refused.place.is_some() {
                 // First: it must never look as if there were one more of Redisson's.
-                self._companion.get_or_insert_with(|| site.core.listen(&keys.companion));
+                self._companion.get_or_insert_with(|| site.core.pubsub.listen(&keys.companion));
             } else {
                 site.no_place(refused.refusal.as_deref());
             }
             // Only who has no place depends on it.
             let latest = latest.filter(|_| refused.place.is_none());
-            listening.public.subscribe(latest, || site.core.listen(&keys.channel));
+            listening.public.subscribe(latest, || site.core.pubsub.listen(&keys.channel));
         }
         let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
         let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);

@@ -26,12 +26,12 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
-                self.core.post(&self.lane, command, Arc::new(receiver));
+                self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
             Leaving::Awaited => {
-                let outcome = script::lock::release(&self.lane, &command, || {
-                    self.core.incarnation() == hold.asked.incarnation
+                let outcome = script::lock::release(&self.route, &command, || {
+                    self.route.incarnation() == hold.asked.incarnation
                 });
                 self.released(hold, outcome)
             }
@@ -49,12 +49,12 @@ impl Site {
         hold: &Arc<Hold>,
     ) -> impl FnOnce(Instant) -> Result<(), Error> + use<> {
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let begun = self.lane.begin(&self.release_command(&hold));
+        let begun = self.route.begin(&self.release_command(&hold));
         if let Some(line) = &hold.line {
             line.released();
         }
         move |until| {
-            let same_server = || site.core.incarnation() == hold.asked.incarnation;
+            let same_server = || site.route.incarnation() == hold.asked.incarnation;
             let outcome = script::lock::released_twice(begun.finish(until), same_server);
             site.released(&hold, outcome)
         }
@@ -172,7 +172,7 @@ impl Site {
                 later();
             }
         };
-        self.core.post(&self.lane, command, Arc::new(receiver));
+        self.core.post(&self.route, command, Arc::new(receiver));
     }
 
     /// As [`give_up`](Self::give_up), of an owner that was granted the lock: too few replicas have
@@ -188,7 +188,7 @@ impl Site {
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
         void: Error,
     ) -> Error {
-        let is_free = script::lock::release(&self.lane, &command, || true).is_ok();
+        let is_free = script::lock::release(&self.route, &command, || true).is_ok();
         if candidate.in_doubt || !is_free {
             let lease = self.core.config.watchdog_timeout.max(candidate.longest);
             self.core.watchdog.adopt(orphan(&self.name, command, lease));
@@ -221,9 +221,9 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         None => LockKeys::new(&name, mode),
     };
     let alone = AtomicBool::new(false);
-    let lane = core.lane(&name);
+    let route = core.route(&name);
     let scripts = LockScripts {
-        lane: &lane,
+        route: &route,
         name: &name,
         mode,
         keys: &keys,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::gate::Threads;
 use super::{Admitted, Gate, Hold, Leaving, Left, Place, Seat, Tenancy, Terms, clock};
 use crate::acquire::{Baton, Lead, Queued, Wake};
-use crate::connection::Lane;
+use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
 use crate::protocol::{LockKeys, Mode};
@@ -22,7 +22,7 @@ use crate::watchdog::{Alarm, Renewal};
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Arc<str>,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) route: Route,
     pub(crate) gate: Gate,
     /// Its holds have fencing tokens.
     is_fenced: bool,
@@ -59,11 +59,11 @@ impl Site {
     }
 
     fn new(core: Arc<Core>, name: Arc<str>, mode: Mode, is_fenced: bool) -> Self {
-        let lane = core.lane(&name);
+        let route = core.route(&name);
         Self {
             is_fenced,
             name,
-            lane,
+            route,
             gate: Gate::new(),
             mode,
             succession: OnceLock::new(),
@@ -93,7 +93,7 @@ impl Site {
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
         LockScripts {
-            lane: &self.lane,
+            route: &self.route,
             name: &self.name,
             mode: self.mode,
             keys: self.keys(),
@@ -105,7 +105,7 @@ impl Site {
 
     /// When a request that begins now should be answered.
     pub(crate) fn deadline(&self) -> Instant {
-        self.core.deadline(&self.lane)
+        self.core.deadline(&self.route.lane())
     }
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.
@@ -201,7 +201,7 @@ impl Site {
     ///
     /// As [`admit`](Self::admit).
     pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
-        script::lock::is_held_by(&self.lane, &self.name, &hold.owner).map_err(|trouble| {
+        script::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
             let state = "nothing is held; what the server granted is released in the background";
             trouble.into_error().of(&self.name).now(state)
         })
@@ -334,7 +334,7 @@ impl Site {
             // The hold may have been passed on meanwhile, or a new one granted before the deletion
             // or after it; only the server knows which.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
-            match script::lock::is_held_by(&self.lane, &self.name, &now.hold.owner) {
+            match script::lock::is_held_by(&self.route, &self.name, &now.hold.owner) {
                 _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
                 Ok(false) => self.lose(&now, LostReason::ForceUnlocked),
                 Ok(true) => {}
@@ -401,6 +401,10 @@ pub(crate) trait Succession: Any + Send + Sync {
 }
 
 impl Member for Site {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
         if let Some(tenancy) = self.gate.tenant() {

@@ -14,18 +14,24 @@ use crate::script;
 use crate::watchdog::renewal::TRACKED_AFTER;
 
 impl Hold {
-    /// When it is to be tracked, if it was granted at `granted`. `u64::MAX`: it is, or the server does
-    /// not track.
-    pub(crate) fn tracked_from(&self, granted: u64, core: &Core) -> u64 {
-        if self.is_tracked() || !core.pubsub.tracks() {
+    /// When it is to be tracked under `key`, if it was granted at `granted`. `u64::MAX`: it is, or the
+    /// server does not track.
+    pub(crate) fn tracked_from(&self, granted: u64, key: &str, core: &Core) -> u64 {
+        if self.is_tracked() || !core.pubsub.tracks(key) {
             return u64::MAX;
         }
         granted.saturating_add(TRACKED_AFTER)
     }
 
     /// Whether it is to be tracked from now on. Once.
-    pub(crate) fn begins_to_be_tracked(&self, granted: u64, now: u64, core: &Core) -> bool {
-        self.tracked_from(granted, core) <= now && !self.tracked.swap(true, Ordering::Relaxed)
+    pub(crate) fn begins_to_be_tracked(
+        &self,
+        granted: u64,
+        now: u64,
+        key: &str,
+        core: &Core,
+    ) -> bool {
+        self.tracked_from(granted, key, core) <= now && !self.tracked.swap(true, Ordering::Relaxed)
     }
 
     /// Whether it is tracked, or has been.
@@ -40,7 +46,7 @@ impl Site {
         let begins = self.gate.with_seat(|seat| {
             seat.is_some_and(|seat| {
                 let granted = seat.facts().granted;
-                seat.tenancy.hold.begins_to_be_tracked(granted, now, &self.core)
+                seat.tenancy.hold.begins_to_be_tracked(granted, now, &self.name, &self.core)
             })
         });
         if begins {

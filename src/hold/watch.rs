@@ -17,7 +17,7 @@ impl Site {
     /// holds when this one was not to be seen.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
-        if self.core.incarnation() != tenancy.hold.asked.incarnation {
+        if self.route.incarnation() != tenancy.hold.asked.incarnation {
             self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
         }
     }
@@ -26,7 +26,7 @@ impl Site {
     pub(crate) fn arm(self: &Arc<Self>) {
         let next = |seat: &mut Seat| {
             let facts = seat.facts();
-            let tracked = seat.tenancy.hold.tracked_from(facts.granted, &self.core);
+            let tracked = seat.tenancy.hold.tracked_from(facts.granted, &self.name, &self.core);
             facts.next(&self.core.config, clock::now()).at.min(tracked)
         };
         let Some(at) = self.gate.with_seat(|seat| seat.map(next)) else { return };
@@ -104,8 +104,8 @@ impl Site {
     /// Asks for a lease of a hold: whether it is still held. Until replicas have that, if they must.
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
-        let Self { lane, name, .. } = self;
-        script::lock::extend(Renewals::Locks, lane, name, &hold.owner, lease, acks)
+        let Self { route, name, .. } = self;
+        script::lock::extend(Renewals::Locks, route, name, &hold.owner, lease, acks)
     }
 
     /// Makes the lease of a hold at least this long. If that fails, it is as it was.

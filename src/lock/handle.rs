@@ -196,8 +196,9 @@ impl Handle {
 
     pub(crate) fn is_locked(&self) -> Result<bool, Error> {
         self.check_usable()?;
-        let Site { lane, name, mode, .. } = &*self.site;
-        script::lock::is_held_to(lane, name, *mode).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, mode, .. } = &*self.site;
+        script::lock::is_held_to(route, name, *mode)
+            .map_err(|trouble| trouble.into_error().of(name))
     }
 
     pub(crate) fn hold_count(&self) -> usize {
@@ -206,8 +207,8 @@ impl Handle {
 
     pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
         self.check_usable()?;
-        let Site { lane, name, .. } = &*self.site;
-        script::lock::remaining_lease(lane, name).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, .. } = &*self.site;
+        script::lock::remaining_lease(route, name).map_err(|trouble| trouble.into_error().of(name))
     }
 
     /// The calling thread's tenancy with its count, if it has the seat.

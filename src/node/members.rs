@@ -9,6 +9,8 @@ use crate::watchdog::Renewal;
 
 /// One name's place in a client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {
+    fn name(&self) -> &Arc<str>;
+
     /// The client ends: wakes all who wait, and gives back what is held.
     fn end(self: Arc<Self>);
 

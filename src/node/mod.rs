@@ -1,15 +1,18 @@
-//! One server as a client sees it: its connections, its subscriber, its renewer, and what the client
-//! has there.
+//! A client, and the servers as it sees them: its connections, subscribers, renewers, and what the
+//! client has there.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use log::Level;
 use redis::Value;
 
+mod errands;
 mod members;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -23,13 +26,14 @@ pub(crate) use session::Session;
 
 use crate::config::Config;
 use crate::connection::{
-    self, Command, Endpoint, Lane, Outcome, Posted, Receiver as Replied, Rights,
+    self, Command, Lane, Node, Outcome, Posted, Receiver as Replied, Rights, Route, Servers,
+    slot_of,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
-use crate::pubsub::{HEARTBEAT, News, PubSub, Subscription, Tracked};
+use crate::pubsub::{HEARTBEAT, Host, News, PubSub, Subscriber, Tracked};
 use crate::script::{Requests, ServerClock};
-use crate::sync::{Process, Registry, clock};
+use crate::sync::{Mutex, Process, Registry, clock, own_thread};
 use crate::watchdog::{Job, Orphan, Watchdog};
 
 /// What a client's handles and background threads work with.
@@ -40,8 +44,7 @@ pub(crate) struct Core {
     pub(crate) id: ClientId,
     pub(crate) pubsub: Arc<PubSub>,
     pub(crate) watchdog: Watchdog,
-    endpoint: Arc<Endpoint>,
-    lanes: Vec<Arc<Lane>>,
+    servers: Servers,
     hasher: RandomState,
     /// What there is of each name.
     pub(crate) members: Members,
@@ -53,6 +56,8 @@ pub(crate) struct Core {
     pub(crate) says_no_place: AtomicBool,
     /// Which connected.
     process: Process,
+    /// Kept by every thread that is started, until it ends. Gone at the end of the client.
+    alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
     /// Nobody reads replies any more that nobody waits for.
@@ -62,12 +67,11 @@ pub(crate) struct Core {
 impl Core {
     /// `alive` is kept by every thread that is started, until it ends.
     fn new(
-        endpoint: &Arc<Endpoint>,
+        servers: Servers,
         config: Config,
         round_trip: Duration,
-        lanes: Vec<Arc<Lane>>,
         alive: Sender<()>,
-        stray: fn(&Arc<Self>, u64, &News<'_>),
+        stray: Stray,
     ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
         let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
         let id = ClientId::random().map_err(|source| {
@@ -76,24 +80,20 @@ impl Core {
         let process = Process::current().map_err(|source| {
             unusable("the system does not tell when the process is forked").caused_by(source)
         })?;
-        let (watchdog, jobs) = Watchdog::new(alive);
+        let (watchdog, jobs) = Watchdog::new(alive.clone());
         let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
-            pubsub: {
-                let core = Weak::clone(itself);
-                let stray = move |owner, news: &News<'_>| {
-                    if let Some(core) = core.upgrade() {
-                        stray(&core, owner, news);
-                    }
-                };
-                let tracks = config.client_tracking;
-                Arc::new(PubSub::new(Arc::clone(endpoint), id.as_str(), tracks, stray))
-            },
+            pubsub: Arc::new(PubSub::new(
+                servers.clone(),
+                id.as_str(),
+                config.client_tracking,
+                Hosted { core: Weak::clone(itself), stray },
+            )),
             id,
             config,
             round_trip,
-            endpoint: Arc::clone(endpoint),
-            lanes,
+            servers,
+            alive: Mutex::new(Some(alive)),
             hasher: RandomState::new(),
             watchdog,
             members: Members::new(&process),
@@ -108,11 +108,9 @@ impl Core {
         Ok((core, jobs))
     }
 
-    /// A name's lane: the same for all its commands, so that they run in the order they were
-    /// written.
-    pub(crate) fn lane(&self, name: &str) -> Arc<Lane> {
-        let at = self.hasher.hash_one(name) % self.lanes.len() as u64;
-        Arc::clone(&self.lanes[at as usize])
+    /// How a name's commands reach its server.
+    pub(crate) fn route(&self, name: &str) -> Route {
+        self.servers.route(name, self.hasher.hash_one(name))
     }
 
     /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they share
@@ -140,32 +138,29 @@ impl Core {
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.endpoint.database()
+        self.servers.database()
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.servers.cluster().is_some()
     }
 
     /// Where the server is, for people.
     pub(crate) fn address(&self) -> String {
-        self.endpoint.address()
+        self.servers.address()
     }
 
-    /// Whether another client's server is the same one.
+    /// Whether another client's server is the same one, or one of the same.
     pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
-        self.endpoint.is_same_server_as(&other.endpoint)
+        self.servers.overlaps(&other.servers)
     }
 
-    /// Which run of the server was met last.
-    pub(crate) fn incarnation(&self) -> u64 {
-        self.endpoint.incarnation()
-    }
-
-    /// Whether this is trouble of an outage that Sentinels end by choosing another master, which was
-    /// there at some time after `since`.
+    /// Whether this is trouble of an outage that Sentinels, or the other servers of a cluster, end by
+    /// choosing another master, which was there at some time after `since`.
     pub(crate) fn is_taken_over(&self, error: &Error, since: Instant) -> bool {
-        error.is_transient() && self.endpoint.is_taken_over(since, self.config.failover_timeout)
-    }
-
-    fn end_following(&self) {
-        self.endpoint.end();
+        let is_taken_over =
+            |node: &Arc<Node>| node.endpoint.is_taken_over(since, self.config.failover_timeout);
+        error.is_transient() && self.servers.all().iter().any(is_taken_over)
     }
 
     pub(crate) fn is_shut_down(&self) -> bool {
@@ -182,34 +177,29 @@ impl Core {
     /// the client's is taken.
     pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
         self.check_process(name)?;
-        if self.is_shut_down() { Err(Error::shut_down(name)) } else { Ok(()) }
+        if self.is_shut_down() {
+            return Err(Error::shut_down(name));
+        }
+        if self.servers.cluster().is_some() && !protocol::has_one_slot(name, slot_of) {
+            let message = "a cluster keeps keys together by what stands in their braces, and the keys of \
+                           this name would not be: let it have no braces, or begin with some, as \
+                           {orders}:17";
+            return Err(Error::new(ErrorKind::Config, message.to_owned()).of(name));
+        }
+        Ok(())
     }
 
     pub(crate) fn check_process(&self, name: &Arc<str>) -> Result<(), Error> {
         if self.is_forked() { Err(Error::forked(name)) } else { Ok(()) }
     }
 
-    /// Listens to a channel; its messages count once it is confirmed.
-    pub(crate) fn listen(&self, channel: &Arc<str>) -> Subscription {
-        let (subscription, tell) = self.pubsub.listen(channel);
-        if tell {
-            self.tell_subscriber();
-        }
-        subscription
-    }
-
-    /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
-    pub(crate) fn listen_once(&self, channel: &Arc<str>) -> Subscription {
-        let (subscription, tell) = self.pubsub.listen_once(channel);
-        if tell {
-            self.tell_subscriber();
-        }
-        subscription
-    }
-
     /// Sends a command whose reply nobody waits for; after the end of the client, when nobody would
     /// read the reply, waits for it.
-    pub(crate) fn post(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn Replied>) {
+    pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn Replied>) {
+        self.post_to(&route.lane(), command, receiver);
+    }
+
+    fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn Replied>) {
         if self.closed.load(Ordering::SeqCst) {
             receiver.receive(lane.call_unless_out(&command));
             return;
@@ -225,25 +215,26 @@ impl Core {
 
     /// Has the server tell when `key` changes, under which `who` holds something. No I/O.
     pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
-        if self.pubsub.track(key, who) {
-            self.watchdog.tell_subscriber();
+        if let Some(node) = self.pubsub.track(key, who) {
+            self.watchdog.tell_subscriber(node);
         }
     }
 
-    /// Wakes the subscriber from its read.
-    pub(crate) fn tell_subscriber(&self) {
-        self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
-        // Any lane: this is no name's command.
-        let lane = &self.lanes[0];
-        let core = Weak::clone(&self.itself);
+    /// Wakes the subscriber of a server from its read.
+    pub(crate) fn tell_subscriber(&self, node: &Arc<Node>) {
+        if !self.is_cluster() {
+            self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
+        }
+        let (core, to) = (Weak::clone(&self.itself), Arc::clone(node));
         let receiver = move |outcome: Outcome| {
-            core.upgrade().inspect(|core| core.told_subscriber(&outcome));
+            core.upgrade().inspect(|core| core.told_subscriber(&to, &outcome));
         };
-        self.post(lane, self.pubsub.control_message(), Arc::new(receiver));
+        let message = self.pubsub.control_message(node);
+        self.post_to(node.any_lane(), message, Arc::new(receiver));
     }
 
     /// The reply to a control message: that the message arrives is what counts.
-    fn told_subscriber(&self, outcome: &Outcome) {
+    fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
             Ok(Value::ServerError(error)) => {
                 // It is sent again every few seconds.
@@ -258,15 +249,58 @@ impl Core {
             // Until it arrives, the channels that it tells of are not asked for.
             Err(_) if !self.is_shut_down() => {
                 let name = Arc::from("the subscriber");
-                self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message()));
+                self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message(node)));
             }
             Err(_) => {}
+        }
+    }
+
+    /// A thread of the client's own from now on, unless that has ended.
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let alive = self.alive.lock().clone();
+        match alive {
+            Some(alive) => own_thread(name, Some(alive), work),
+            None => Ok(()),
         }
     }
 
     pub(crate) fn heartbeat_due(&self) -> bool {
         let last = self.last_heartbeat.load(Ordering::Relaxed);
         clock::now().saturating_sub(last) >= clock::nanos(HEARTBEAT)
+    }
+}
+
+/// See [`Session::open`].
+type Stray = fn(&Arc<Core>, u64, &News<'_>);
+
+/// A client as its subscribers see it.
+struct Hosted {
+    core: Weak<Core>,
+    stray: Stray,
+}
+
+impl Host for Hosted {
+    fn start(&self, subscriber: Arc<Subscriber>) {
+        let Some(core) = self.core.upgrade() else { return };
+        // Of one server it is started with the client.
+        if core.servers.cluster().is_none() {
+            return;
+        }
+        let pubsub = Arc::clone(&core.pubsub);
+        let work = move || pubsub.run(&subscriber);
+        if let Err(error) = core.spawn("redlatch-subscriber", work) {
+            core.watchdog.log(Level::Error, || {
+                format!("waiting may fail: a thread that listens cannot be started: {error}")
+            });
+        }
+    }
+
+    fn tell(&self, node: &Arc<Node>) {
+        self.core.upgrade().inspect(|core| core.tell_subscriber(node));
+    }
+
+    fn stray(&self, owner: u64, news: &News<'_>) {
+        self.core.upgrade().inspect(|core| (self.stray)(core, owner, news));
     }
 }
 

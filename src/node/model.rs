@@ -10,7 +10,7 @@ use shuttle::thread::{self, JoinHandle};
 use super::Core;
 use super::session::{Session, Threads};
 use crate::config::ClientBuilder;
-use crate::connection::{Endpoint, Lane};
+use crate::connection::{Endpoint, Lane, Node, Servers};
 use crate::sync::Mutex;
 use crate::watchdog::Job;
 
@@ -26,17 +26,19 @@ impl Core {
     pub(crate) fn model_with_jobs() -> (Arc<Self>, Receiver<Job>) {
         let config = ClientBuilder::new(URL).config;
         let endpoint = Endpoint::new(URL, config.connect_timeout, config.response_timeout);
-        let endpoint = Arc::new(endpoint.unwrap());
-        let lanes = vec![Arc::new(Lane::new(Arc::clone(&endpoint)))];
+        let lane = Arc::new(Lane::new(Arc::new(endpoint.unwrap())));
+        let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let alive = crossbeam_channel::bounded(0).0;
-        Self::new(&endpoint, config, Duration::ZERO, lanes, alive, crate::client::stray).unwrap()
+        Self::new(servers, config, Duration::ZERO, alive, crate::client::stray).unwrap()
     }
 
     /// Connects, and starts the subscriber.
     pub(crate) fn connect(&self) -> JoinHandle<()> {
-        self.lanes[0].connect().unwrap();
+        let node = self.servers.first();
+        node.any_lane().connect().unwrap();
         let pubsub = Arc::clone(&self.pubsub);
-        thread::spawn(move || pubsub.run())
+        let subscriber = pubsub.subscriber(&node);
+        thread::spawn(move || pubsub.run(&subscriber))
     }
 
     /// Ends the subscriber, as the client's end does.

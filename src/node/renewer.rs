@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -11,7 +12,9 @@ use redis::Value;
 
 use super::Core;
 use super::todo::Todo;
-use crate::connection::{self, Cause, Command, Endpoint, Failure, Lane, Link, Outcome, Posted};
+use crate::connection::{
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
+};
 use crate::pubsub::HEARTBEAT;
 use crate::script::lock::{Renewals, Renewed};
 use crate::script::{self, Trouble};
@@ -27,11 +30,16 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: u64 = 1_000_000_000;
 /// When a chore is due again that panicked.
-const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
-/// The thread's own connection: renewals neither wait for the callers' commands nor delay them.
+/// A server's thread with its own connection: renewals neither wait for the callers' commands nor delay them.
 pub(crate) struct Renewer {
     core: Arc<Core>,
+    /// The number of the server.
+    server: usize,
+    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two are in two slots, or, while their
+    /// slot is on its way to another server, at two servers.
+    names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
     /// Those that are not done yet.
@@ -41,11 +49,14 @@ pub(crate) struct Renewer {
 }
 
 impl Renewer {
-    pub(crate) fn new(core: Arc<Core>, endpoint: &Endpoint) -> Self {
+    pub(crate) fn new(core: Arc<Core>, node: &Node) -> Self {
         let patience = renewal::patience(core.config.watchdog_timeout);
-        let patience = patience.min(endpoint.response_timeout());
-        let endpoint = endpoint.with_response_timeout(patience);
-        Self { core, endpoint, link: None, orphans: Vec::new(), ask_again: None }
+        let patience = patience.min(node.endpoint.response_timeout());
+        let endpoint = node.endpoint.with_response_timeout(patience);
+        let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
+        let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
+        let (link, orphans, ask_again) = (None, Vec::new(), None);
+        Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
     }
 
     /// The thread's whole life: until the client's end and the last job.
@@ -78,7 +89,9 @@ impl Renewer {
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.see_to_orphans(now));
             }
-            self.core.heartbeat();
+            if self.core.servers.cluster().is_none() {
+                self.core.heartbeat();
+            }
         }
     }
 
@@ -113,8 +126,10 @@ impl Renewer {
                 self.ask_again = None;
                 // The old one may lead to a server that is none any more, and answers.
                 self.link = None;
+                let mut members = self.core.members.all();
+                members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();
-                for member in self.core.members.all() {
+                for member in members {
                     self.try_to(|_| renewals.extend(member.renew_now()));
                 }
                 self.renew_each(renewals);
@@ -122,10 +137,15 @@ impl Renewer {
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::Chores(chores) => self.do_chores(chores),
-            Job::TellSubscriber => self.core.tell_subscriber(),
+            Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
-            Job::End => {}
+            Job::Moved(_) | Job::End => {}
         }
+    }
+
+    /// Whether this server has the key of a name, as far as is known.
+    fn is_home(&self, name: &str) -> bool {
+        self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
     /// Renews what is due, and asks for what is not. Each hears of it, or nobody would ever renew it
@@ -147,9 +167,10 @@ impl Renewer {
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind);
         renewals.sort_by_key(sort);
+        let names_a_call = self.names_a_call;
         let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
         let (mut packet, mut names) = (Vec::new(), 0);
-        for call in same.flat_map(|same| same.chunks(NAMES_A_CALL)) {
+        for call in same.flat_map(|same| same.chunks(names_a_call)) {
             if names + call.len() > NAMES_A_PACKET {
                 self.renew(&packet);
                 packet.clear();
@@ -221,7 +242,15 @@ impl Renewer {
 
     /// Sends the orphans that are due, and keeps those that are not done for later.
     fn see_to_orphans(&mut self, now: u64) {
-        let mut due = self.orphans.extract_if(.., |orphan| orphan.due() <= now).collect();
+        let due = self.orphans.extract_if(.., |orphan| orphan.due() <= now);
+        let mut due: VecDeque<_> = due.collect();
+        if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
+            // The server may be gone for good, and the slot another one's.
+            let (here, elsewhere) = due.into_iter().partition(|orphan| self.is_home(orphan.name()));
+            due = here;
+            let elsewhere: VecDeque<_> = elsewhere;
+            elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
+        }
         self.try_to(|renewer| renewer.send_orphans(&mut due));
         // Nobody, unless something panicked.
         while !due.is_empty() {
@@ -297,10 +326,17 @@ impl Renewer {
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);
-        match outcomes.first() {
+        let (outcomes, twice) = match outcomes.first() {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
             _ => (outcomes, false),
+        };
+        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, twice) };
+        if outcomes.first().is_some_and(Result::is_err) {
+            // Another server may have the slots, and is asked next time.
+            cluster.look();
         }
+        let sent = commands.iter().zip(outcomes);
+        (sent.map(|(command, outcome)| cluster.resend(command, outcome)).collect(), twice)
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
@@ -345,11 +381,12 @@ fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
 
 impl Core {
     /// Shows the subscriber that its connection is alive.
-    fn heartbeat(&self) {
+    pub(super) fn heartbeat(&self) {
         if self.heartbeat_due() {
+            self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
             self.members.sweep();
-            if self.pubsub.wants_heartbeat() {
-                self.tell_subscriber();
+            for node in self.pubsub.heartbeats() {
+                self.tell_subscriber(&node);
             }
         }
     }

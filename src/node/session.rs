@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::Core;
+use super::errands::Errands;
 use super::renewer::Renewer;
+use super::{Core, Stray};
 use crate::config::Config;
-use crate::connection::{Endpoint, Lane, greet, may_wait};
+use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, greet, may_wait};
 use crate::error::{Error, ErrorKind};
-use crate::pubsub::News;
 use crate::script;
-use crate::sync::{Mutex, on_own_thread, own_thread, spin};
+use crate::sync::{Mutex, on_own_thread, spin};
 use crate::watchdog::Job;
 
 /// What each handle and guard keeps: the last one to go ends the client, as
@@ -26,37 +26,54 @@ pub(crate) struct Session(pub(super) Arc<Threads>);
 impl Session {
     /// Connects. `stray` hears of messages to owners of this client that do not wait. It is called
     /// on the subscriber's thread and must not block.
-    pub(crate) fn open(
-        url: &str,
-        config: Config,
-        stray: fn(&Arc<Core>, u64, &News<'_>),
-    ) -> Result<Self, Error> {
+    pub(crate) fn open(url: &str, config: Config, stray: Stray) -> Result<Self, Error> {
         script::prepare();
         spin::prepare();
-        let endpoint = Endpoint::of(url, &config)?;
-        let endpoint = Arc::new(endpoint);
-        let lane = Arc::new(Lane::new(Arc::clone(&endpoint)));
-        let round_trip = greet(&lane, &endpoint)?;
-        if config.replica_acks.is_some() {
-            may_wait(&lane, &endpoint)?;
-        }
-        let count = config.connections.unwrap_or_else(|| lanes_for(round_trip));
-        let mut lanes = vec![lane];
-        lanes.resize_with(count, || Arc::new(Lane::new(Arc::clone(&endpoint))));
-
+        let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(&endpoint, config, round_trip, lanes, alive.clone(), stray)?;
-        endpoint.on_new_run(core.watchdog.renew_all());
-        endpoint.on_moved(core.watchdog.renew_all());
-        endpoint.health().on_news(core.watchdog.log_news());
-        endpoint.on_opened(core.watchdog.connected());
+        let (core, jobs) = Core::new(servers, config, round_trip, alive.clone(), stray)?;
+        core.watch_servers();
         // From here on a failure drops this, which ends the threads that did start.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
-        session.0.start(&endpoint, jobs, alive).map_err(|source| {
+        session.0.start(jobs, alive).map_err(|source| {
             let message = "the client's background threads cannot be started".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         Ok(session)
+    }
+
+    /// Connects to the server, or to one of a cluster's; how far away it is.
+    fn find(url: &str, config: &Config) -> Result<(Servers, Duration), Error> {
+        let lanes = |round_trip| config.connections.unwrap_or_else(|| lanes_for(round_trip));
+        if let Some(cluster) = Cluster::connect(url, config) {
+            let cluster = cluster?;
+            let mut refusal = None;
+            for node in cluster.nodes() {
+                match Self::greet(node.any_lane(), config) {
+                    Ok(round_trip) => {
+                        cluster.set_lanes(lanes(round_trip));
+                        return Ok((Servers::Cluster(cluster), round_trip));
+                    }
+                    // One may be away just now.
+                    Err(error) if error.is_transient() => refusal = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            let nobody = || Error::new(ErrorKind::Redis, "the cluster has no server".to_owned());
+            return Err(refusal.unwrap_or_else(nobody));
+        }
+        let endpoint = Endpoint::of(url, config)?;
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let round_trip = Self::greet(&lane, config)?;
+        Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
+    }
+
+    fn greet(lane: &Lane, config: &Config) -> Result<Duration, Error> {
+        let round_trip = greet(lane, lane.endpoint())?;
+        if config.replica_acks.is_some() {
+            may_wait(lane, lane.endpoint())?;
+        }
+        Ok(round_trip)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -88,6 +105,31 @@ impl fmt::Debug for Session {
     }
 }
 
+impl Core {
+    /// From here on it hears of what becomes of its servers.
+    fn watch_servers(self: &Arc<Self>) {
+        let core = Arc::downgrade(self);
+        let watch = move |node: &Arc<Node>| {
+            let Some(core) = core.upgrade() else { return };
+            node.endpoint.on_new_run(core.watchdog.renew_all());
+            node.endpoint.on_moved(core.watchdog.renew_all());
+            node.endpoint.health().on_news(core.watchdog.log_news());
+            node.endpoint.on_opened(core.watchdog.connected());
+        };
+        match &self.servers {
+            Servers::One(node) => watch(node),
+            Servers::Cluster(cluster) => {
+                cluster.on_node(watch);
+                let (core, renew) = (Arc::downgrade(self), self.watchdog.moved());
+                cluster.on_moved(move |slots| {
+                    core.upgrade().inspect(|core| core.pubsub.moved(slots));
+                    renew(slots);
+                });
+            }
+        }
+    }
+}
+
 /// Four connections nearby, so that the server has work while threads write and read (more, and
 /// each packet costs more than it brings); over a network as many as keep threads from waiting for
 /// others' replies.
@@ -109,17 +151,27 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    fn start(&self, endpoint: &Endpoint, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
-        let alive = Some(alive);
+    fn start(&self, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
         let core = Arc::clone(&self.core);
-        own_thread("redlatch-watchdog", alive.clone(), move || core.watchdog.run())?;
-        let renewer = Renewer::new(Arc::clone(&self.core), endpoint);
-        own_thread("redlatch-renewer", alive.clone(), move || renewer.run(&jobs))?;
-        if let Some(follow) = endpoint.follower() {
-            own_thread("redlatch-sentinel", alive.clone(), follow)?;
+        self.core.spawn("redlatch-watchdog", move || core.watchdog.run())?;
+        let core = Arc::clone(&self.core);
+        match &self.core.servers {
+            Servers::One(node) => {
+                let renewer = Renewer::new(core, node);
+                self.core.spawn("redlatch-renewer", move || renewer.run(&jobs))?;
+                let pubsub = Arc::clone(&self.core.pubsub);
+                let subscriber = pubsub.subscriber(node);
+                if let Some(follow) = node.endpoint.follower() {
+                    self.core.spawn("redlatch-sentinel", follow)?;
+                }
+                self.core.spawn("redlatch-subscriber", move || pubsub.run(&subscriber))
+            }
+            // The others when they are needed.
+            Servers::Cluster(cluster) => {
+                let errands = Errands::new(core, Arc::clone(cluster), alive);
+                self.core.spawn("redlatch-errands", move || errands.run(&jobs))
+            }
         }
-        let pubsub = Arc::clone(&self.core.pubsub);
-        own_thread("redlatch-subscriber", alive, move || pubsub.run())
     }
 
     /// `false`: somebody else has begun to end it, or it is the parent's.
@@ -129,6 +181,9 @@ impl Threads {
         }
         let core = &self.core;
         core.shut_down.store(true, Ordering::SeqCst);
+        if let Servers::Cluster(cluster) = &core.servers {
+            cluster.end();
+        }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
         // Every release is answered, or has become an orphan, before the wheel stops. What is posted
@@ -136,15 +191,17 @@ impl Threads {
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.response_timeout;
         let begun = Instant::now();
-        for lane in &core.lanes {
+        let nodes = core.servers.all();
+        for lane in nodes.iter().flat_map(|node| node.lanes()) {
             if begun.elapsed() < patience {
                 lane.settle(begun + patience);
             }
             // What is queued or owed there becomes an orphan, or is logged.
             lane.close();
         }
-        core.end_following();
+        nodes.iter().for_each(|node| node.endpoint.end());
         core.watchdog.shut_down();
+        core.alive.lock().take();
         self.await_threads(begun);
         core.members.close();
         true

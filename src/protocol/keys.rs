@@ -16,6 +16,11 @@ fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
 
+/// Whether all that belongs to a name is in one slot of a cluster.
+pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
+    !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
+}
+
 /// What belongs to one lock besides the key that bears its name.
 #[derive(Debug)]
 pub(crate) struct LockKeys {
@@ -54,6 +59,11 @@ impl LockKeys {
         Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name, Mode::Lock) }
     }
 
+    /// How long an owner reads, of a read-write lock. Scripts make it, too.
+    pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
+        suffixed(name, &format!("{owner}:rwlock_timeout:1"))
+    }
+
     /// Where a release is published.
     pub(crate) fn channel(name: &str) -> String {
         prefixed("redisson_lock__channel", name)
@@ -64,6 +74,11 @@ impl LockKeys {
     /// `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
         prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
+    }
+
+    /// The same in a cluster, where it must be in the slot of what a script is about: its first key.
+    pub(crate) fn own_channel(key: &str, client: &str) -> String {
+        format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }
 }
 
@@ -193,6 +208,8 @@ mod tests {
         assert_eq!(&*keys.channel, "redisson_rwlock:{x}");
         assert_eq!(&*keys.companion, "redisson_rwlock:{x}:redlatch");
         assert_eq!(LockKeys::new("{x}", Mode::Write).queue, "redlatch_rwlock_queue_tagged:{x}");
+        assert_eq!(LockKeys::read_timeout("x", "id:1"), "{x}:id:1:rwlock_timeout:1");
+        assert_eq!(LockKeys::read_timeout("{x}y", "id:1"), "{x}y:id:1:rwlock_timeout:1");
     }
 
     #[test]

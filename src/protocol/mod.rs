@@ -5,7 +5,8 @@ mod owner;
 mod permit_id;
 
 pub(crate) use keys::{
-    ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, requests,
+    ConditionKeys, ExpirableKeys, FairKeys, LatchKeys, LockKeys, SemaphoreKeys, has_one_slot,
+    requests,
 };
 pub(crate) use owner::{ClientId, Mode, Owner};
 pub use permit_id::PermitId;

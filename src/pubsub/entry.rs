@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Error;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Thread};
 
 /// A channel that somebody of this process listens to, or did a short while ago.
@@ -11,6 +12,8 @@ use crate::sync::{Mutex, Thread};
 pub(crate) struct Entry {
     channel: Arc<str>,
     kind: Kind,
+    /// The number of the server that is asked for it. Changed under the mutex of all channels.
+    home: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -21,7 +24,8 @@ pub(crate) enum Kind {
     Shared,
     /// One waiter's: nobody listens to it again.
     Single,
-    /// The client's: what comes there is for who is named, and the channel itself is no news.
+    /// The client's, of one server or for one name: what comes there is for who is named, and the
+    /// channel itself is no news.
     Own,
 }
 
@@ -50,7 +54,7 @@ pub(crate) enum Standing {
 }
 
 impl Entry {
-    pub(crate) fn new(channel: Arc<str>, kind: Kind, version: u64) -> Self {
+    pub(crate) fn new(channel: Arc<str>, kind: Kind, version: u64, home: usize) -> Self {
         let state = State {
             standing: Standing::Pending,
             version,
@@ -60,7 +64,7 @@ impl Entry {
             idle_since: None,
             listeners: 0,
         };
-        Self { channel, kind, state: Mutex::new(state) }
+        Self { channel, kind, home: AtomicUsize::new(home), state: Mutex::new(state) }
     }
 
     pub(crate) fn channel(&self) -> &Arc<str> {
@@ -69,6 +73,15 @@ impl Entry {
 
     pub(crate) fn kind(&self) -> Kind {
         self.kind
+    }
+
+    pub(crate) fn home(&self) -> usize {
+        self.home.load(Ordering::Relaxed)
+    }
+
+    /// Returns where it was.
+    pub(crate) fn move_to(&self, home: usize) -> usize {
+        self.home.swap(home, Ordering::Relaxed)
     }
 
     pub(crate) fn standing(&self) -> Standing {

@@ -1,9 +1,15 @@
-//! How a wake-up arrives: one subscriber thread, one connection, one entry a channel.
+//! How a wake-up arrives: for each server one subscriber thread and one connection, for each channel
+//! one entry.
 //!
 //! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
-//! message is published on the client's own channel, which works over TCP, TLS and unix sockets
-//! alike. The same message, sent every few seconds, shows that the connection is alive. Scripts tell
-//! waiters of this client there, too (`own.rs`).
+//! message is published on a channel of the client's own, which works over TCP, TLS and unix sockets
+//! alike. The same message, sent every few seconds, shows that the connection is alive. Of one server
+//! scripts tell waiters of this client there, too (`own.rs`). In a cluster they do so on a channel of
+//! the name's, since one of the client's would belong to another slot.
+//!
+//! An entry has a home: the server that has the channel's slot. When that is another one, the entry
+//! moves there, and is confirmed anew. Who waits for it sees no more of that than of a reconnect. What is
+//! tracked moves the same way (`tracking.rs`).
 
 mod entry;
 mod own;
@@ -13,7 +19,7 @@ use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisError, Value};
@@ -22,10 +28,12 @@ use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK, Said};
-use tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
+use tracking::{NO_TRACKING, Step, Steps, ToTrack, Told, Tracking};
 pub(crate) use tracking::{Question, Tracked};
 
-use crate::connection::{self, Closer, Command, Connection, Endpoint, Rights};
+use crate::connection::{
+    self, Channels, Closer, Command, Connection, Node, Rights, Servers, slot_of,
+};
 use crate::error::Error;
 use crate::protocol::LockKeys;
 use crate::sync::{Condvar, Mutex, Thread};
@@ -44,19 +52,45 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 
 /// The channels this process listens to.
 pub(crate) struct PubSub {
-    endpoint: Arc<Endpoint>,
-    /// The client's own channel, listened to as long as there is a connection.
-    own: Arc<Entry>,
+    servers: Servers,
+    /// The client's id.
+    client: Box<str>,
+    channels: Channels,
     addressees: Addressees,
     state: Mutex<State>,
-    /// Tells the thread of work while it has no connection to read from.
-    work: Condvar,
     /// Counts the fences that were asked for.
     fences: AtomicU64,
     /// Whether the server refuses the control message, which has been said.
     muted: AtomicBool,
-    /// Whether it is asked to track what is held; and whether it does, as far as is known.
+    /// Whether servers are asked to track what is held.
     may_track: bool,
+    shut_down: AtomicBool,
+    /// Of one server, the one there is.
+    sole: OnceLock<Arc<Subscriber>>,
+    host: Box<dyn Host>,
+}
+
+/// What a client does for its subscribers.
+pub(crate) trait Host: Send + Sync {
+    /// Starts the thread of a subscriber that is needed from now on. Called with a mutex held.
+    fn start(&self, subscriber: Arc<Subscriber>);
+
+    /// Wakes the thread that listens to a server from its read, with a
+    /// [`control_message`](PubSub::control_message).
+    fn tell(&self, node: &Arc<Node>);
+
+    /// Hears of messages to owners of this client that do not wait. Called on a subscriber's thread.
+    fn stray(&self, owner: u64, news: &News<'_>);
+}
+
+/// What listens to one server.
+pub(crate) struct Subscriber {
+    node: Arc<Node>,
+    /// The channel of the client's own, listened to as long as there is a connection.
+    own: Arc<Entry>,
+    /// Tells the thread of work while it has no connection to read from.
+    work: Condvar,
+    /// Whether the server tracks what is held, as far as is known.
     tracks: AtomicBool,
     /// Ends the thread's connection, and with it its read.
     closer: Mutex<Option<Closer>>,
@@ -64,20 +98,30 @@ pub(crate) struct PubSub {
     heard: AtomicU64,
     /// What was heard when somebody missed a message, and when that was.
     suspected: Mutex<Option<(u64, Instant)>>,
-    shut_down: AtomicBool,
 }
 
 struct State {
     entries: HashMap<Arc<str>, Arc<Entry>>,
-    /// Channels to ask the server for.
-    wanted: Vec<Arc<Entry>>,
-    /// What is held for a while now, to be tracked under its key.
-    to_track: Vec<(Arc<str>, Weak<dyn Tracked>)>,
-    /// Whether the thread sleeps in a read, where only a control message reaches it.
-    reading: bool,
+    /// For each server that was listened to, by its number.
+    desks: HashMap<usize, Desk>,
     /// Where the versions of new entries begin: past those of all that are gone, so that no
     /// channel ever has a version twice.
     first_version: u64,
+}
+
+/// What a subscriber's thread is to know.
+struct Desk {
+    subscriber: Arc<Subscriber>,
+    /// Channels to ask the server for.
+    wanted: Vec<Arc<Entry>>,
+    /// Channels that have another home now.
+    left: Vec<Arc<Entry>>,
+    /// What is held for a while now, to be tracked under its key.
+    to_track: Vec<ToTrack>,
+    /// What is tracked may have another home since the thread last looked.
+    moved: bool,
+    /// Whether the thread sleeps in a read, where only a control message reaches it.
+    reading: bool,
 }
 
 impl State {
@@ -89,14 +133,19 @@ impl State {
         dropped
     }
 
-    /// Gives up the channels that nobody listens to any more. Returns those that the server has to
-    /// be told of.
-    fn sweep(&mut self, grace: Duration) -> Vec<Arc<Entry>> {
+    /// Gives up the channels of a server's that nobody listens to any more. Returns those that the
+    /// server has to be told of.
+    fn sweep(&mut self, server: usize, grace: Duration) -> Vec<Arc<Entry>> {
         // It knows nothing of one that it refused.
-        self.drop_entries(|entry| entry.idle_since().is_some() && entry.is_refused());
+        self.drop_entries(|entry| {
+            entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
+        });
         // Only a confirmed one: then the order of what the server confirms is that of what was
         // asked, and a confirmation always means the entry of now.
         self.drop_entries(|entry| {
+            if entry.home() != server {
+                return false;
+            }
             let grace = if entry.kind() == Kind::Single { Duration::ZERO } else { grace };
             entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
         })
@@ -104,59 +153,87 @@ impl State {
 }
 
 impl PubSub {
-    /// `stray` hears of messages to owners of this client that do not wait. It is called on the
-    /// subscriber's thread and must not block. `may_track`: the server is asked to tell when keys
+    /// Nothing of what it asks `host` for may block. `may_track`: servers are asked to tell when keys
     /// change under which something is held.
     pub(crate) fn new(
-        endpoint: Arc<Endpoint>,
+        servers: Servers,
         client: &str,
         may_track: bool,
-        stray: impl Fn(u64, &News<'_>) + Send + Sync + 'static,
+        host: impl Host + 'static,
     ) -> Self {
-        let state = State {
-            entries: HashMap::new(),
-            wanted: Vec::new(),
-            to_track: Vec::new(),
-            reading: false,
-            first_version: 0,
-        };
-        let control = LockKeys::control_channel(client).into();
+        let state = State { entries: HashMap::new(), desks: HashMap::new(), first_version: 0 };
         Self {
-            endpoint,
-            own: Arc::new(Entry::new(control, Kind::Own, 0)),
-            addressees: Addressees::new(Box::new(stray)),
+            channels: servers.channels(),
+            servers,
+            client: client.into(),
+            addressees: Addressees::default(),
             state: Mutex::new(state),
-            work: Condvar::new(),
             fences: AtomicU64::new(0),
             muted: AtomicBool::new(false),
             may_track,
-            tracks: AtomicBool::new(may_track),
-            closer: Mutex::new(None),
-            heard: AtomicU64::new(0),
-            suspected: Mutex::new(None),
             shut_down: AtomicBool::new(false),
+            sole: OnceLock::new(),
+            host: Box::new(host),
         }
     }
 
-    /// Listens to `channel`. `true`: the thread must be told with a
-    /// [`control_message`](Self::control_message).
-    pub(crate) fn listen(&self, channel: &Arc<str>) -> (Subscription, bool) {
+    /// Where there is one server.
+    fn sole(&self) -> &Arc<Subscriber> {
+        self.sole.get_or_init(|| self.subscriber(&self.servers.first()))
+    }
+
+    /// What listens to a server.
+    pub(crate) fn subscriber(&self, node: &Arc<Node>) -> Arc<Subscriber> {
+        Arc::clone(&self.desk(&mut self.state.lock(), node).subscriber)
+    }
+
+    fn desk<'a>(&self, state: &'a mut State, node: &Arc<Node>) -> &'a mut Desk {
+        state.desks.entry(node.number()).or_insert_with(|| {
+            let mut own = LockKeys::control_channel(&self.client);
+            if self.channels != Channels::Server {
+                // A message is heard at every server.
+                own = format!("{own}:{}", node.number());
+            }
+            let subscriber = Arc::new(Subscriber {
+                node: Arc::clone(node),
+                own: Arc::new(Entry::new(own.into(), Kind::Own, 0, node.number())),
+                work: Condvar::new(),
+                tracks: AtomicBool::new(self.may_track),
+                closer: Mutex::new(None),
+                heard: AtomicU64::new(0),
+                suspected: Mutex::new(None),
+            });
+            self.host.start(Arc::clone(&subscriber));
+            Desk {
+                subscriber,
+                wanted: Vec::new(),
+                left: Vec::new(),
+                to_track: Vec::new(),
+                moved: false,
+                reading: false,
+            }
+        })
+    }
+
+    /// Listens to a channel; its messages count once it is confirmed.
+    pub(crate) fn listen(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, Kind::Shared)
     }
 
     /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
-    pub(crate) fn listen_once(&self, channel: &Arc<str>) -> (Subscription, bool) {
+    pub(crate) fn listen_once(&self, channel: &Arc<str>) -> Subscription {
         self.listen_to(channel, Kind::Single)
     }
 
-    fn listen_to(&self, channel: &Arc<str>, kind: Kind) -> (Subscription, bool) {
+    fn listen_to(&self, channel: &Arc<str>, kind: Kind) -> Subscription {
+        let home = self.servers.home(channel.as_bytes());
         let mut state = self.state.lock();
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
             MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
             MapEntry::Vacant(vacant) => {
-                let entry = Arc::new(Entry::new(Arc::clone(channel), kind, first_version));
-                (Arc::clone(vacant.insert(entry)), true)
+                let entry = Entry::new(Arc::clone(channel), kind, first_version, home.number());
+                (Arc::clone(vacant.insert(Arc::new(entry))), true)
             }
         };
         // Under the map's mutex, where the thread looks for idle entries: it cannot drop this one
@@ -167,60 +244,140 @@ impl PubSub {
         if again {
             entry.ask_again();
         }
+        let mut tell = None;
         if new || again {
-            state.wanted.push(Arc::clone(&entry));
-            self.work.notify_one();
+            // If it was to move meanwhile, the server says so.
+            entry.move_to(home.number());
+            tell = self.want(&mut state, &home, &entry);
         }
-        let tell = (new || again) && state.reading;
         drop(state);
-        (Subscription { entry }, tell)
+        tell.inspect(|node| self.host.tell(node));
+        Subscription { entry }
     }
 
-    /// Listens to the client's own channel, where scripts tell the waiters that are
-    /// [expected](Self::expect). The version moves when messages may have been missed.
-    pub(crate) fn listen_to_own(&self) -> Subscription {
-        let state = self.state.lock();
-        self.own.listen();
-        // Whoever has a connection has asked for it, and there is none after a refusal.
-        if self.own.is_refused() {
-            self.own.ask_again();
-        }
-        self.work.notify_one();
-        drop(state);
-        Subscription { entry: Arc::clone(&self.own) }
+    /// Has a server asked for a channel.
+    fn want(&self, state: &mut State, home: &Arc<Node>, entry: &Arc<Entry>) -> Option<Arc<Node>> {
+        let desk = self.desk(state, home);
+        desk.wanted.push(Arc::clone(entry));
+        desk.subscriber.work.notify_one();
+        desk.reading.then(|| Arc::clone(home))
     }
 
-    /// Moves when messages on the client's own channel may have been missed.
-    pub(crate) fn own_version(&self) -> u64 {
-        self.own.version()
-    }
-
-    /// Whether it is worth while to [`track`](Self::track): the server may do so, as far as is known.
-    pub(crate) fn tracks(&self) -> bool {
-        self.tracks.load(Ordering::Relaxed)
-    }
-
-    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. `true`: the
-    /// thread must be told with a [`control_message`](Self::control_message).
-    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) -> bool {
-        if !self.tracks() {
-            return false;
-        }
+    /// Slots have another server: the channels move there, and what is tracked when the old server's
+    /// thread looks. (Nothing hurries it: what is held there is renewed now.)
+    pub(crate) fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
+        state.desks.values_mut().for_each(|desk| desk.moved = true);
+        let moved = |entry: &&Arc<Entry>| slots.contains(&slot_of(entry.channel().as_bytes()));
+        let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
+        let mut tell: Vec<Arc<Node>> = Vec::new();
+        for entry in moved {
+            let home = self.servers.home(entry.channel().as_bytes());
+            let old = entry.move_to(home.number());
+            if old == home.number() {
+                continue;
+            }
+            entry.disconnected();
+            if let Some(desk) = state.desks.get_mut(&old) {
+                desk.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
+                desk.left.push(Arc::clone(&entry));
+                let node = &desk.subscriber.node;
+                tell.extend(desk.reading.then(|| Arc::clone(node)));
+            }
+            tell.extend(self.want(&mut state, &home, &entry));
+        }
+        drop(state);
+        tell.sort_by_key(|node| node.number());
+        tell.dedup_by_key(|node| node.number());
+        tell.iter().for_each(|node| self.host.tell(node));
+    }
+
+    /// Listens to the channel of the client's own on which scripts tell the waiters that are
+    /// [expected](Self::expect) for this key. The version moves when messages may have been missed.
+    pub(crate) fn listen_to_own(&self, key: &str) -> Subscription {
+        if self.channels == Channels::Server {
+            let Subscriber { own, work, .. } = &**self.sole();
+            let state = self.state.lock();
+            own.listen();
+            // Whoever has a connection has asked for it, and there is none after a refusal.
+            if own.is_refused() {
+                own.ask_again();
+            }
+            work.notify_one();
+            drop(state);
+            Subscription { entry: Arc::clone(own) }
+        } else {
+            self.listen_to(&self.own_channel(key).into(), Kind::Own)
+        }
+    }
+
+    /// In a cluster there is one for each key: it must be in the key's slot.
+    fn own_channel(&self, key: &str) -> String {
+        LockKeys::own_channel(key, &self.client)
+    }
+
+    /// Moves when messages on the channel of the client's own for this key may have been missed.
+    /// `None`: nobody listens to it.
+    pub(crate) fn own_version(&self, key: &str) -> Option<u64> {
+        if self.channels == Channels::Server {
+            return Some(self.sole().own.version());
+        }
+        let state = self.state.lock();
+        state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
+    }
+
+    /// Whether it is worth while to [`track`](Self::track) this key: its server may do so, as far as is
+    /// known.
+    pub(crate) fn tracks(&self, key: &str) -> bool {
+        if !self.may_track || self.channels == Channels::Server {
+            return self.may_track && self.sole().tracks();
+        }
+        let home = self.servers.home(key.as_bytes());
+        let state = self.state.lock();
+        state.desks.get(&home.number()).is_none_or(|desk| desk.subscriber.tracks())
+    }
+
+    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. `Some`: the
+    /// thread of this server must be told with a [`control_message`](Self::control_message).
+    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) -> Option<Arc<Node>> {
+        let home = self.servers.home(key.as_bytes());
+        let mut state = self.state.lock();
+        let desk = self.desk(&mut state, &home);
+        if !desk.subscriber.tracks() {
+            return None;
+        }
         // Who put the first one there has told it of all.
-        let tell = state.reading && state.to_track.is_empty();
-        state.to_track.push((Arc::clone(key), who));
-        self.work.notify_one();
-        tell
+        let tell = desk.reading && desk.to_track.is_empty();
+        desk.to_track.push((Arc::clone(key), who));
+        desk.subscriber.work.notify_one();
+        tell.then_some(home)
+    }
+
+    /// Gives what is tracked and has another home now to the thread of that one.
+    fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
+        let here = subscriber.node.number();
+        let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
+        let mut left = tracking.leave(is_elsewhere);
+        if let Some(desk) = self.state.lock().desks.get_mut(&here) {
+            desk.moved = false;
+            left.extend(desk.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
+        }
+        for (key, who) in left {
+            self.track(&key, who).inspect(|node| self.host.tell(node));
+        }
     }
 
     /// Somebody found out by asking what a message should have told. That may be on its way. But if
     /// nothing at all is heard until the next one finds out, the connection is dead, and nobody is
     /// told so: it ends here, and the next one begins.
-    pub(crate) fn suspect(&self) {
-        let heard = self.heard.load(Ordering::Relaxed);
+    pub(crate) fn suspect(&self, key: &str) {
+        let subscriber = match self.channels {
+            Channels::Server => Arc::clone(self.sole()),
+            _ => self.subscriber(&self.servers.home(key.as_bytes())),
+        };
+        let heard = subscriber.heard.load(Ordering::Relaxed);
         let now = Instant::now();
-        let mut suspected = self.suspected.lock();
+        let mut suspected = subscriber.suspected.lock();
         let dead = suspected.is_some_and(|(before, since)| {
             before == heard && now.saturating_duration_since(since) >= TELLS_WITHIN
         });
@@ -230,7 +387,7 @@ impl PubSub {
         if dead {
             *suspected = None;
             drop(suspected);
-            if let Some(closer) = &*self.closer.lock() {
+            if let Some(closer) = &*subscriber.closer.lock() {
                 closer.close();
             }
         }
@@ -254,16 +411,21 @@ impl PubSub {
         Some(Subscription { entry: Arc::clone(entry) })
     }
 
-    /// A mark for a script to send on the client's own channel, so that the messages the server sent
-    /// before it read something can be told from those it sent after it.
-    pub(crate) fn fence(&self, channel: &Arc<str>) -> Fence<'_> {
+    /// A mark for a script to send on the client's own channel for a key, so that the messages the
+    /// server sent before it read something can be told from those it sent after it.
+    pub(crate) fn fence(&self, key: &str, channel: &Arc<str>) -> Fence {
         let number = self.fences.fetch_add(1, Ordering::Relaxed) + 1;
-        Fence { number, control: self.own.channel(), message: own::fence(number, channel) }
+        let control = match self.channels {
+            Channels::Server => Arc::clone(self.sole().own.channel()),
+            _ => self.own_channel(key).into(),
+        };
+        Fence { number, control, message: own::fence(number, channel) }
     }
 
-    /// Makes the thread look at its queue.
-    pub(crate) fn control_message(&self) -> Command {
-        Command::plain(&[b"PUBLISH", self.own.channel().as_bytes(), LOOK.as_bytes()])
+    /// Makes the thread of a server look at its queue.
+    pub(crate) fn control_message(&self, node: &Arc<Node>) -> Command {
+        let subscriber = self.subscriber(node);
+        Command::plain(&[b"PUBLISH", subscriber.own.channel().as_bytes(), LOOK.as_bytes()])
     }
 
     /// Whether the right to publish is missing from now on. Returns whether it was before.
@@ -271,9 +433,11 @@ impl PubSub {
         self.muted.swap(now, Ordering::Relaxed)
     }
 
-    /// Whether there is a connection whose life a heartbeat should show.
-    pub(crate) fn wants_heartbeat(&self) -> bool {
-        self.state.lock().reading
+    /// The servers to which there is a connection whose life a heartbeat should show.
+    pub(crate) fn heartbeats(&self) -> Vec<Arc<Node>> {
+        let state = self.state.lock();
+        let reading = state.desks.values().filter(|desk| desk.reading);
+        reading.map(|desk| Arc::clone(&desk.subscriber.node)).collect()
     }
 
     /// Ends the thread, unless it is opening a connection just now, and every wait.
@@ -281,78 +445,106 @@ impl PubSub {
         // Before the look for a connection: one that is opened now finds it when it has left its
         // closer there.
         self.shut_down.store(true, Ordering::SeqCst);
-        // No message: whether one gets through depends on the server, and on a connection of others.
-        let closer = self.closer.lock().take();
-        if let Some(closer) = closer {
-            closer.close();
-        }
         let state = self.state.lock();
-        self.work.notify_one();
-        let entries = self.all_entries(&state);
+        let desks = state.desks.values();
+        let subscribers: Vec<_> = desks.map(|desk| Arc::clone(&desk.subscriber)).collect();
+        let entries: Vec<_> = state.entries.values().cloned().collect();
         drop(state);
+        for subscriber in subscribers {
+            // No message: whether one gets through depends on the server, and on a connection of
+            // others.
+            let closer = subscriber.closer.lock().take();
+            if let Some(closer) = closer {
+                closer.close();
+            }
+            let state = self.state.lock();
+            subscriber.work.notify_one();
+            drop(state);
+            subscriber.own.nudge();
+        }
         for entry in entries {
             entry.nudge();
         }
     }
 
-    /// The subscriber thread's whole life.
-    pub(crate) fn run(&self) {
+    /// A subscriber thread's whole life.
+    pub(crate) fn run(&self, subscriber: &Arc<Subscriber>) {
         let mut retry = FIRST_RETRY;
         let mut tracking = Tracking::default();
-        while self.wait_for_work(&mut tracking) {
+        let server = subscriber.node.number();
+        while self.wait_for_work(subscriber, &mut tracking) {
             // A panic is an outage: those who wait must not be left with a channel that says nothing.
-            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut retry, &mut tracking)));
+            let serve = || self.serve(subscriber, &mut retry, &mut tracking);
+            let served = catch_unwind(AssertUnwindSafe(serve));
             if matches!(served, Ok(Ok(()))) {
                 return;
             }
             tracking.end();
             let mut state = self.state.lock();
-            state.reading = false;
-            for entry in self.all_entries(&state) {
+            if let Some(desk) = state.desks.get_mut(&server) {
+                desk.reading = false;
+            }
+            for entry in self.all_entries(subscriber, &state) {
                 entry.disconnected();
             }
             // Whoever left meanwhile need not be subscribed again.
-            state.drop_entries(|entry| entry.idle_since().is_some());
+            state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
             if !self.is_shut_down() {
-                let _woken = self.work.wait_for(state, retry);
+                drop(subscriber.work.wait_for(state, retry));
                 retry = (retry * 2).min(LAST_RETRY);
+                if let Some(cluster) = self.servers.cluster() {
+                    // Another server may have its slots.
+                    cluster.look();
+                    self.hand_on(subscriber, &mut tracking);
+                }
             }
         }
     }
 
     /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
     /// down.
-    fn wait_for_work(&self, tracking: &mut Tracking) -> bool {
-        let tracked = tracking.is_needed();
+    fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+        let server = subscriber.node.number();
+        let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
-        while state.entries.is_empty()
-            && !self.own.is_listened_to()
-            && !(self.tracks() && (tracked || !state.to_track.is_empty()))
+        let is_to_track =
+            |state: &State| state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
+        while !state.entries.values().any(|entry| entry.home() == server)
+            && !subscriber.own.is_listened_to()
+            && !(subscriber.tracks() && (is_tracked || is_to_track(&state)))
             && !self.is_shut_down()
         {
-            state = self.work.wait(state);
+            state = subscriber.work.wait(state);
         }
         !self.is_shut_down()
     }
 
     /// Connects, subscribes to every channel there is, and dispatches until something breaks
     /// (`Err`) or the client is shut down (`Ok`).
-    fn serve(&self, retry: &mut Duration, tracking: &mut Tracking) -> Result<(), RedisError> {
-        let mut connection = self.endpoint.open()?;
+    fn serve(
+        &self,
+        subscriber: &Arc<Subscriber>,
+        retry: &mut Duration,
+        tracking: &mut Tracking,
+    ) -> Result<(), RedisError> {
+        let server = subscriber.node.number();
+        let mut connection = subscriber.node.endpoint.open()?;
         connection.set_read_timeout(SILENCE);
-        *self.closer.lock() = Some(connection.closer());
+        *subscriber.closer.lock() = Some(connection.closer());
         if self.is_shut_down() {
             return Ok(());
         }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
-            state.wanted.clear();
+            let desk = self.desk(&mut state, &subscriber.node);
+            desk.wanted.clear();
+            desk.left.clear();
             // From here on who wants a new channel sends a control message. One sent before the
             // client's own channel is confirmed is lost, which is why the queue is looked at again
             // when the confirmation comes.
-            state.reading = true;
+            desk.reading = true;
             // Those that were refused, too: what became of them is to be seen.
-            let entries = self.all_entries(&state);
+            let entries = self.all_entries(subscriber, &state);
             entries.iter().for_each(|entry| entry.ask_again());
             entries
         };
@@ -361,15 +553,15 @@ impl PubSub {
         if self.may_track {
             let steps = tracking.begin();
             if steps.0.is_empty() {
-                self.does_not_track();
+                subscriber.does_not_track();
             }
             asked.extend(take_steps(&mut connection, steps)?);
         }
-        send_each(&mut connection, b"SUBSCRIBE", &channels)?;
+        self.send_each(&mut connection, Ask::Subscribe, subscriber, &channels)?;
         asked.extend(channels.into_iter().map(Asked::Subscribe));
         loop {
             let event = Event::of(connection.recv_response()?);
-            self.heard.fetch_add(1, Ordering::Relaxed);
+            subscriber.heard.fetch_add(1, Ordering::Relaxed);
             if self.is_shut_down() {
                 return Ok(());
             }
@@ -377,29 +569,47 @@ impl PubSub {
                 Event::Subscribed(channel) => {
                     *retry = FIRST_RETRY;
                     asked.pop_front();
-                    if let Some(entry) = self.entry(&channel) {
-                        if entry.kind() == Kind::Own {
-                            asked.extend(self.look(&mut connection, tracking)?);
+                    if let Some(entry) = self.entry(subscriber, &channel) {
+                        if Arc::ptr_eq(&entry, &subscriber.own) {
+                            asked.extend(self.look(subscriber, &mut connection, tracking)?);
                         }
                         entry.stand(Standing::Confirmed);
                     }
                 }
-                Event::Unsubscribed => drop(asked.pop_front()),
-                Event::Message(channel, message) if channel == self.own.channel().as_bytes() => {
+                Event::Unsubscribed(channel) => match asked.front() {
+                    Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
+                        asked.pop_front();
+                    }
+                    // The slot has left this server, which says where when it is asked again.
+                    _ => {
+                        if let Some(entry) = self.entry(subscriber, &channel) {
+                            entry.disconnected();
+                            let entries = [entry];
+                            self.send_each(&mut connection, Ask::Subscribe, subscriber, &entries)?;
+                            asked.extend(entries.map(Asked::Subscribe));
+                        }
+                    }
+                },
+                Event::Message(channel, message) => {
+                    let Some(entry) = self.entry(subscriber, &channel) else { continue };
+                    if entry.kind() != Kind::Own {
+                        entry.moved(&message);
+                        continue;
+                    }
                     match Said::parse(&message) {
-                        Some(Said::Look) => asked.extend(self.look(&mut connection, tracking)?),
+                        Some(Said::Look) => {
+                            asked.extend(self.look(subscriber, &mut connection, tracking)?);
+                        }
                         Some(Said::Fence { number, channel }) => {
-                            if let Some(entry) = self.entry(channel.as_bytes()) {
+                            if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
                                 entry.pass(number);
                             }
                         }
-                        Some(Said::To { owner, news }) => self.addressees.tell(owner, &news),
+                        Some(Said::To { owner, news }) => {
+                            let expected = self.addressees.tell(owner, &news);
+                            (!expected).then(|| self.host.stray(owner, &news));
+                        }
                         None => {}
-                    }
-                }
-                Event::Message(channel, message) => {
-                    if let Some(entry) = self.entry(&channel) {
-                        entry.moved(&message);
                     }
                 }
                 Event::Changed(keys) => {
@@ -408,29 +618,40 @@ impl PubSub {
                 }
                 Event::Reply(reply) => {
                     if let Some(step) = pop_step(&mut asked) {
-                        asked.extend(self.step_done(
-                            &mut connection,
-                            tracking,
-                            step,
-                            Ok(&reply),
-                        )?);
+                        let steps = subscriber.step_done(tracking, step, Ok(&reply));
+                        asked.extend(take_steps(&mut connection, steps)?);
                     }
                 }
                 Event::Refused(error) => match asked.pop_front() {
                     // Without the own channel nothing would ever make the thread look again, so
                     // nobody can wait.
-                    Some(Asked::Subscribe(entry)) if entry.kind() == Kind::Own => {
-                        self.refuse_all(&error);
+                    Some(Asked::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
+                        self.refuse_all(subscriber, &error);
                         return Err(error);
                     }
                     Some(Asked::Subscribe(entry)) => {
+                        if let Some(cluster) = self.servers.cluster()
+                            && cluster.sends_elsewhere(&error)
+                        {
+                            // It has another home now, or all are asked for once more.
+                            self.moved(&[slot_of(entry.channel().as_bytes())]);
+                            if entry.home() == server {
+                                return Err(error);
+                            }
+                            continue;
+                        }
                         entry.stand(Standing::Refused(refused(&error)));
                     }
                     // What still comes there finds nobody.
-                    Some(Asked::Unsubscribe) => {}
+                    Some(Asked::Unsubscribe(_)) => {}
                     Some(Asked::Step(step)) => {
-                        let error = Err(&error);
-                        asked.extend(self.step_done(&mut connection, tracking, step, error)?);
+                        let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
+                        let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
+                        let steps = subscriber.step_done(tracking, step, Err(&error));
+                        asked.extend(take_steps(&mut connection, steps)?);
+                        if moved {
+                            self.hand_on(subscriber, tracking);
+                        }
                     }
                     None => return Err(error),
                 },
@@ -439,67 +660,61 @@ impl PubSub {
         }
     }
 
-    /// Asks for new channels, gives up those that nobody has listened to for a while, and asks for what
-    /// is to be tracked. Returns what it asked for.
+    /// Asks for new channels, gives up those that nobody has listened to for a while, or that are
+    /// another server's, and asks for what is to be tracked. Returns what it asked for.
     fn look(
         &self,
+        subscriber: &Arc<Subscriber>,
         connection: &mut Connection,
         tracking: &mut Tracking,
     ) -> Result<Vec<Asked>, RedisError> {
-        let (wanted, unwanted, to_track) = {
+        let (wanted, unwanted, to_track, moved) = {
             let mut state = self.state.lock();
-            let wanted: Vec<_> = state.wanted.drain(..).collect();
-            (wanted, state.sweep(GRACE), std::mem::take(&mut state.to_track))
+            let desk = self.desk(&mut state, &subscriber.node);
+            let wanted: Vec<_> = desk.wanted.drain(..).collect();
+            let (to_track, moved) = (std::mem::take(&mut desk.to_track), desk.moved);
+            let mut unwanted = std::mem::take(&mut desk.left);
+            // One that has come back since.
+            unwanted.retain(|entry| entry.home() != subscriber.node.number());
+            unwanted.extend(state.sweep(subscriber.node.number(), GRACE));
+            (wanted, unwanted, to_track, moved)
         };
-        send_each(connection, b"SUBSCRIBE", &wanted)?;
-        send_each(connection, b"UNSUBSCRIBE", &unwanted)?;
+        self.send_each(connection, Ask::Unsubscribe, subscriber, &unwanted)?;
+        self.send_each(connection, Ask::Subscribe, subscriber, &wanted)?;
+        if moved {
+            self.hand_on(subscriber, tracking);
+        }
         let tracked = take_steps(connection, tracking.look(to_track))?;
+        let unsubscribed = unwanted.into_iter().map(Asked::Unsubscribe);
         let subscribed = wanted.into_iter().map(Asked::Subscribe);
-        let unsubscribed = unwanted.into_iter().map(|_| Asked::Unsubscribe);
-        Ok(subscribed.chain(unsubscribed).chain(tracked).collect())
+        Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
     }
 
-    /// A step towards tracking was answered. Returns what was asked for then.
-    fn step_done(
-        &self,
-        connection: &mut Connection,
-        tracking: &mut Tracking,
-        step: Step,
-        reply: Result<&Value, &RedisError>,
-    ) -> Result<Vec<Asked>, RedisError> {
-        let Some((told, steps)) = tracking.answered(step, reply) else { return Ok(Vec::new()) };
-        match told {
-            Told::Tracks => self.tracks.store(true, Ordering::Relaxed),
-            Told::Refuses => self.does_not_track(),
-        }
-        Ok(take_steps(connection, steps)?.collect())
-    }
-
-    fn does_not_track(&self) {
-        self.tracks.store(false, Ordering::Relaxed);
-        self.endpoint.health().does_without(NO_TRACKING);
-    }
-
-    fn entry(&self, channel: &[u8]) -> Option<Arc<Entry>> {
+    /// What a server's message concerns. `None`: the channel's home is elsewhere by now, and nobody
+    /// hears this twice.
+    fn entry(&self, subscriber: &Subscriber, channel: &[u8]) -> Option<Arc<Entry>> {
         let channel = std::str::from_utf8(channel).ok()?;
-        if channel == &**self.own.channel() {
-            return Some(Arc::clone(&self.own));
+        if channel == &**subscriber.own.channel() {
+            return Some(Arc::clone(&subscriber.own));
         }
-        self.state.lock().entries.get(channel).cloned()
+        let entry = self.state.lock().entries.get(channel).cloned();
+        entry.filter(|entry| entry.home() == subscriber.node.number())
     }
 
-    /// The own one first.
-    fn all_entries(&self, state: &State) -> Vec<Arc<Entry>> {
-        std::iter::once(&self.own).chain(state.entries.values()).cloned().collect()
+    /// Those of one server, the own one first.
+    fn all_entries(&self, subscriber: &Subscriber, state: &State) -> Vec<Arc<Entry>> {
+        let server = subscriber.node.number();
+        let others = state.entries.values().filter(|entry| entry.home() == server);
+        std::iter::once(&subscriber.own).chain(others).cloned().collect()
     }
 
-    fn refuse_all(&self, error: &RedisError) {
+    fn refuse_all(&self, subscriber: &Subscriber, error: &RedisError) {
         if self.may_track {
             // And nothing would tell the thread of what is held.
-            self.does_not_track();
+            subscriber.does_not_track();
         }
         let state = self.state.lock();
-        let entries = self.all_entries(&state);
+        let entries = self.all_entries(subscriber, &state);
         drop(state);
         for entry in entries {
             entry.stand(Standing::Refused(refused(error)));
@@ -509,6 +724,66 @@ impl PubSub {
     fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
     }
+
+    /// One command a channel: the server refuses or takes each by itself. What makes a thread look is
+    /// published where it looks: it belongs to no slot.
+    fn send_each(
+        &self,
+        connection: &mut Connection,
+        ask: Ask,
+        subscriber: &Subscriber,
+        entries: &[Arc<Entry>],
+    ) -> Result<(), RedisError> {
+        let mut bytes = Vec::new();
+        for entry in entries {
+            let sharded =
+                self.channels == Channels::Sharded && !Arc::ptr_eq(entry, &subscriber.own);
+            let command: &[u8] = match (ask, sharded) {
+                (Ask::Subscribe, false) => b"SUBSCRIBE",
+                (Ask::Subscribe, true) => b"SSUBSCRIBE",
+                (Ask::Unsubscribe, false) => b"UNSUBSCRIBE",
+                (Ask::Unsubscribe, true) => b"SUNSUBSCRIBE",
+            };
+            let command = Command::plain(&[command, entry.channel().as_bytes()]);
+            bytes.extend_from_slice(command.bytes());
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        connection.send_packed_command(&bytes, Instant::now())
+    }
+}
+
+impl Subscriber {
+    fn tracks(&self) -> bool {
+        self.tracks.load(Ordering::Relaxed)
+    }
+
+    fn does_not_track(&self) {
+        self.tracks.store(false, Ordering::Relaxed);
+        self.node.endpoint.health().does_without(NO_TRACKING);
+    }
+
+    /// A step towards tracking was answered. Returns what to ask for then.
+    fn step_done(
+        &self,
+        tracking: &mut Tracking,
+        step: Step,
+        reply: Result<&Value, &RedisError>,
+    ) -> Steps {
+        let Some((told, steps)) = tracking.answered(step, reply) else { return Steps::default() };
+        match told {
+            Told::Tracks => self.tracks.store(true, Ordering::Relaxed),
+            Told::Refuses => self.does_not_track(),
+        }
+        steps
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Ask {
+    Subscribe,
+    Unsubscribe,
 }
 
 fn refused(error: &RedisError) -> Error {
@@ -518,7 +793,7 @@ fn refused(error: &RedisError) -> Error {
 /// What is not answered yet.
 enum Asked {
     Subscribe(Arc<Entry>),
-    Unsubscribe,
+    Unsubscribe(Arc<Entry>),
     Step(Step),
 }
 
@@ -544,24 +819,10 @@ fn take_steps(
     Ok(steps.into_iter().map(Asked::Step))
 }
 
-/// One command a channel: the server refuses or takes each by itself.
-fn send_each(
-    connection: &mut Connection,
-    command: &[u8],
-    entries: &[Arc<Entry>],
-) -> Result<(), RedisError> {
-    let mut bytes = Vec::new();
-    for entry in entries {
-        let command = Command::plain(&[command, entry.channel().as_bytes()]);
-        bytes.extend_from_slice(command.bytes());
-    }
-    if bytes.is_empty() { Ok(()) } else { connection.send_packed_command(&bytes, Instant::now()) }
-}
-
 /// What the server says on a subscriber's connection, in RESP2 or RESP3.
 enum Event {
     Subscribed(Vec<u8>),
-    Unsubscribed,
+    Unsubscribed(Vec<u8>),
     /// A channel's message.
     Message(Vec<u8>, Vec<u8>),
     /// These keys have changed; `None`: any may have.
@@ -581,9 +842,9 @@ impl Event {
                 match (parts.next(), parts.next()) {
                     (Some(Value::BulkString(kind)), Some(Value::BulkString(channel))) => {
                         match kind.as_slice() {
-                            b"subscribe" => Self::Subscribed(channel),
-                            b"unsubscribe" => Self::Unsubscribed,
-                            b"message" => Self::message(channel, parts.next()),
+                            b"subscribe" | b"ssubscribe" => Self::Subscribed(channel),
+                            b"unsubscribe" | b"sunsubscribe" => Self::Unsubscribed(channel),
+                            b"message" | b"smessage" => Self::message(channel, parts.next()),
                             _ => Self::Other,
                         }
                     }
@@ -593,11 +854,15 @@ impl Event {
             Value::Push { kind, data } => {
                 let mut data = data.into_iter();
                 match (kind, data.next()) {
-                    (PushKind::Subscribe, Some(Value::BulkString(channel))) => {
-                        Self::Subscribed(channel)
-                    }
-                    (PushKind::Unsubscribe, _) => Self::Unsubscribed,
-                    (PushKind::Message, Some(Value::BulkString(channel))) => {
+                    (
+                        PushKind::Subscribe | PushKind::SSubscribe,
+                        Some(Value::BulkString(channel)),
+                    ) => Self::Subscribed(channel),
+                    (
+                        PushKind::Unsubscribe | PushKind::SUnsubscribe,
+                        Some(Value::BulkString(channel)),
+                    ) => Self::Unsubscribed(channel),
+                    (PushKind::Message | PushKind::SMessage, Some(Value::BulkString(channel))) => {
                         Self::message(channel, data.next())
                     }
                     (PushKind::Invalidate, keys) => Self::changed(keys),
@@ -659,9 +924,9 @@ impl Subscription {
 
 /// See [`PubSub::fence`].
 #[derive(Debug)]
-pub(crate) struct Fence<'a> {
+pub(crate) struct Fence {
     pub(crate) number: u64,
-    pub(crate) control: &'a str,
+    pub(crate) control: Arc<str>,
     pub(crate) message: String,
 }
 
@@ -686,19 +951,29 @@ impl Drop for Waking<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connection::{Endpoint, Lane};
     use crate::error::ErrorKind;
+
+    struct Nobody;
+
+    impl Host for Nobody {
+        fn start(&self, _: Arc<Subscriber>) {}
+        fn tell(&self, _: &Arc<Node>) {}
+        fn stray(&self, _: u64, _: &News<'_>) {}
+    }
 
     #[test]
     fn a_channel_that_nobody_listens_to_is_given_up() {
         const MINUTE: Duration = Duration::from_secs(60);
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
-        let pubsub = PubSub::new(Arc::new(endpoint), "client", true, |_, _| {});
-        let listened =
-            ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()).0);
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let servers = Servers::One(Arc::new(Node::new(lane, 1)));
+        let pubsub = PubSub::new(servers, "client", true, Nobody);
+        let listened = ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()));
         listened[0].entry.stand(Standing::Confirmed);
         let refusal = Error::new(ErrorKind::Redis, "no".to_owned());
         listened[1].entry.stand(Standing::Refused(refusal));
-        let sweep = |grace| pubsub.state.lock().sweep(grace).len();
+        let sweep = |grace| pubsub.state.lock().sweep(0, grace).len();
         let left = || pubsub.state.lock().entries.len();
         assert_eq!((sweep(Duration::ZERO), left()), (0, 3), "somebody listens");
 
@@ -710,7 +985,7 @@ mod tests {
         );
         assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
 
-        let single = pubsub.listen_once(&"single".into()).0;
+        let single = pubsub.listen_once(&"single".into());
         single.entry.stand(Standing::Confirmed);
         assert_eq!((sweep(MINUTE), left()), (0, 2), "somebody listens");
         drop(single);

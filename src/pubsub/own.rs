@@ -104,22 +104,15 @@ impl<A: Addressee + ?Sized> Addressee for Arc<A> {
     }
 }
 
-type Stray = Box<dyn Fn(u64, &News<'_>) + Send + Sync>;
-
 /// Who of this client waits to be told, by the number of its owner. From before its first request
 /// on, and no longer than it has a place or the lock: a message for anybody else finds what nobody
 /// has.
+#[derive(Default)]
 pub(super) struct Addressees {
     waiting: Mutex<HashMap<u64, Weak<dyn Addressee>>>,
-    /// Hears of messages for owners who do not wait.
-    stray: Stray,
 }
 
 impl Addressees {
-    pub(super) fn new(stray: Stray) -> Self {
-        Self { waiting: Mutex::default(), stray }
-    }
-
     pub(super) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
         self.waiting.lock().insert(owner, who);
     }
@@ -128,12 +121,10 @@ impl Addressees {
         self.waiting.lock().remove(&owner);
     }
 
-    pub(super) fn tell(&self, owner: u64, news: &News<'_>) {
+    /// `false`: nobody waits under that number.
+    pub(super) fn tell(&self, owner: u64, news: &News<'_>) -> bool {
         let who = self.waiting.lock().get(&owner).and_then(Weak::upgrade);
-        match who {
-            Some(who) => who.told(news),
-            None => (self.stray)(owner, news),
-        }
+        who.as_ref().inspect(|who| who.told(news)).is_some()
     }
 }
 

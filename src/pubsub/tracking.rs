@@ -14,6 +14,10 @@
 //! which things happened on the server: so no change is missed while there is a connection. A new one
 //! begins with all questions.
 //!
+//! In a cluster the server that has a key's slot is asked. One that has it no more says so when it is
+//! asked again, and the key goes to the thread of the other one: it begins there as what is new. Where
+//! two servers tell of it meanwhile, it is asked for twice.
+//!
 //! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
 //! [`WINDOW`], and once more when the subscriber looks at its queue after that: at the next sign of
 //! life, if not before. So is one that the server has no room to track.
@@ -32,6 +36,9 @@ pub(crate) trait Tracked: Send + Sync {
     /// How to ask the server for it. `None`: nothing is held any more of what was to be tracked.
     fn question(self: Arc<Self>) -> Option<Question>;
 }
+
+/// What is held for a while now, and the key under which it is.
+pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
 /// Whether the server has what is held: a read of its key.
 pub(crate) struct Question {
@@ -133,8 +140,23 @@ impl Tracking {
         !self.keys.is_empty()
     }
 
+    /// Forgets the keys that have another home, and returns what is held under them.
+    pub(super) fn leave(&mut self, is_elsewhere: impl Fn(&str) -> bool) -> Vec<ToTrack> {
+        self.late.retain(|key| !is_elsewhere(key));
+        let left = self.keys.extract_if(|key, _| is_elsewhere(key));
+        left.flat_map(|(key, held)| {
+            held.held.into_iter().map(move |held| (Arc::clone(&key), held.who))
+        })
+        .collect()
+    }
+
+    /// Whether this step asks for something that is still tracked here.
+    pub(super) fn asks(&self, step: &Step) -> bool {
+        matches!(step, Step::Ask { key, .. } if self.keys.contains_key(key))
+    }
+
     /// Asks for what is new, and for what was asked for too often before.
-    pub(super) fn look(&mut self, new: Vec<(Arc<str>, Weak<dyn Tracked>)>) -> Steps {
+    pub(super) fn look(&mut self, new: Vec<ToTrack>) -> Steps {
         let now = clock::now();
         let (mut keys, mut steps) = (Vec::new(), Steps::default());
         for (key, who) in new {

@@ -301,6 +301,10 @@ impl Succession for Pair {
 }
 
 impl Member for Pair {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
         Member::end(Arc::clone(&self.read));

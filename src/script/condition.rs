@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::{Rights, Trouble, accepted, call, call_again, flag, number};
-use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::{ConditionKeys, Owner};
 
 static WAIT: LazyLock<Script> = script!("condition/waiters.lua", "condition/wait.lua");
@@ -46,20 +46,20 @@ impl ConditionScripts<'_> {
     /// Puts a waiter among those who wait. `false`: the lock is not the owner's any more.
     pub(crate) fn wait(
         self,
-        lane: &Lane,
+        route: &Route,
         lock: &str,
         owner: &Owner,
         waiter: &Owner,
     ) -> Result<bool, Trouble> {
         let command = self.command(&WAIT, Some(lock), &[owner.as_bytes(), waiter.as_bytes()]);
-        flag(call(lane, &command, Rights::Conditions)?)
+        flag(call(route, &command, Rights::Conditions)?)
     }
 
     /// Notifies one who waits, or all: how many it were. `None`: the lock is not the owner's any
     /// more.
     pub(crate) fn notify(
         self,
-        lane: &Lane,
+        route: &Route,
         lock: &str,
         owner: &Owner,
         notification: u64,
@@ -71,13 +71,18 @@ impl ConditionScripts<'_> {
             let all: &[u8] = if all { b"1" } else { b"0" };
             self.command(&NOTIFY, Some(lock), &[owner.as_bytes(), notification, all, copy])
         };
-        let (reply, _) = call_again(lane, &command(b"0"), Rights::Conditions, || command(b"1"))?;
+        let (reply, _) = call_again(route, &command(b"0"), Rights::Conditions, || command(b"1"))?;
         Ok(u64::try_from(number(reply)?).ok())
     }
 
     /// Asks how it stands with a waiter, and takes it out if it `leaves`.
-    pub(crate) fn look(self, lane: &Lane, waiter: &Owner, leaves: bool) -> Result<Looked, Trouble> {
-        let waits = flag(call(lane, &self.look_command(waiter, leaves), Rights::Conditions)?)?;
+    pub(crate) fn look(
+        self,
+        route: &Route,
+        waiter: &Owner,
+        leaves: bool,
+    ) -> Result<Looked, Trouble> {
+        let waits = flag(call(route, &self.look_command(waiter, leaves), Rights::Conditions)?)?;
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 

@@ -11,7 +11,7 @@ use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::PermitId;
 
 static TRY_ACQUIRE: LazyLock<Script> =
@@ -55,7 +55,7 @@ pub(super) fn prepare() {
 /// One expirable semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {
-    pub(crate) lane: &'a Lane,
+    pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) timeouts: &'a str,
     pub(crate) channel: &'a str,
@@ -115,7 +115,7 @@ impl ExpirableScripts<'_> {
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
         let command = command.acknowledged(self.acks);
         // Sent twice, it takes once: its ids are found.
-        let (outcome, twice) = self.lane.call_twice(&command, || command.clone());
+        let (outcome, twice) = self.route.call_twice(&command, || command.clone());
         granted(outcome, twice, RIGHTS, acquired)
     }
 
@@ -138,7 +138,7 @@ impl ExpirableScripts<'_> {
 
     /// Sends a release and waits for the reply; once more after a reset.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
-        let (outcome, twice) = self.lane.call_twice(command, || command.clone());
+        let (outcome, twice) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, twice, RIGHTS)?)?;
         Ok(Replied::counts(reply, twice))
     }
@@ -147,7 +147,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
         let command = Command::script(&REMAINING_LEASE, &keys, &[id.as_bytes()]);
-        ask(self.lane, &command, RIGHTS, |reply| match number(reply)? {
+        ask(self.route, &command, RIGHTS, |reply| match number(reply)? {
             -1 => Ok(Some(Duration::MAX)),
             left => Ok(u64::try_from(left).ok().map(Duration::from_millis)),
         })
@@ -155,7 +155,7 @@ impl ExpirableScripts<'_> {
 
     pub(crate) fn counts(self) -> Result<Counts, Trouble> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
-        ask(self.lane, &command, RIGHTS, |reply| match pair(&reply) {
+        ask(self.route, &command, RIGHTS, |reply| match pair(&reply) {
             Some((free, out)) => Ok(Counts { free, out }),
             None => Err(unexpected(&reply)),
         })
@@ -206,7 +206,7 @@ impl ExpirableScripts<'_> {
         let another = Some(timeouts);
         let acks = None;
         Once { script, rights: RIGHTS, key, another, requests, ticket, arguments, acks }
-            .call(self.lane)
+            .call(self.route)
     }
 }
 

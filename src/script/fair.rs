@@ -1,14 +1,14 @@
 //! The scripts of the fair lock.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
 use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Lane, Outcome, Script};
+use crate::connection::{Command, Outcome, Route, Script};
 use crate::protocol::{FairKeys, Owner};
 
 static ACQUIRE: LazyLock<Script> = script!("fair/line.lua", "fair/acquire.lua");
@@ -93,7 +93,7 @@ impl FairScripts<'_> {
     /// Takes the lock or a place in the queue; asks how it stands if it has one already.
     pub(crate) fn acquire(
         self,
-        lane: &Lane,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
         others: Others<'_>,
@@ -106,29 +106,29 @@ impl FairScripts<'_> {
         let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
         arguments.extend(others.iter().map(Owner::as_bytes));
         let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
-        let (outcome, twice) = lane.call_twice(&command, || command.clone());
+        let (outcome, twice) = route.call_twice(&command, || command.clone());
         granted(outcome, twice, Rights::FairLocks, acquired)
     }
 
     /// Takes the lock if nobody holds it or waits for it.
     pub(crate) fn try_acquire(
         self,
-        lane: &Lane,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
-        tried(lane.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
+        tried(route.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
     }
 
     /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
     /// a time.
     pub(crate) fn begin_try(
         self,
-        lane: &Arc<Lane>,
+        route: &Route,
         owner: &Owner,
         lease: Duration,
     ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
-        let begun = lane.begin(&self.try_command(owner, lease));
+        let begun = route.begin(&self.try_command(owner, lease));
         move |until| tried(begun.finish(until))
     }
 

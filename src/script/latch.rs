@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::once::{Once, Requests, Ticket};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, call, flag, number};
-use crate::connection::{Command, Lane, Script};
+use crate::connection::{Command, Route, Script};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
 static WAIT: LazyLock<Script> = script!("number.lua", "latch/wait.lua");
@@ -23,7 +23,7 @@ pub(super) fn prepare() {
 /// One latch as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {
-    pub(crate) lane: &'a Lane,
+    pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
     /// Where nothing is said but that this very latch was opened.
@@ -35,7 +35,7 @@ impl LatchScripts<'_> {
     /// `false`: it was open.
     pub(crate) fn count_down(self, ticket: Ticket) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
-        flag(self.once(&COUNT_DOWN, ticket, &arguments).call(self.lane)?)
+        flag(self.once(&COUNT_DOWN, ticket, &arguments).call(self.route)?)
     }
 
     /// A count-down to be sent again, as long as its outcome is not known.
@@ -47,11 +47,11 @@ impl LatchScripts<'_> {
     pub(crate) fn try_set_count(self, ticket: Ticket, count: u64) -> Result<bool, Trouble> {
         let count = count.to_string();
         let arguments: [&[u8]; 2] = [count.as_bytes(), self.channel.as_bytes()];
-        flag(self.once(&TRY_SET_COUNT, ticket, &arguments).call(self.lane)?)
+        flag(self.once(&TRY_SET_COUNT, ticket, &arguments).call(self.route)?)
     }
 
     pub(crate) fn count(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key, Rights::Latches)
+        stored_number(self.route, self.key, Rights::Latches)
     }
 
     /// The count, for who will wait if it is not zero: then this fence goes out on the client's own
@@ -59,12 +59,12 @@ impl LatchScripts<'_> {
     pub(crate) fn wait(self, control: &str, fence: &str) -> Result<i64, Trouble> {
         let arguments = [control.as_bytes(), fence.as_bytes()];
         let command = Command::script(&WAIT, &[self.key.as_bytes()], &arguments);
-        number(call(self.lane, &command, Rights::Latches)?)
+        number(call(self.route, &command, Rights::Latches)?)
     }
 
     pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
-        flag(self.once(&DELETE, ticket, &arguments).call(self.lane)?)
+        flag(self.once(&DELETE, ticket, &arguments).call(self.route)?)
     }
 
     fn once<'a>(

@@ -1,7 +1,7 @@
 //! The scripts of a lock that one process hands to the next.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -12,7 +12,7 @@ use super::{
     unexpected,
 };
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Lane, Outcome, Script, decimal};
+use crate::connection::{Command, Outcome, Route, Script, decimal};
 use crate::protocol::{LockKeys, Mode, Owner};
 use crate::sync::clock;
 
@@ -144,7 +144,7 @@ pub(crate) struct Refused {
 /// One lock as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockScripts<'a> {
-    pub(crate) lane: &'a Arc<Lane>,
+    pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
     pub(crate) mode: Mode,
     pub(crate) keys: &'a LockKeys,
@@ -217,7 +217,8 @@ impl<'a> LockScripts<'a> {
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
         let owner = *owner;
         let was_alone = self.alone.load(Ordering::Relaxed);
-        let begun = self.lane.begin(&self.request(self.scripts().try_acquire, &owner, lease, None));
+        let begun =
+            self.route.begin(&self.request(self.scripts().try_acquire, &owner, lease, None));
         let script = self.scripts().try_acquire;
         move |until| self.heard(script, &owner, lease, None, was_alone, begun.finish(until))
     }
@@ -231,7 +232,7 @@ impl<'a> LockScripts<'a> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let was_alone = self.alone.load(Ordering::Relaxed);
         let command = self.request(script, owner, lease, beside);
-        let sent = self.lane.call_twice(&command, || command.clone());
+        let sent = self.route.call_twice(&command, || command.clone());
         self.heard(script, owner, lease, beside, was_alone, sent)
     }
 
@@ -246,7 +247,7 @@ impl<'a> LockScripts<'a> {
     ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.request(script, owner, lease, beside);
-            let (again, resent) = self.lane.call_twice(&command, || command.clone());
+            let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, twice) = (again, twice || resent);
         }
         granted(outcome, twice, self.rights(), acquired)
@@ -294,7 +295,7 @@ impl<'a> LockScripts<'a> {
             Mode::Write => Some(&b"write"[..]),
         });
         let command = || self.command(self.scripts().force_unlock, &arguments, None);
-        let send = || send_force_unlock(self.lane, self.name, &command());
+        let send = || send_force_unlock(self.route, self.name, &command());
         let was_alone = self.alone.load(Ordering::Relaxed);
         let mut outcome = send()?;
         if self.is_refused_the_queue(was_alone, &outcome) {
@@ -411,11 +412,11 @@ pub(crate) enum Released {
 /// reset; then "not held" most likely means that the first one did it, unless the server was
 /// started anew meanwhile and knows nothing of the hold.
 pub(crate) fn release(
-    lane: &Lane,
+    route: &Route,
     command: &Command,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    released_twice(lane.call_twice(command, || command.clone()), same_server)
+    released_twice(route.call_twice(command, || command.clone()), same_server)
 }
 
 /// The reply to a release that was perhaps sent twice.
@@ -474,9 +475,13 @@ pub(crate) fn renew_command<'a>(
     lease: Duration,
     acks: Option<ReplicaAcks>,
 ) -> Command {
-    let keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
+    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
+    let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
+    let timeouts: Vec<_> =
+        reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
     let mut digits = [0; 20];
     let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
+    keys.extend(timeouts.iter().map(String::as_bytes));
     arguments.push(millis(lease, &mut digits));
     let owners: Vec<_> = holds
         .map(|(_, owner)| match owner.mode() {
@@ -520,7 +525,7 @@ fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
 /// Raises one hold's lease now. `false`: it is not this owner's any more.
 pub(crate) fn extend(
     renewals: Renewals,
-    lane: &Lane,
+    route: &Route,
     key: &str,
     owner: &Owner,
     lease: Duration,
@@ -528,7 +533,7 @@ pub(crate) fn extend(
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
     let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
-    let (outcome, twice) = lane.call_twice(&command, || command.clone());
+    let (outcome, twice) = route.call_twice(&command, || command.clone());
     let Replied { mut reply, void, .. } = granted(outcome, twice, rights, each_renewed)?;
     match reply.pop() {
         Some(Renewed::Done) => void.map_or(Ok(true), |void| Err(Trouble::Unknown(void))),
@@ -543,37 +548,37 @@ pub(crate) fn extend(
 
 /// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
 /// lock from the next holder. `false`: there was nothing to unlock.
-pub(crate) fn force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<bool, Trouble> {
-    flag(accepted(send_force_unlock(lane, key, command)?, Rights::Locks)?)
+pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
+    flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
-fn send_force_unlock(lane: &Lane, key: &str, command: &Command) -> Result<Outcome, Trouble> {
+fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
     // A connection that has been dead for a while is found out by a question.
-    is_locked(lane, key)?;
-    Ok(lane.call_once(command))
+    is_locked(route, key)?;
+    Ok(route.call_once(command))
 }
 
 /// Whether it is held, to do this.
-pub(crate) fn is_held_to(lane: &Lane, key: &str, mode: Mode) -> Result<bool, Trouble> {
+pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
     let how = match mode {
-        Mode::Lock => return is_locked(lane, key),
+        Mode::Lock => return is_locked(route, key),
         Mode::Read => "read",
         Mode::Write => "write",
     };
     let command = Command::plain(&[b"HGET", key.as_bytes(), b"mode"]);
-    ask(lane, &command, Rights::ReadWriteLocks, |reply| match reply {
+    ask(route, &command, Rights::ReadWriteLocks, |reply| match reply {
         Value::Nil => Ok(false),
         Value::BulkString(mode) => Ok(mode == how.as_bytes()),
         other => Err(unexpected(&other)),
     })
 }
 
-fn is_locked(lane: &Lane, key: &str) -> Result<bool, Trouble> {
-    ask(lane, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
+fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
+    ask(route, &Command::plain(&[b"EXISTS", key.as_bytes()]), Rights::Locks, flag)
 }
 
-pub(crate) fn is_held_by(lane: &Lane, key: &str, owner: &Owner) -> Result<bool, Trouble> {
-    ask(lane, &is_held_by_command(key, owner), Rights::Locks, flag)
+pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool, Trouble> {
+    ask(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
 /// Answered with 1 or 0.
@@ -583,8 +588,8 @@ pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
 /// `Duration::MAX`.
-pub(crate) fn remaining_lease(lane: &Lane, key: &str) -> Result<Option<Duration>, Trouble> {
-    ask(lane, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
+pub(crate) fn remaining_lease(route: &Route, key: &str) -> Result<Option<Duration>, Trouble> {
+    ask(route, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
         Value::Int(-2) => Ok(None),
         Value::Int(-1) => Ok(Some(Duration::MAX)),
         Value::Int(left) => Ok(Some(time_left(left))),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::connection::{Command, Failure, Lane, Outcome, decimal};
+use crate::connection::{Command, Failure, Outcome, Route, decimal};
 use crate::error::Error;
 
 pub(crate) use crate::connection::{Rights, Trouble};
@@ -42,18 +42,18 @@ pub(crate) fn prepare() {
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
 /// connection: every command of this library may be sent twice.
-fn call(lane: &Lane, command: &Command, rights: Rights) -> Result<Value, Trouble> {
-    call_again(lane, command, rights, || command.clone()).map(|(reply, _)| reply)
+fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
+    call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
 /// Sends a command that changes nothing, whatever becomes of it, and reads its reply.
 fn ask<T>(
-    lane: &Lane,
+    route: &Route,
     command: &Command,
     rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
-    call(lane, command, rights).and_then(read).map_err(|trouble| match trouble {
+    call(route, command, rights).and_then(read).map_err(|trouble| match trouble {
         Trouble::Unknown(error) => Trouble::Unsent(error),
         trouble => trouble,
     })
@@ -62,12 +62,12 @@ fn ask<T>(
 /// As [`call`], where what is sent again may be another form of the command. Says, too, whether it
 /// was: then the first one may run yet, whatever the second one was answered.
 fn call_again(
-    lane: &Lane,
+    route: &Route,
     command: &Command,
     rights: Rights,
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
-    let (outcome, twice) = lane.call_twice(command, copy);
+    let (outcome, twice) = route.call_twice(command, copy);
     answered(outcome, twice, rights).map(|reply| (reply, twice))
 }
 

@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::{Replied, Rights, Trouble, call, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Lane, Script, decimal};
+use crate::connection::{Command, Route, Script, decimal};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicI64, Ordering};
@@ -200,15 +200,15 @@ impl Once<'_> {
     }
 
     /// Sends the request and waits for its reply; sends a copy if the connection breaks.
-    pub(crate) fn call(&self, lane: &Lane) -> Result<Value, Trouble> {
-        self.take(lane).map(|replied| replied.reply)
+    pub(crate) fn call(&self, route: &Route) -> Result<Value, Trouble> {
+        self.take(route).map(|replied| replied.reply)
     }
 
     /// The same of a request that may take something.
-    pub(crate) fn take(&self, lane: &Lane) -> Result<Replied<Value>, Trouble> {
+    pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         if !self.requests.server.is_known() {
             // Nothing was sent so far, whatever becomes of the question.
-            self.learn(lane).map_err(|trouble| match trouble {
+            self.learn(route).map_err(|trouble| match trouble {
                 Trouble::Unknown(error) => Trouble::Unsent(error),
                 trouble => trouble,
             })?;
@@ -216,7 +216,7 @@ impl Once<'_> {
         let mut again = false;
         loop {
             let copy = || self.command(true);
-            let (outcome, twice) = lane.call_twice(&self.command(false), copy);
+            let (outcome, twice) = route.call_twice(&self.command(false), copy);
             let replied = granted(outcome, twice, self.rights, Ok)?;
             if !self.requests.is_late(&replied.reply) {
                 return Ok(replied);
@@ -233,8 +233,8 @@ impl Once<'_> {
     }
 
     /// Asks the server for its time.
-    fn learn(&self, lane: &Lane) -> Result<(), Trouble> {
-        let reply = call(lane, &Command::plain(&[b"TIME"]), self.rights)?;
+    fn learn(&self, route: &Route) -> Result<(), Trouble> {
+        let reply = call(route, &Command::plain(&[b"TIME"]), self.rights)?;
         let number = |part: &Value| match part {
             Value::BulkString(text) => str::from_utf8(text).ok()?.parse::<i64>().ok(),
             _ => None,

@@ -8,7 +8,7 @@ use redis::Value;
 use super::once::{Once, Requests, Ticket, late};
 use super::{Replied, Rights, Trouble, accepted, ask, call, flag, number, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Lane, Outcome, Script};
+use crate::connection::{Command, Outcome, Route, Script};
 use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =
@@ -44,7 +44,7 @@ pub(super) fn prepare() {
 /// One semaphore as the scripts see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SemaphoreScripts<'a> {
-    pub(crate) lane: &'a Lane,
+    pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
     pub(crate) requests: &'a Requests,
@@ -72,7 +72,7 @@ impl SemaphoreScripts<'_> {
 
     /// Undoes a request for permits, now.
     pub(crate) fn take_back(self, ticket: Ticket) -> Result<(), Trouble> {
-        call(self.lane, &self.abandon(ticket), Rights::Semaphores).map(drop)
+        call(self.route, &self.abandon(ticket), Rights::Semaphores).map(drop)
     }
 
     /// Undoes a request for permits that are not to be had, or whose outcome is not known.
@@ -130,7 +130,7 @@ impl SemaphoreScripts<'_> {
     }
 
     pub(crate) fn available_permits(self) -> Result<i64, Trouble> {
-        stored_number(self.lane, self.key, Rights::Semaphores)
+        stored_number(self.route, self.key, Rights::Semaphores)
     }
 
     fn release_arguments<'a>(&'a self, permits: &'a str, if_exists: bool) -> [&'a [u8]; 3] {
@@ -164,7 +164,7 @@ impl SemaphoreScripts<'_> {
         read: impl FnOnce(Value) -> Result<T, Trouble>,
     ) -> Result<Replied<T>, Trouble> {
         let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
-        let Replied { reply, twice, void } = once.take(self.lane)?;
+        let Replied { reply, twice, void } = once.take(self.route)?;
         Ok(Replied { reply: read(reply)?, twice, void })
     }
 
@@ -174,7 +174,7 @@ impl SemaphoreScripts<'_> {
         ticket: Ticket,
         arguments: &[&[u8]],
     ) -> Result<Value, Trouble> {
-        self.once(script, ticket, arguments).call(self.lane)
+        self.once(script, ticket, arguments).call(self.route)
     }
 }
 
@@ -199,8 +199,8 @@ pub(super) fn heard_by(reply: i64) -> Option<i64> {
 }
 
 /// The number under a key; zero if there is none.
-pub(super) fn stored_number(lane: &Lane, key: &str, rights: Rights) -> Result<i64, Trouble> {
-    ask(lane, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
+pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<i64, Trouble> {
+    ask(route, &Command::plain(&[b"GET", key.as_bytes()]), rights, |reply| match reply {
         Value::Nil => Ok(0),
         // Whatever else stands there is somebody's, and not for an error's text.
         Value::BulkString(text) => parsed(&text).ok_or_else(|| Trouble::Refused(foreign())),

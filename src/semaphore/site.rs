@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::acquire::Queued;
-use crate::connection::{Command, Lane, Outcome, Receiver};
+use crate::connection::{Command, Lane, Outcome, Receiver, Route};
 use crate::error::Error;
 use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
@@ -18,7 +18,7 @@ use crate::watchdog::{Debtor, Orphan};
 pub(crate) struct SemaphoreSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) route: Route,
     pub(super) channel: Arc<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
@@ -55,7 +55,7 @@ impl SemaphoreSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         core.members.of::<Self>().get(name, |name| Self {
-            lane: core.lane(&name),
+            route: core.route(&name),
             channel: SemaphoreKeys::channel(&name).into(),
             requests: core.requests_of(&name),
             debt: Mutex::default(),
@@ -67,7 +67,7 @@ impl SemaphoreSite {
 
     pub(super) fn scripts(&self) -> SemaphoreScripts<'_> {
         SemaphoreScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: &self.name,
             channel: &self.channel,
             requests: &self.requests,
@@ -133,16 +133,18 @@ impl SemaphoreSite {
 
     fn send_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
         let posted = giving == Giving::Posted;
-        if posted && self.lane.permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
+        if posted && self.route.lane().permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
             self.owe(permits.into());
             return Ok(());
         }
         let ticket = self.open();
         let release = Release { site: Arc::clone(self), ticket, permits };
         if posted {
-            self.lane.permits_posted.fetch_add(1, Ordering::Relaxed);
+            let lane = self.route.lane().into_owned();
+            lane.permits_posted.fetch_add(1, Ordering::Relaxed);
+            let release = Posted { release, lane };
             let command = self.scripts().release_command(ticket, permits.into(), false);
-            self.core.post(&self.lane, command, Arc::new(release));
+            self.core.post(&self.route, command, Arc::new(release));
             return Ok(());
         }
         let outcome = self.scripts().release(ticket, permits, false);
@@ -250,6 +252,10 @@ impl Debtor for SemaphoreSite {
 }
 
 impl Member for SemaphoreSite {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     fn end(self: Arc<Self>) {
         self.nudge();
     }
@@ -310,11 +316,18 @@ const IN_THE_BACKGROUND: &str =
 const NO_BACKGROUND: &str =
     "the client has ended and may not have given the permits back: look at available_permits";
 
-impl Receiver for Release {
+/// The same, and over which connection: that has so many.
+struct Posted {
+    release: Release,
+    lane: Arc<Lane>,
+}
+
+impl Receiver for Posted {
     fn receive(&self, outcome: Outcome) {
-        self.site.lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = self.settle(released(outcome, &self.site.requests), true) {
-            self.site.core.watchdog.tell(error);
+        let Self { release, lane } = self;
+        lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = release.settle(released(outcome, &release.site.requests), true) {
+            release.site.core.watchdog.tell(error);
         }
     }
 }

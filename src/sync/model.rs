@@ -71,6 +71,10 @@ impl Condvar {
         Self(sync::Condvar::new())
     }
 
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         let MutexGuard { mutex, held } = guard;
         let held = self.0.wait(held).unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,7 @@ use log::Level;
 use self::callbacks::Callbacks;
 pub(crate) use self::orphan::{Debtor, Orphan};
 use self::wheel::{Key, Wheel};
-use crate::connection::{Command, Lane, News, Outcome};
+use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
 use crate::script::lock::Renewals;
@@ -87,8 +87,10 @@ pub(crate) enum Job {
     /// A connection was opened.
     Connected,
     Chores(Vec<Arc<dyn Chore>>),
-    /// There is something for it to look at.
-    TellSubscriber,
+    /// There is something for the subscriber of this server to look at.
+    TellSubscriber(Arc<Node>),
+    /// In a cluster: these slots have another server.
+    Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
     /// The client has ended; there is no job after this.
     End,
@@ -176,6 +178,12 @@ impl Watchdog {
         let _ = self.jobs.send(Job::Renew(renewals));
     }
 
+    /// What to call when slots of a cluster have another server: what is held there is asked for.
+    pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
+        let jobs = self.jobs.clone();
+        move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
+    }
+
     /// What to call when a connection was opened: what waits to be sent again is sent now.
     pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
@@ -188,10 +196,10 @@ impl Watchdog {
         self.insert(due, Item::Chore(Arc::downgrade(chore)));
     }
 
-    /// Has the subscriber woken from its read.
-    pub(crate) fn tell_subscriber(&self) {
+    /// Has the subscriber of a server woken from its read.
+    pub(crate) fn tell_subscriber(&self, node: Arc<Node>) {
         // The other end goes away at the end of the client only.
-        let _ = self.jobs.send(Job::TellSubscriber);
+        let _ = self.jobs.send(Job::TellSubscriber(node));
     }
 
     /// Sends an orphan now, and again with back-off until it is done.

@@ -114,6 +114,11 @@ impl Orphan {
         Self { name: Arc::clone(name), what, until, due: 0, tried: 0, retry: FIRST_RETRY }
     }
 
+    /// Of what.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     pub(crate) fn due(&self) -> u64 {
         self.due
     }

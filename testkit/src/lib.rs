@@ -2,6 +2,7 @@
 //!
 //! - [`Server`]: a private Redis server that dies with its parent, got from somewhere if the
 //!   machine has none.
+//! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
 //! - [`Proxy`]: a network in front of a server that is slow, or fails when it is told to.
 //! - [`Worker`] and [`Job`]: more processes, for tests that need several.
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod cluster;
 mod proxy;
 mod sentinels;
 mod server;
@@ -22,6 +24,7 @@ pub use baseline::{
     PlainFairLockHandle, PlainLatch, PlainLatchHandle, PlainLock, PlainLockHandle,
     PlainReadWriteLock, PlainSemaphore, PlainSemaphoreHandle,
 };
+pub use cluster::Cluster;
 pub use proxy::{Action, Direction, Proxy};
 pub use sentinels::{Sentinels, SentinelsBuilder};
 pub use server::{Provided, Server, ServerBuilder, ServerError};

@@ -211,6 +211,12 @@ impl Server {
         signal::go_on(self.pid());
     }
 
+    /// Whether it was not killed, or was started again.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process().is_some()
+    }
+
     /// Kills the server and waits until it is gone. Nothing happens if it is gone already.
     pub fn kill(&self) {
         *self.process() = None;

@@ -132,7 +132,7 @@ fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
     let server = Server::start().unwrap();
     let session = session(&server, |_, _, _| CLUMSY.stumble());
     let core = session.core();
-    let own = core.pubsub.listen_to_own();
+    let own = core.pubsub.listen_to_own("name");
     let mut redis = server.connection();
     let channel = format!("redisson_lock__channel:{{redlatch:{}}}", core.id.as_str());
     wait_until("it hears again", SOON, || {

@@ -10,7 +10,7 @@ use rand::seq::IndexedRandom;
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
-use crate::connection::Endpoint;
+use crate::connection::{Endpoint, Lane};
 use crate::script::number;
 use crate::script::semaphore::SemaphoreScripts;
 
@@ -19,14 +19,15 @@ const SHORT_MEMORY: Duration = Duration::from_secs(2);
 const A_LITTLE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
-fn lane(url: &str) -> Lane {
-    Lane::new(Arc::new(Endpoint::new(url, LONG, LONG).unwrap()))
+fn route(url: &str) -> Route {
+    let endpoint = Arc::new(Endpoint::new(url, LONG, LONG).unwrap());
+    Route::Server(Arc::new(Lane::new(endpoint)))
 }
 
 /// A semaphore "pool" of one client, whose server remembers for so long.
 struct Pool {
     server: Server,
-    lane: Lane,
+    route: Route,
     requests: Requests,
     numbers: Cell<u64>,
 }
@@ -36,7 +37,7 @@ impl Pool {
         let server = Server::start().unwrap();
         let key = "redlatch_request:{pool}:client";
         let requests = Requests { window, memory, ..Requests::new(key, &Arc::default()) };
-        let pool = Self { lane: lane(&server.url()), server, requests, numbers: Cell::new(1) };
+        let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
         let ticket = pool.open();
         assert!(pool.scripts().set_permits(ticket, 1_000).unwrap());
         pool.requests.close(ticket);
@@ -49,7 +50,7 @@ impl Pool {
 
     fn scripts(&self) -> SemaphoreScripts<'_> {
         SemaphoreScripts {
-            lane: &self.lane,
+            route: &self.route,
             key: "pool",
             channel: "redisson_sc:{pool}",
             requests: &self.requests,
@@ -64,7 +65,7 @@ impl Pool {
 
     /// `None`: too late.
     fn send(&self, command: &Command) -> Option<i64> {
-        let reply = self.lane.call_once(command).unwrap();
+        let reply = self.route.call_once(command).unwrap();
         if self.requests.is_late(&reply) { None } else { Some(number(reply).unwrap()) }
     }
 }
@@ -236,8 +237,8 @@ fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
 fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
     let pool = Pool::new(SHORT_WINDOW, SHORT_MEMORY);
     let proxy = Proxy::before(&pool.server);
-    let far = lane(&proxy.url());
-    let scripts = SemaphoreScripts { lane: &far, ..pool.scripts() };
+    let far = route(&proxy.url());
+    let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };
     // From here on the server knows the script.
     assert_eq!(scripts.try_acquire(pool.open(), 1, &[1]).unwrap().reply, 1);
     let ticket = pool.open();

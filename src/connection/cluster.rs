@@ -1,0 +1,486 @@
+//! Which server of a cluster has which slot, and how a command finds it.
+//!
+//! ```text
+//! call   to the slot's server, as far as is known -> its reply
+//!        MOVED: that server has the slot now, and is remembered -> call again
+//!        ASK: this once, over there, behind ASKING -> its reply
+//!        TRYAGAIN, CLUSTERDOWN, nobody there: look who has it, a moment later call again
+//! ```
+//!
+//! All within the call's own time. What was refused so was not run. A command whose connection broke
+//! may have run: it is sent again only as its copy, as with one server.
+//!
+//! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks: one
+//! thread for all.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{ConnectionAddr, RedisError, RedisResult, Value};
+
+use super::reply::{Redirect, redirect, redirect_of};
+use super::url::ClusterUrl;
+use super::{Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, slot_of};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind};
+use crate::sync::{Condvar, Mutex};
+
+mod slots;
+
+use slots::{Range, ranges};
+
+/// What a server may take to say who has which slot.
+const SAYS_WITHIN: Duration = Duration::from_millis(500);
+/// So often the servers are asked at most.
+const AGAIN: Duration = Duration::from_millis(50);
+/// After another server was named for a slot all slots are looked at, if that was so long ago: it may
+/// have taken the place of a dead one.
+const SEEN: Duration = Duration::from_secs(1);
+/// How long a call waits before it is sent again: at first, and at last.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LAST_PAUSE: Duration = Duration::from_millis(50);
+const NOBODY: u16 = u16::MAX;
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+impl Place {
+    pub(super) fn of(address: &ConnectionAddr) -> Self {
+        let (host, port) = match address {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                (host.clone(), *port)
+            }
+            // A cluster's URL names none.
+            _ => (String::new(), 0),
+        };
+        Self { host, port }
+    }
+
+    /// Reached as the server at `other` is.
+    pub(super) fn instead_of(&self, other: &ConnectionAddr) -> ConnectionAddr {
+        let (host, port) = (self.host.clone(), self.port);
+        match other {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        }
+    }
+}
+
+/// The servers of a cluster that were met, and the slots.
+pub(crate) struct Cluster {
+    /// What the servers' endpoints are made of.
+    manner: Endpoint,
+    lanes: OnceLock<usize>,
+    state: Mutex<State>,
+    /// Somebody has looked who has which slot.
+    looked: Condvar,
+    on_node: OnceLock<OnNode>,
+    on_moved: OnceLock<OnMoved>,
+    ended: AtomicBool,
+}
+
+type OnNode = Box<dyn Fn(&Arc<Node>) + Send + Sync>;
+type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
+
+struct State {
+    /// By number. None goes.
+    nodes: Vec<(Place, Arc<Node>)>,
+    /// Of each slot the number of the server that has it.
+    owners: Vec<u16>,
+    /// Who can be asked: the last one that answered comes first.
+    known: Vec<Place>,
+    looking: bool,
+    looked_at: Option<Instant>,
+}
+
+impl Cluster {
+    /// Finds the servers. `None`: the URL is of another kind.
+    pub(crate) fn connect(url: &str, config: &Config) -> Option<Result<Arc<Self>, Error>> {
+        let url = ClusterUrl::parse(url)?;
+        let opened = url
+            .map_err(|why| Error::new(ErrorKind::Config, why))
+            .and_then(|url| Self::open(&url, config));
+        Some(opened.map(Arc::new))
+    }
+
+    fn open(url: &ClusterUrl, config: &Config) -> Result<Self, Error> {
+        let mut refusal = None;
+        for info in &url.nodes {
+            let manner = Endpoint::of_cluster(info, config)?;
+            let asked = match ask(&manner, config.connect_timeout) {
+                Ok(asked) => asked,
+                Err(error) => {
+                    let cause = Cause::new(error, manner.health());
+                    refusal.get_or_insert_with(|| super::trouble::unreachable(&cause));
+                    continue;
+                }
+            };
+            let from = manner.place();
+            let ranges = match ranges(&asked.slots, &from) {
+                Ok(ranges) => ranges,
+                Err(why) => {
+                    let error = Error::new(ErrorKind::Config, why.to_owned());
+                    return Err(error.now(&format!("it is at {}", manner.address())));
+                }
+            };
+            let channels = match (config.sharded_channels, asked.shards) {
+                (Some(true), false) => {
+                    let message = "sharded_channels is set, and the server knows no SPUBLISH: it \
+                                   needs Redis 7.0 or later";
+                    return Err(Error::new(ErrorKind::Config, message.to_owned()));
+                }
+                (Some(false), _) | (None, false) => Channels::Cluster,
+                (Some(true) | None, true) => Channels::Sharded,
+            };
+            let seeds = url.nodes.iter().map(|info| Place::of(info.addr())).collect();
+            let state = State {
+                nodes: Vec::new(),
+                owners: vec![NOBODY; SLOTS.into()],
+                known: seeds,
+                looking: false,
+                looked_at: None,
+            };
+            let cluster = Self {
+                manner: manner.clone().with_channels(channels),
+                lanes: OnceLock::new(),
+                state: Mutex::new(state),
+                looked: Condvar::new(),
+                on_node: OnceLock::new(),
+                on_moved: OnceLock::new(),
+                ended: AtomicBool::new(false),
+            };
+            let _everything_is_new = cluster.learn(&from, &ranges);
+            if cluster.state.lock().nodes.is_empty() {
+                let message = format!(
+                    "no server of the cluster at {} has a slot yet: the cluster is not made",
+                    manner.address()
+                );
+                return Err(Error::new(ErrorKind::Redis, message).transient(true));
+            }
+            return Ok(cluster);
+        }
+        Err(refusal.unwrap_or_else(|| Error::new(ErrorKind::Config, "no host".to_owned())))
+    }
+
+    /// How many lanes lead to each server, from here on.
+    pub(crate) fn set_lanes(&self, lanes: usize) {
+        let _only_once = self.lanes.set(lanes);
+        let mut state = self.state.lock();
+        for (_, node) in &mut state.nodes {
+            *node = Arc::new(Node::new(Arc::clone(node.any_lane()), lanes));
+        }
+    }
+
+    /// From here on `tell` is called for each server that is met, and now for those that are known.
+    pub(crate) fn on_node(&self, tell: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
+        self.nodes().iter().for_each(&tell);
+        let _only_once = self.on_node.set(Box::new(tell));
+    }
+
+    /// From here on `tell` is called when slots have another server. It must not block.
+    pub(crate) fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
+        let _only_once = self.on_moved.set(Box::new(tell));
+    }
+
+    /// The client ends: nobody waits for a server any more.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
+    }
+
+    /// The server of a slot, as far as is known; any one that tells better, if it is not.
+    pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
+        let state = self.state.lock();
+        let owner = usize::from(state.owners[usize::from(slot)]);
+        let (_, node) = state.nodes.get(owner).unwrap_or(&state.nodes[0]);
+        Arc::clone(node)
+    }
+
+    /// Follows what a server has answered to a command of this slot that was sent in the background:
+    /// the reply of the one that has the slot.
+    pub(crate) fn resend(self: &Arc<Self>, command: &Command, outcome: Outcome) -> Outcome {
+        let Ok(reply) = &outcome else { return outcome };
+        let Some(key) = command.key().filter(|_| redirect(reply).is_some()) else { return outcome };
+        let slot = Slot::of(self, key, 0);
+        let until = Instant::now() + SAYS_WITHIN;
+        slot.follow(outcome, false, command, None::<fn() -> Command>, until).0
+    }
+
+    /// Whether a server refuses something since another one is to be asked, now or soon.
+    pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
+        match redirect_of(error) {
+            None => return false,
+            Some(Redirect::Moved { slot, place }) => self.learn_one(slot, &place),
+            Some(Redirect::Ask { .. } | Redirect::Later) => {}
+        }
+        true
+    }
+
+    fn learn_one(&self, slot: u16, place: &Place) {
+        let number = self.number(place);
+        let mut state = self.state.lock();
+        let owner = &mut state.owners[usize::from(slot)];
+        let is_new = std::mem::replace(owner, number) != number;
+        let seen = state.looked_at.is_some_and(|at| at.elapsed() < SEEN);
+        drop(state);
+        if is_new {
+            self.tell_moved(&[slot]);
+            if !seen {
+                self.look_at(Some(place));
+            }
+        }
+    }
+
+    /// Looks who has which slot. Somebody else who does so just now, or did, does it for this thread.
+    pub(crate) fn look(&self) {
+        self.look_at(None);
+    }
+
+    fn look_at(&self, first: Option<&Place>) {
+        let mut state = self.state.lock();
+        if state.looking {
+            // As long as it takes, and no longer than a call may.
+            let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
+            while state.looking && Instant::now() < until {
+                (state, _) = self.looked.wait_for(state, SAYS_WITHIN);
+            }
+            return;
+        }
+        if state.looked_at.is_some_and(|at| at.elapsed() < AGAIN) || self.is_ended() {
+            return;
+        }
+        state.looking = true;
+        let known = state.known.clone();
+        drop(state);
+        let _looking = Looking(self);
+        for place in first.into_iter().chain(known.iter().filter(|place| Some(*place) != first)) {
+            let Ok(asked) = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN) else {
+                continue;
+            };
+            if let Ok(ranges) = ranges(&asked.slots, place) {
+                let changed = self.learn(place, &ranges);
+                if !changed.is_empty() {
+                    self.tell_moved(&changed);
+                }
+                return;
+            }
+        }
+    }
+
+    /// What a server said. Returns the slots that have another server now.
+    fn learn(&self, from: &Place, ranges: &[Range]) -> Vec<u16> {
+        let mut owners = vec![NOBODY; SLOTS.into()];
+        for Range { slots, master, .. } in ranges {
+            let number = self.number(master);
+            slots.clone().for_each(|slot| owners[usize::from(slot)] = number);
+        }
+        let mut state = self.state.lock();
+        let others =
+            ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
+        for place in others {
+            if !state.known.contains(place) {
+                state.known.push(place.clone());
+            }
+        }
+        state.known.retain(|place| place != from);
+        state.known.insert(0, from.clone());
+        let changed = (0..SLOTS).filter(|slot| {
+            let slot = usize::from(*slot);
+            // Where nobody has it now whoever had it may have it again.
+            owners[slot] != NOBODY && owners[slot] != state.owners[slot]
+        });
+        let changed: Vec<_> = changed.collect();
+        for slot in &changed {
+            state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
+        }
+        changed
+    }
+
+    /// The number of the server there, which may be a new one.
+    fn number(&self, place: &Place) -> u16 {
+        let mut state = self.state.lock();
+        if let Some(at) = state.nodes.iter().position(|(known, _)| known == place) {
+            return at as u16;
+        }
+        let number = state.nodes.len();
+        let endpoint = Arc::new(self.manner.of_same_cluster(place, number));
+        let lanes = self.lanes.get().copied().unwrap_or(1);
+        let node = Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes));
+        state.nodes.push((place.clone(), Arc::clone(&node)));
+        drop(state);
+        if let Some(tell) = self.on_node.get() {
+            tell(&node);
+        }
+        number as u16
+    }
+
+    fn tell_moved(&self, slots: &[u16]) {
+        if let Some(tell) = self.on_moved.get() {
+            tell(slots);
+        }
+    }
+
+    fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+/// Who looks for all. Whatever way it ends, the next one may.
+struct Looking<'a>(&'a Cluster);
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.looking = false;
+        state.looked_at = Some(Instant::now());
+        drop(state);
+        self.0.looked.notify_all();
+    }
+}
+
+/// What a server says of the cluster.
+struct Asked {
+    slots: Value,
+    /// It knows the channels of shards.
+    shards: bool,
+}
+
+fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
+    let now = Instant::now();
+    let until = now.checked_add(within).unwrap_or(now);
+    let mut connection = endpoint.open_within(within)?;
+    let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
+    let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
+    connection.send_packed_command(&[slots.bytes(), shards.bytes()].concat(), now)?;
+    let slots = connection.receive_until(until)?;
+    let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
+    Ok(Asked { slots, shards })
+}
+
+/// One slot of a cluster, for a name with this hash.
+#[derive(Clone)]
+pub(crate) struct Slot {
+    cluster: Arc<Cluster>,
+    number: u16,
+    hash: u64,
+}
+
+impl Slot {
+    pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u64) -> Self {
+        Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
+    }
+
+    pub(super) fn lane(&self) -> Arc<Lane> {
+        Arc::clone(self.cluster.node(self.number).lane(self.hash))
+    }
+
+    /// As [`Lane::call_once`]: what was refused was not run, and is sent again.
+    pub(super) fn call_once(&self, command: &Command) -> Outcome {
+        let lane = self.lane();
+        let until = lane.deadline();
+        let outcome = lane.call_once(command);
+        self.follow(outcome, false, command, None::<fn() -> Command>, until).0
+    }
+
+    pub(super) fn call_twice(
+        &self,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+    ) -> (Outcome, bool) {
+        let lane = self.lane();
+        let until = lane.deadline();
+        let outcome = lane.call_once(command);
+        self.follow(outcome, false, command, Some(copy), until)
+    }
+
+    /// Goes on from a first outcome, until `until`. `copy`: what may be sent after a command that may
+    /// have run. `true`: it was, or `twice` before.
+    pub(super) fn follow(
+        &self,
+        mut outcome: Outcome,
+        mut twice: bool,
+        command: &Command,
+        mut copy: Option<impl FnOnce() -> Command>,
+        until: Instant,
+    ) -> (Outcome, bool) {
+        let mut copied = None;
+        let mut pause = Duration::ZERO;
+        loop {
+            match &outcome {
+                Ok(reply) => match redirect(reply) {
+                    None => return (outcome, twice),
+                    Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
+                    Some(Redirect::Ask { place }) => {
+                        let number = self.cluster.number(&place);
+                        let node = self.cluster.nodes().swap_remove(number.into());
+                        let lane = node.lane(self.hash);
+                        outcome = lane.call_asking(copied.as_ref().unwrap_or(command));
+                        if !matches!(&outcome, Ok(reply) if redirect(reply).is_some()) {
+                            continue;
+                        }
+                    }
+                    Some(Redirect::Later) => self.cluster.look(),
+                },
+                Err(Failure::Unsent(_)) => self.cluster.look(),
+                // It has run.
+                Err(Failure::Unacknowledged(..)) => return (outcome, twice),
+                // It may have run.
+                Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
+                    let before = self.cluster.node(self.number);
+                    self.cluster.look();
+                    let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
+                    if is_slow && Arc::ptr_eq(&before, &self.cluster.node(self.number)) {
+                        return (outcome, twice);
+                    }
+                    if copied.is_none() {
+                        let Some(copy) = copy.take() else { return (outcome, twice) };
+                        copied = Some(copy());
+                    }
+                    twice = true;
+                }
+            }
+            if Instant::now() + pause >= until || self.cluster.is_ended() {
+                return (outcome.map(Self::nobody), twice);
+            }
+            thread::sleep(pause);
+            pause = Self::longer(pause);
+            outcome = self.lane().call_once(copied.as_ref().unwrap_or(command));
+        }
+    }
+
+    /// The last word of servers that sent a command to each other until its time was over.
+    fn nobody(reply: Value) -> Value {
+        match redirect(&reply) {
+            Some(Redirect::Moved { .. } | Redirect::Ask { .. }) => {
+                let word = b"-CLUSTERDOWN the servers do not agree whose the slot is\r\n";
+                redis::parse_redis_value(word).unwrap_or(reply)
+            }
+            _ => reply,
+        }
+    }
+
+    fn longer(pause: Duration) -> Duration {
+        pause.saturating_mul(2).clamp(FIRST_PAUSE, LAST_PAUSE)
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("nodes", &self.nodes()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! What `CLUSTER SLOTS` says.
+
+use std::ops::RangeInclusive;
+
+use redis::Value;
+
+use super::Place;
+use crate::connection::SLOTS;
+
+/// Slots in a row, and who has them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) slots: RangeInclusive<u16>,
+    pub(super) master: Place,
+    pub(super) replicas: Vec<Place>,
+}
+
+/// Reads the answer of the server at `from`. `Err`: it is no cluster's, and why.
+pub(super) fn ranges(reply: &Value, from: &Place) -> Result<Vec<Range>, &'static str> {
+    match reply {
+        Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from)).collect()),
+        Value::ServerError(error) if error.code() == "NOPERM" => Err(
+            "the server's access rights (ACL) forbid it: a client of a cluster needs CLUSTER SLOTS",
+        ),
+        _ => Err("the server is none of a cluster: use redis:// for a single server"),
+    }
+}
+
+/// One that cannot be read is nobody's.
+fn range(part: &Value, from: &Place) -> Option<Range> {
+    let Value::Array(parts) = part else { return None };
+    let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
+    let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
+    let mut places = servers.iter().filter_map(|server| place(server, from));
+    let master = places.next()?;
+    Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: places.collect() })
+}
+
+fn place(server: &Value, from: &Place) -> Option<Place> {
+    let Value::Array(parts) = server else { return None };
+    let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        // It does not know under which address it is known.
+        Value::Nil => String::new(),
+        _ => return None,
+    };
+    let host = if host.is_empty() { from.host.clone() } else { host };
+    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
+    (host != "?").then_some(Place { host, port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn at(host: &str, port: u16) -> Place {
+        Place { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn who_has_which_slots_is_read() {
+        let server = |host: Value, port| Value::Array(vec![host, Value::Int(port), text("id")]);
+        let reply = Value::Array(vec![
+            Value::Array(vec![
+                Value::Int(0),
+                Value::Int(5_460),
+                server(text("one"), 1),
+                server(text("two"), 2),
+            ]),
+            Value::Array(vec![Value::Int(5_461), Value::Int(16_383), server(Value::Nil, 3)]),
+            Value::Array(vec![Value::Int(0), Value::Int(99_999), server(text("four"), 4)]),
+        ]);
+        let ranges = ranges(&reply, &at("here", 9)).unwrap();
+        let [first, second] = ranges.as_slice() else { panic!("{ranges:?}") };
+        assert_eq!((first.slots.clone(), &first.master), (0..=5_460, &at("one", 1)));
+        assert_eq!(first.replicas, [at("two", 2)]);
+        assert_eq!((second.slots.clone(), &second.master), (5_461..=16_383, &at("here", 3)));
+    }
+
+    #[test]
+    fn a_single_server_is_told_apart() {
+        let text = b"-ERR This instance has cluster support disabled\r\n";
+        let reply = redis::parse_redis_value(text).unwrap();
+        assert!(ranges(&reply, &at("here", 9)).unwrap_err().contains("use redis://"));
+    }
+}

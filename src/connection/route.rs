@@ -1,0 +1,89 @@
+//! How a name's commands reach the server that has the name.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::cluster::Slot;
+use super::lane::{self, Lane};
+use super::{Command, Outcome};
+
+/// From a name to a server's lane. All commands of a name go over one lane, so that they run in the
+/// order they were written; in a cluster, over one of whichever server has the name's slot now.
+#[derive(Clone)]
+pub(crate) enum Route {
+    Server(Arc<Lane>),
+    Slot(Slot),
+}
+
+impl Route {
+    /// The lane of now.
+    pub(crate) fn lane(&self) -> Cow<'_, Arc<Lane>> {
+        match self {
+            Self::Server(lane) => Cow::Borrowed(lane),
+            Self::Slot(slot) => Cow::Owned(slot.lane()),
+        }
+    }
+
+    /// Which run of which server was met last there.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.lane().endpoint().incarnation()
+    }
+
+    /// See [`Lane::call_once`].
+    pub(crate) fn call_once(&self, command: &Command) -> Outcome {
+        match self {
+            Self::Server(lane) => lane.call_once(command),
+            Self::Slot(slot) => slot.call_once(command),
+        }
+    }
+
+    /// See [`Lane::call_twice`].
+    pub(crate) fn call_twice(
+        &self,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+    ) -> (Outcome, bool) {
+        match self {
+            Self::Server(lane) => lane.call_twice(command, copy),
+            Self::Slot(slot) => slot.call_twice(command, copy),
+        }
+    }
+
+    /// See [`Lane::begin`].
+    pub(crate) fn begin(&self, command: &Command) -> Begun {
+        match self {
+            Self::Server(lane) => Begun::Server(lane.begin(command)),
+            Self::Slot(slot) => {
+                Begun::Slot(slot.lane().begin(command), slot.clone(), command.clone())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lane().fmt(f)
+    }
+}
+
+/// A command on its way: see [`Lane::begin`].
+#[must_use = "it was sent; what came of it must be heard"]
+pub(crate) enum Begun {
+    Server(lane::Begun),
+    Slot(lane::Begun, Slot, Command),
+}
+
+impl Begun {
+    /// See [`lane::Begun::finish`].
+    pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
+        match self {
+            Self::Server(begun) => begun.finish(until),
+            Self::Slot(begun, slot, command) => {
+                let (outcome, twice) = begun.finish(until);
+                slot.follow(outcome, twice, &command, Some(|| command.clone()), until)
+            }
+        }
+    }
+}

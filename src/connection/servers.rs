@@ -1,0 +1,84 @@
+//! The servers of a client: one, or a cluster's.
+
+use std::sync::Arc;
+
+use super::cluster::{Cluster, Slot};
+use super::{Channels, Node, Route};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Servers {
+    One(Arc<Node>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    /// How the commands of a name with this hash reach its server.
+    pub(crate) fn route(&self, name: &str, hash: u64) -> Route {
+        match self {
+            Self::One(node) => Route::Server(Arc::clone(node.lane(hash))),
+            Self::Cluster(cluster) => Route::Slot(Slot::of(cluster, name.as_bytes(), hash)),
+        }
+    }
+
+    /// The server that has a key or channel now.
+    pub(crate) fn home(&self, key: &[u8]) -> Arc<Node> {
+        match self {
+            Self::One(node) => Arc::clone(node),
+            Self::Cluster(cluster) => cluster.node(super::slot_of(key)),
+        }
+    }
+
+    /// Any one.
+    pub(crate) fn first(&self) -> Arc<Node> {
+        match self {
+            Self::One(node) => Arc::clone(node),
+            Self::Cluster(cluster) => cluster.nodes().swap_remove(0),
+        }
+    }
+
+    /// All that were met.
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        match self {
+            Self::One(node) => vec![Arc::clone(node)],
+            Self::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self {
+            Self::One(_) => None,
+            Self::Cluster(cluster) => Some(cluster),
+        }
+    }
+
+    /// Where they are, for people.
+    pub(crate) fn address(&self) -> String {
+        let address = self.first().endpoint.address();
+        match self {
+            Self::One(_) => address,
+            Self::Cluster(_) => format!("{address} and others of its cluster"),
+        }
+    }
+
+    /// The number of the database: a cluster has one. (No mutex: a forked child asks.)
+    pub(crate) fn database(&self) -> i64 {
+        match self {
+            Self::One(node) => node.endpoint.database(),
+            Self::Cluster(_) => 0,
+        }
+    }
+
+    /// How channels are spoken to there.
+    pub(crate) fn channels(&self) -> Channels {
+        self.first().endpoint.channels()
+    }
+
+    /// Whether one of another client's servers is one of these.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let others = other.all();
+        let is_one = |one: &Arc<Node>| {
+            others.iter().any(|other| one.endpoint.is_same_server_as(&other.endpoint))
+        };
+        self.all().iter().any(is_one)
+    }
+}

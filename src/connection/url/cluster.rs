@@ -1,0 +1,108 @@
+//! A URL of a cluster: taken apart, and each of its hosts looked at as a URL of its own.
+
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
+use super::{ESCAPE, FORMS, explain, parted};
+
+/// What a URL of a cluster says: its servers, or some of them, that name the others.
+#[derive(Debug)]
+pub(in crate::connection) struct ClusterUrl {
+    pub(in crate::connection) nodes: Vec<ConnectionInfo>,
+}
+
+impl ClusterUrl {
+    /// `None`: it is of another kind. `Err`: what is wrong with it, without a word of it.
+    pub(in crate::connection) fn parse(url: &str) -> Option<Result<Self, String>> {
+        let (scheme, rest) = url.trim().split_once("://")?;
+        let scheme = scheme.to_ascii_lowercase();
+        let plain = scheme.strip_suffix("cluster")?.strip_suffix(['-', '+'])?;
+        Some(Self::of(plain, rest).map_err(|why| format!("{why}. {FORMS}")))
+    }
+
+    fn of(plain: &str, rest: &str) -> Result<Self, String> {
+        let (rest, fragment) = parted(rest, '#');
+        let (rest, query) = parted(rest, '?');
+        let (authority, path) = parted(rest, '/');
+        let strays = [path, query, fragment];
+        if !authority.contains('@') && strays.into_iter().flatten().any(|it| it.contains('@')) {
+            return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
+        }
+        if !matches!(path.unwrap_or_default().trim_end_matches('/'), "" | "0") {
+            return Err("a cluster has no databases but 0".to_owned());
+        }
+        let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let mut hosts: Vec<_> = hosts.split(',').map(str::trim).collect();
+        let mut parameters = Vec::new();
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            match parted(pair, '=') {
+                ("node", value) => hosts.push(value.unwrap_or_default()),
+                _ => parameters.push(pair),
+            }
+        }
+        let info = |host: &&str| -> Result<ConnectionInfo, String> {
+            let login = if user.is_empty() { String::new() } else { format!("{user}@") };
+            let mut url = format!("{plain}://{login}{host}/");
+            if !parameters.is_empty() {
+                url.push_str(&format!("?{}", parameters.join("&")));
+            }
+            if let Some(fragment) = fragment {
+                url.push_str(&format!("#{fragment}"));
+            }
+            if let Some(why) = explain(&url) {
+                return Err(why);
+            }
+            url.into_connection_info().map_err(|_| "the URL is not usable".to_owned())
+        };
+        Ok(Self { nodes: hosts.iter().map(info).collect::<Result<_, _>>()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<ClusterUrl, String> {
+        ClusterUrl::parse(url).unwrap_or_else(|| panic!("{url} is of another kind"))
+    }
+
+    #[test]
+    fn the_forms_of_the_ecosystems_clients_are_read() {
+        for url in [
+            "redis-cluster://u:p%2Fw@one:1,two,[::1]:3",
+            "REDIS+Cluster://u:p%2Fw@one:1,two,[::1]:3/",
+            "valkey-cluster://u:p%2Fw@one:1/0?node=two&node=[::1]:3",
+        ] {
+            let read = parse(url).unwrap();
+            let addresses: Vec<_> = read.nodes.iter().map(|info| info.addr().to_string()).collect();
+            assert_eq!(addresses, ["one:1", "two:6379", "::1:3"], "{url}");
+            for info in &read.nodes {
+                let login = (info.redis_settings().username(), info.redis_settings().password());
+                assert_eq!(login, (Some("u"), Some("p/w")), "{url}");
+            }
+        }
+        assert!(ClusterUrl::parse("redis://localhost").is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_explained_and_the_password_not_repeated() {
+        for (url, word) in [
+            ("redis-cluster://", "no host"),
+            ("redis-cluster://one,,two", "no host"),
+            ("redis-cluster://:secret@", "no host"),
+            ("redis-cluster://one:port", "port"),
+            ("redis-cluster://one/1", "databases"),
+            ("redis-cluster://one/secret", "databases"),
+            ("redis-cluster://secret@one", "no password"),
+            ("redis-cluster://:secret/x@one", "%2F"),
+            ("redis-cluster://:secret#x@one", "%23"),
+            ("redis-cluster://one?secret=1", "not known"),
+            ("redis-cluster://one#secret", "fragment"),
+            ("http-cluster://one", "scheme"),
+        ] {
+            let Err(why) = parse(url) else { panic!("{url} is taken") };
+            let (why, forms) = why.split_once(". ").unwrap();
+            assert!(why.contains(word), "{url}: {why}");
+            assert!(!why.contains("secret") && forms == FORMS, "{url}: {why}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! A cluster of real servers, whose slots can be moved and whose masters can be killed.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult, Value, cmd};
+
+use crate::{Server, ServerBuilder, ServerError, wait_until};
+
+/// How long the servers may take until all know all others, or agree on a new master.
+const BOUND: Duration = Duration::from_secs(60);
+const SLOTS: u16 = 16_384;
+
+/// Three masters with as many slots each and, if they are wanted, a replica of each, on free ports of
+/// 127.0.0.1.
+#[derive(Debug)]
+pub struct Cluster {
+    servers: Vec<Server>,
+    masters: usize,
+}
+
+impl Cluster {
+    /// Three masters and three replicas. Returns when all know all others.
+    ///
+    /// # Errors
+    ///
+    /// If no server program can be had that knows clusters, or it does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        Self::of(3, true, |builder, _| node(&builder))
+    }
+
+    /// Three masters alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn without_replicas() -> Result<Self, ServerError> {
+        Self::of(3, false, |builder, _| node(&builder))
+    }
+
+    /// Three masters alone that want this password, of letters and digits.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn with_password(password: &str) -> Result<Self, ServerError> {
+        Self::of(3, false, |builder, _| node(&builder.password(password)))
+    }
+
+    /// The same, and with TLS, also among them: see [`tls_url`](Self::tls_url).
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start), and if the program has no TLS.
+    pub fn with_tls(password: &str) -> Result<Self, ServerError> {
+        Self::of(3, false, |builder, first| {
+            let builder = builder.password(password).tls_among(first);
+            node(&builder.args(&["--tls-cluster", "yes"]))
+        })
+    }
+
+    fn of(
+        masters: usize,
+        replicas: bool,
+        node: impl Fn(ServerBuilder, Option<&Server>) -> Result<Server, ServerError>,
+    ) -> Result<Self, ServerError> {
+        let all = if replicas { 2 * masters } else { masters };
+        let mut servers: Vec<Server> = Vec::new();
+        for _ in 0..all {
+            servers.push(node(Server::builder(), servers.first())?);
+        }
+        let cluster = Self { servers, masters };
+        cluster.make();
+        Ok(cluster)
+    }
+
+    fn make(&self) {
+        for (at, server) in self.servers.iter().enumerate() {
+            let mut node = server.connection();
+            let _: Value = cmd("CLUSTER")
+                .arg("SET-CONFIG-EPOCH")
+                .arg(at + 1)
+                .query(&mut node)
+                .unwrap_or_else(|error| panic!("no epoch: {error}"));
+        }
+        // Not before: one that knows another takes no number any more.
+        let mut first = self.servers[0].connection();
+        for other in &self.servers[1..] {
+            let _: Value = cmd("CLUSTER")
+                .arg("MEET")
+                .arg("127.0.0.1")
+                .arg(other.port())
+                .arg(other.port() + BUS)
+                .query(&mut first)
+                .unwrap_or_else(|error| panic!("the servers do not meet: {error}"));
+        }
+        let share = usize::from(SLOTS).div_ceil(self.masters);
+        for (at, server) in self.servers[..self.masters].iter().enumerate() {
+            let last = ((at + 1) * share).min(usize::from(SLOTS)) - 1;
+            let _: Value = cmd("CLUSTER")
+                .arg("ADDSLOTSRANGE")
+                .arg(at * share)
+                .arg(last)
+                .query(&mut server.connection())
+                .unwrap_or_else(|error| panic!("no slots: {error}"));
+        }
+        self.wait_until("all servers know all others", |info| {
+            info.contains(&format!("cluster_known_nodes:{}", self.servers.len()))
+        });
+        for (at, server) in self.servers[self.masters..].iter().enumerate() {
+            let master = self.id(&self.servers[at]);
+            let mut node = server.connection();
+            wait_until("a replica finds its master", BOUND, || {
+                let replicates: RedisResult<Value> =
+                    cmd("CLUSTER").arg("REPLICATE").arg(&master).query(&mut node);
+                replicates.is_ok()
+            });
+            wait_until("a replica has its master's data", BOUND, || {
+                let info: RedisResult<String> = cmd("INFO").arg("replication").query(&mut node);
+                info.is_ok_and(|info| info.contains("master_link_status:up"))
+            });
+        }
+        self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
+        if self.servers.len() > self.masters {
+            // Else nobody would take the place of a master that is killed at once.
+            for master in &self.servers[..self.masters] {
+                wait_until("a master knows its replica", BOUND, || {
+                    let info: RedisResult<String> =
+                        cmd("INFO").arg("replication").query(&mut master.connection());
+                    info.is_ok_and(|info| info.contains("state=online"))
+                });
+            }
+        }
+    }
+
+    /// Waits until each server that runs says of the cluster what is expected.
+    fn wait_until(&self, what: &str, expected: impl Fn(&str) -> bool) {
+        for server in &self.servers {
+            let mut node = server.connection();
+            wait_until(what, BOUND, || {
+                let info: RedisResult<String> = cmd("CLUSTER").arg("INFO").query(&mut node);
+                info.is_ok_and(|info| expected(&info))
+            });
+        }
+    }
+
+    /// `redis-cluster://host:port,…` with all servers.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> =
+            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// `rediss-cluster://password@host:port,…` with the ports for TLS.
+    ///
+    /// # Panics
+    ///
+    /// If the servers have no TLS.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let hosts: Vec<_> = self.servers.iter().map(Server::tls_url).collect();
+        let host = |url: &str| {
+            let (_, host) = url.trim_end_matches("/#insecure").rsplit_once('@').unwrap_or_default();
+            host.to_owned()
+        };
+        let (login, _) =
+            hosts[0].trim_start_matches("rediss://").rsplit_once('@').unwrap_or_default();
+        let hosts: Vec<_> = hosts.iter().map(|url| host(url)).collect();
+        format!("rediss-cluster://{login}@{}", hosts.join(","))
+    }
+
+    /// The servers: at first masters, and then their replicas in the same order.
+    #[must_use]
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The slot of a key.
+    #[must_use]
+    pub fn slot(&self, key: &str) -> u16 {
+        cmd("CLUSTER")
+            .arg("KEYSLOT")
+            .arg(key)
+            .query(&mut self.servers[0].connection())
+            .unwrap_or_else(|error| panic!("no slot: {error}"))
+    }
+
+    /// The server that has a slot, by its own word.
+    ///
+    /// # Panics
+    ///
+    /// If none has it for long.
+    #[must_use]
+    pub fn owner(&self, slot: u16) -> &Server {
+        let mut found = None;
+        wait_until("a server has the slot", BOUND, || {
+            found = self.servers.iter().position(|server| has(server, slot));
+            found.is_some()
+        });
+        found.map_or_else(|| panic!("no server has slot {slot}"), |at| &self.servers[at])
+    }
+
+    /// A master that has not the slot.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[must_use]
+    pub fn another(&self, slot: u16) -> &Server {
+        let owner = self.owner(slot).port();
+        let mut all = self.servers[..self.masters].iter();
+        let other = all.find(|server| server.port() != owner && server.is_running());
+        other.unwrap_or_else(|| panic!("there is no other master"))
+    }
+
+    /// The server that has a key.
+    #[must_use]
+    pub fn home(&self, key: &str) -> &Server {
+        self.owner(self.slot(key))
+    }
+
+    /// Moves a slot with its keys to another server, as a reshard does.
+    pub fn move_slot(&self, slot: u16, to: &Server) {
+        self.begin_move(slot, to);
+        self.move_keys(slot, to);
+        self.end_move(slot, to);
+    }
+
+    /// The first step of [`move_slot`](Self::move_slot): the slot's keys may be at both from here on.
+    pub fn begin_move(&self, slot: u16, to: &Server) {
+        let from = self.owner(slot);
+        set_slot(to, slot, &["IMPORTING", &self.id(from)]);
+        set_slot(from, slot, &["MIGRATING", &self.id(to)]);
+    }
+
+    /// The second step: moves the keys that are there now.
+    pub fn move_keys(&self, slot: u16, to: &Server) {
+        let mut from = self.owner(slot).connection();
+        loop {
+            let keys: Vec<String> = cmd("CLUSTER")
+                .arg("GETKEYSINSLOT")
+                .arg(slot)
+                .arg(100)
+                .query(&mut from)
+                .unwrap_or_else(|error| panic!("no keys of slot {slot}: {error}"));
+            if keys.is_empty() {
+                return;
+            }
+            self.move_key_of(&mut from, &keys, to);
+        }
+    }
+
+    /// Moves one key, after [`begin_move`](Self::begin_move).
+    pub fn move_key(&self, key: &str, to: &Server) {
+        self.move_key_of(&mut self.home(key).connection(), &[key.to_owned()], to);
+    }
+
+    fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
+        let _: Value = cmd("MIGRATE")
+            .arg("127.0.0.1")
+            .arg(to.port())
+            .arg("")
+            .arg(0)
+            .arg(5_000)
+            .arg("KEYS")
+            .arg(keys)
+            .query(from)
+            .unwrap_or_else(|error| panic!("the keys are not moved: {error}"));
+    }
+
+    /// The last step: the slot is the other server's.
+    pub fn end_move(&self, slot: u16, to: &Server) {
+        let (from, id) = (self.owner(slot), self.id(to));
+        set_slot(to, slot, &["NODE", &id]);
+        set_slot(from, slot, &["NODE", &id]);
+        let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
+        masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
+        // Each move has a number, and the higher one counts: who moves the slot on before all know of
+        // this one may give that the same number, and then the servers do not agree for good.
+        let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
+        wait_until("all know of the move", BOUND, || {
+            let number = epoch(to);
+            masters().all(|server| {
+                epoch(server) == number && line(server, &id).is_some_and(|it| names(&it, slot))
+            })
+        });
+    }
+
+    /// Waits until another server than `old` has the slot; returns when that was.
+    pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
+        wait_until("another server has taken over", BOUND, || {
+            let others = self.servers.iter().filter(|server| server.port() != old.port());
+            others.into_iter().any(|server| has(server, slot))
+        });
+        Instant::now()
+    }
+
+    /// Kills the server of a slot, and waits until its replica has taken over.
+    pub fn fail_over(&self, slot: u16) {
+        let old = self.owner(slot);
+        old.kill();
+        self.wait_taken_over(slot, old);
+    }
+
+    fn id(&self, server: &Server) -> String {
+        cmd("CLUSTER")
+            .arg("MYID")
+            .query(&mut server.connection())
+            .unwrap_or_else(|error| panic!("a server without a name: {error}"))
+    }
+}
+
+/// So much higher is the port on which the servers talk to each other. (10,000, if it is not said: that
+/// is not always a port.)
+const BUS: u16 = 20_000;
+
+fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
+    for _ in 0..20 {
+        let port = crate::server::ports::free();
+        let started = builder
+            .clone()
+            .port(port)
+            .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
+            .args(&["--cluster-port", &(port + BUS).to_string()])
+            .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
+            .args(&["--cluster-allow-replica-migration", "no"])
+            .start();
+        match started {
+            Err(error) if error.to_string().contains("taken") => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            started => return started,
+        }
+    }
+    Err(ServerError::new("no two free ports for a server of a cluster"))
+}
+
+fn has(server: &Server, slot: u16) -> bool {
+    if !server.is_running() {
+        return false;
+    }
+    let own = line(server, "myself").unwrap_or_default();
+    own.contains("master") && names(&own, slot)
+}
+
+/// What a server knows of one server.
+fn line(server: &Server, word: &str) -> Option<String> {
+    let nodes: RedisResult<String> = cmd("CLUSTER").arg("NODES").query(&mut server.connection());
+    let nodes = nodes.unwrap_or_default();
+    // A replica's line names its master as well, behind its own name and what it is.
+    let is_it = |line: &&str| line.split(' ').take(3).any(|column| column.contains(word));
+    nodes.lines().find(is_it).map(str::to_owned)
+}
+
+/// Whether a slot is among those of such a line.
+fn names(line: &str, slot: u16) -> bool {
+    line.split(' ').skip(8).any(|range| {
+        let mut ends = range.split('-').map(str::parse::<u16>);
+        match (ends.next(), ends.next()) {
+            (Some(Ok(first)), Some(Ok(last))) => (first..=last).contains(&slot),
+            (Some(Ok(only)), None) => only == slot,
+            _ => false,
+        }
+    })
+}
+
+fn set_slot(server: &Server, slot: u16, words: &[&str]) {
+    let _: Value = cmd("CLUSTER")
+        .arg("SETSLOT")
+        .arg(slot)
+        .arg(words)
+        .query(&mut server.connection())
+        .unwrap_or_else(|error| panic!("SETSLOT {words:?}: {error}"));
+}
