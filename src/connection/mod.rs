@@ -5,6 +5,7 @@ mod command;
 mod endpoint;
 mod greet;
 mod health;
+mod host_port;
 mod lane;
 mod link;
 #[cfg(test)]
