@@ -380,7 +380,7 @@ impl Slot {
     pub(super) fn follow(
         &self,
         mut outcome: Outcome,
-        mut twice: bool,
+        mut in_doubt: bool,
         command: &Command,
         mut copy: Option<impl FnOnce() -> Command>,
         until: Instant,
@@ -390,7 +390,7 @@ impl Slot {
         loop {
             match &outcome {
                 Ok(reply) => match redirect(reply) {
-                    None => return (outcome, twice),
+                    None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
                     Some(Redirect::Ask { place }) => {
                         let number = self.cluster.number(&place);
@@ -405,24 +405,24 @@ impl Slot {
                 },
                 Err(Failure::Unsent(_)) => self.cluster.look(),
                 // It has run.
-                Err(Failure::Unacknowledged(..)) => return (outcome, twice),
+                Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
                 // It may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
                     let before = self.cluster.node(self.number);
                     self.cluster.look();
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
                     if is_slow && Arc::ptr_eq(&before, &self.cluster.node(self.number)) {
-                        return (outcome, twice);
+                        return (outcome, in_doubt);
                     }
                     if copied.is_none() {
-                        let Some(copy) = copy.take() else { return (outcome, twice) };
+                        let Some(copy) = copy.take() else { return (outcome, in_doubt) };
                         copied = Some(copy());
                     }
-                    twice = true;
+                    in_doubt = true;
                 }
             }
             if Instant::now() + pause >= until || self.cluster.is_ended() {
-                return (outcome.map(Self::nobody), twice);
+                return (outcome.map(Self::nobody), in_doubt);
             }
             thread::sleep(pause);
             pause = Self::longer(pause);
