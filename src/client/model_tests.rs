@@ -264,7 +264,7 @@ fn take_away(keeps: bool, breaks: bool) {
     let (core, jobs) = Core::model_with_jobs();
     let process = Process::of(Arc::clone(&core));
     // Somebody waits for something: the subscriber has a connection by now, or will soon.
-    let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own());
+    let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = process.client.reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
     let site = Site::of(&core, NAME);

@@ -62,16 +62,14 @@ impl Endpoint {
     }
 
     pub(crate) fn of(url: &str, config: &Config) -> Result<Self, Error> {
-        let timeouts = [config.connect_timeout, config.response_timeout];
-        let credentials = &config.credentials;
         #[cfg(not(all(test, shuttle)))]
         if let Some(url) = SentinelUrl::parse(url) {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
-            let settings = Credentials::instead(credentials, url.server.redis_settings());
+            let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
             let sentinels = Sentinels::new(&url, &settings, config, &health)?;
-            let place = Target::Named(Arc::new(sentinels));
-            return Ok(Self::at(place, settings, timeouts, health));
+            let timeouts = [config.connect_timeout, config.response_timeout];
+            return Ok(Self::at(Target::Named(Arc::new(sentinels)), settings, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
             return Err(Error::new(ErrorKind::Config, why));
