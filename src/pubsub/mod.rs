@@ -179,7 +179,11 @@ impl PubSub {
 
     /// Where there is one server.
     fn sole(&self) -> &Arc<Subscriber> {
-        self.sole.get_or_init(|| self.subscriber(&self.servers.first()))
+        self.sole.get().unwrap_or_else(|| {
+            // The mutex is not taken inside: whoever has it may come here.
+            let subscriber = self.subscriber(&self.servers.first());
+            self.sole.get_or_init(|| subscriber)
+        })
     }
 
     /// What listens to a server.
