@@ -182,7 +182,12 @@ impl PubSub {
 
     /// Where there is one server.
     fn sole(&self) -> &Arc<Subscriber> {
-        self.sole.get_or_init(|| self.subscriber(&self.servers.first()))
+        if let Some(sole) = self.sole.get() {
+            return sole;
+        }
+        // Whoever else looks for it has the same one, and nobody waits with a mutex for who does.
+        let subscriber = self.subscriber(&self.servers.first());
+        self.sole.get_or_init(|| subscriber)
     }
 
     /// What listens to a server.
