@@ -19,7 +19,7 @@ use crate::script::condition::ConditionScripts;
 use crate::wait::Wait;
 
 pub(crate) use self::place::pass_on;
-use self::place::{Ended, Place};
+use self::place::{ConditionPlace, Ended};
 
 mod place;
 
@@ -234,7 +234,7 @@ impl Condition {
             return Ok(false);
         }
         let before = |error: Error| error.now("the lock is held as before");
-        let mut place = Place::new(site, &self.keys, &tenancy.thread);
+        let mut place = ConditionPlace::new(site, &self.keys, &tenancy.thread);
         if !place.listen(&wait).map_err(before)? {
             return Ok(false);
         }
@@ -247,7 +247,7 @@ impl Condition {
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
         // From here on a notification finds it, and nobody can notify before it has left the lock.
-        let left = Left::all_levels(site, &tenancy)?;
+        let left = Suspended::all_levels(site, &tenancy)?;
         let ended = place.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| place.notified());
         // Neither time nor a cancel ends this: the caller has what it had.
@@ -438,12 +438,12 @@ impl fmt::Debug for Condition {
 }
 
 /// What a thread that waits comes back with: its levels, and what its guards go by.
-struct Left {
+struct Suspended {
     levels: Folded,
     stay: Arc<Stay>,
 }
 
-impl Left {
+impl Suspended {
     /// Leaves the lock. An error: it was lost before, and there is nothing to leave.
     fn all_levels(site: &Arc<Site>, tenancy: &Arc<Tenancy>) -> Result<Self, Error> {
         // Only its own thread changes levels, and that is here. It may be lost, however.

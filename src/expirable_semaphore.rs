@@ -14,7 +14,7 @@ use crate::node::Session;
 use crate::permits::{self, Permits, Source};
 use crate::protocol::PermitId;
 use crate::script::expirable_semaphore::Counts;
-use crate::script::lock::{self, Renewals};
+use crate::script::lock::{self, RenewalKind};
 
 mod lease;
 mod permit;
@@ -493,7 +493,7 @@ impl ExpirableSemaphore {
         held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
-        let updated = lock::extend(Renewals::Permits, route, &site.timeouts, owner, lease, acks);
+        let updated = lock::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| trouble.into_error_of(&site.name))?;
         held.updated(sent_at, lease, updated);
         Ok(updated)

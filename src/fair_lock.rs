@@ -15,7 +15,7 @@ use crate::node::Session;
 use crate::script::{self, Trouble};
 use crate::sync::Thread;
 
-use self::place::Place;
+use self::place::FairPlace;
 pub(crate) use self::queue::{FairQueue, give_back, take_out};
 
 mod line;
@@ -159,7 +159,7 @@ impl Synchronizer for FairLock {
             }
         }
         if !waits {
-            let place = Place::new(&self.queue, claim.thread, claim.need, false);
+            let place = FairPlace::new(&self.queue, claim.thread, claim.need, false);
             return Ok(Enter::Leads(Some(Lead::new(place))));
         }
         Ok(self.queue.with_queue(|newcomers| {
@@ -171,25 +171,25 @@ impl Synchronizer for FairLock {
     }
 
     /// Who had the baton of the newcomers is gone, or there was none.
-    fn place(&self, claim: &Claim<'_, Terms>) -> Place {
-        Place::new(&self.queue, claim.thread, claim.need, true)
+    fn place(&self, claim: &Claim<'_, Terms>) -> FairPlace {
+        FairPlace::new(&self.queue, claim.thread, claim.need, true)
     }
 
-    fn take(&self, lead: &mut Lead<Place>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn take(&self, lead: &mut Lead<FairPlace>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
         lead.place.read(&mut lead.listening)
     }
 
-    fn has_news(&self, place: &Place) -> bool {
+    fn has_news(&self, place: &FairPlace) -> bool {
         place.has_news()
     }
 
-    fn pause(&self, place: &Place) -> Duration {
+    fn pause(&self, place: &FairPlace) -> Duration {
         place.linger()
     }
 
     fn ask(
         &self,
-        lead: &mut Lead<Place>,
+        lead: &mut Lead<FairPlace>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if claim.wait.blocks() {
@@ -227,7 +227,7 @@ impl Synchronizer for FairLock {
             None => site.admit(&tenancy, claim.need)?,
         };
         if !is_ours {
-            let another = Place::new(queue, claim.thread, claim.need, false);
+            let another = FairPlace::new(queue, claim.thread, claim.need, false);
             baton.lead = Some(Lead::new(another));
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Asked, Candidate, Leaving, Place, Share, Tenancy, Terms};
+use crate::hold::{Asked, Candidate, GrantDetails, Leaving, Place, Tenancy, Terms};
 use crate::lock::{Handle, Trying, lock_verbs};
 use crate::node::Session;
 use crate::protocol::Mode;
@@ -248,7 +248,8 @@ impl<'a> Side<'a> {
     ) -> Result<Option<Grant>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
-        let (mut candidate, lease) = (Candidate::<Share>::new(site), terms.lease(&site.core));
+        let (mut candidate, lease) =
+            (Candidate::<GrantDetails>::new(site), terms.lease(&site.core));
         let owner = candidate.owner;
         let undo = || site.disown(&owner, lease);
         candidate.asks(Asked::now(site), lease);
@@ -278,8 +279,8 @@ impl<'a> Side<'a> {
             return Err(site.take_back(candidate, command, Orphan::requested, void));
         }
         let hold = candidate.granted_by_reply(site, terms);
-        let share = Share { places, chain: site.gate.chain(hold.asked.at), tokens: None };
-        let hold = hold.shared(share, None);
+        let details = GrantDetails { places, chain: site.gate.chain(hold.asked.at), tokens: None };
+        let hold = hold.with_details(details, None);
         let granted = Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(claim.thread)));
         let Some(tenancy) = self.seat(&granted, claim, || {}).inspect_err(|_| undo())? else {
             undo();

@@ -285,6 +285,8 @@ fn check_server(lines: &[String]) -> u64 {
                 *until = time + lease.parse::<u64>().unwrap() * 1_000;
             }
             ["del", NAME] => holder = None,
+            // Of somebody else's it does nothing.
+            ["hdel", NAME, owner] => holder = holder.filter(|(last, _)| last != owner),
             _ => {}
         }
     }

@@ -461,8 +461,9 @@ fn a_hold_that_the_server_has_lost_is_told_at_the_next_renewal() {
 fn a_loss_that_the_unlock_finds_is_its_error() {
     let _bounded = bounded();
     let server = server();
-    let client = client(&server);
-    let lock = client.reentrant_lock("found");
+    // The server does not tell it.
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
+    let lock = client.connect().unwrap().reentrant_lock("found");
     let guard = lock.lock().unwrap();
     let () = server.connection().del("found").unwrap();
     hold_as_redisson(&mut server.connection(), "found", LONG);

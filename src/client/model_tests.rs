@@ -263,6 +263,8 @@ fn take_away(keeps: bool, breaks: bool) {
     let server = Server::start(0);
     let (core, jobs) = Core::model_with_jobs();
     let process = Process::of(Arc::clone(&core));
+    // Somebody waits for something: the subscriber has a connection by now, or will soon.
+    let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = process.client.reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
     let site = Site::of(&core, NAME);
@@ -322,7 +324,7 @@ fn take_away(keeps: bool, breaks: bool) {
     next.unlock().unwrap();
     done.store(1, Ordering::SeqCst);
     renewer.join().unwrap();
-    drop((lock, site));
+    drop((lock, site, waits));
     process.end();
 }
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::acquire::await_confirmation;
-use crate::connection::{Command, Outcome, Receiver};
+use crate::connection::{Command, Outcome, ReplyReceiver};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Expected, HoldState, Site, Tenancy};
 use crate::node::Core;
@@ -50,10 +50,10 @@ pub(super) enum Ended {
 }
 
 /// See the module.
-pub(super) struct Place<'a> {
+pub(super) struct ConditionPlace<'a> {
     site: &'a Arc<Site>,
     thread: &'a Arc<Thread>,
-    mail: Arc<Mail>,
+    notice: Arc<Notice>,
     own: Subscription,
     /// The version of that channel when nothing can have been missed.
     seen: u64,
@@ -62,7 +62,7 @@ pub(super) struct Place<'a> {
     stands: bool,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ConditionPlace<'a> {
     pub(super) fn new(
         site: &'a Arc<Site>,
         keys: &Arc<ConditionKeys>,
@@ -70,18 +70,18 @@ impl<'a> Place<'a> {
     ) -> Self {
         let core = &site.core;
         let waiter = core.id.next_owner();
-        let mail = Arc::new(Mail {
+        let notice = Arc::new(Notice {
             database: core.database(),
             waiting: keys.waiting.as_str().into(),
             reader: Arc::clone(thread),
             notified: AtomicBool::new(false),
         });
         // Known to the process before it is to Redis.
-        let expected = Expected::new(core, waiter.number(), Arc::clone(&mail));
+        let expected = Expected::new(core, waiter.number(), Arc::clone(&notice));
         let part =
             Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
         let own = core.pubsub.listen_to_own(&keys.waiting);
-        Self { site, thread, mail, own, seen: 0, part, stands: false }
+        Self { site, thread, notice, own, seen: 0, part, stands: false }
     }
 
     /// Waits until messages reach this process. Before it stands there: a notification passes those
@@ -111,7 +111,7 @@ impl<'a> Place<'a> {
         let (core, name) = (&self.site.core, &self.site.name);
         let mut look_at = clock::now().saturating_add(Self::poll());
         loop {
-            if self.mail.notified.load(Ordering::Acquire) {
+            if self.notice.notified.load(Ordering::Acquire) {
                 return Ok(Ended::Notified);
             }
             let ended = match wait.check(core, name) {
@@ -136,7 +136,7 @@ impl<'a> Place<'a> {
                 let began = Instant::now();
                 match self.look(false) {
                     Ok(Looked::Notified) => {
-                        if !self.mail.notified.load(Ordering::Acquire) {
+                        if !self.notice.notified.load(Ordering::Acquire) {
                             // The message of that is on its way, or was lost.
                             core.pubsub.suspect(&self.part.keys.waiting);
                         }
@@ -153,7 +153,7 @@ impl<'a> Place<'a> {
             wait.wakeable(self.thread, || {
                 let _waking = self.own.wake(self.thread);
                 // After the registrations: what came before them woke nobody.
-                if !self.mail.notified.load(Ordering::Acquire)
+                if !self.notice.notified.load(Ordering::Acquire)
                     && (self.own.version() == version || !self.own.is_confirmed())
                     && wait.check(core, name).is_ok()
                 {
@@ -183,7 +183,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConditionPlace<'_> {
     fn drop(&mut self) {
         if self.stands && !self.site.core.is_forked() {
             self.part.done(Use::PassedOn);
@@ -222,14 +222,14 @@ impl fmt::Debug for Part {
 
 /// What a place was told.
 #[derive(Debug)]
-struct Mail {
+struct Notice {
     database: i64,
     waiting: Box<str>,
     reader: Arc<Thread>,
     notified: AtomicBool,
 }
 
-impl Addressee for Mail {
+impl Addressee for Notice {
     fn told(&self, news: &News<'_>) {
         let News::Notified { database, waiting } = news else { return };
         if (*database, *waiting) == (self.database, &*self.waiting) {
@@ -289,7 +289,7 @@ struct Done {
     command: Command,
 }
 
-impl Receiver for Done {
+impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
             // If that does not get through either, the record ends without a sign of life, and an entry

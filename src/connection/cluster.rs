@@ -19,8 +19,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult, Value};
 
+use super::host_port::HostPort;
 use super::reply::{Redirect, redirect, redirect_of};
 use super::url::ClusterUrl;
 use super::{Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, slot_of};
@@ -44,40 +45,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 const NOBODY: u16 = u16::MAX;
 
-/// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) host: String,
-    pub(super) port: u16,
-}
-
-impl Place {
-    pub(super) fn of(address: &ConnectionAddr) -> Self {
-        let (host, port) = match address {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                (host.clone(), *port)
-            }
-            // A cluster's URL names none.
-            _ => (String::new(), 0),
-        };
-        Self { host, port }
-    }
-
-    /// Reached as the server at `other` is.
-    pub(super) fn instead_of(&self, other: &ConnectionAddr) -> ConnectionAddr {
-        let (host, port) = (self.host.clone(), self.port);
-        match other {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        }
-    }
-}
-
 /// The servers of a cluster that were met, and the slots.
 pub(crate) struct Cluster {
     /// What the servers' endpoints are made of.
@@ -96,11 +63,11 @@ type OnMoved = Box<dyn Fn(&[u16]) + Send + Sync>;
 
 struct State {
     /// By number. None goes.
-    nodes: Vec<(Place, Arc<Node>)>,
+    nodes: Vec<(HostPort, Arc<Node>)>,
     /// Of each slot the number of the server that has it.
     owners: Vec<u16>,
     /// Who can be asked: the last one that answered comes first.
-    known: Vec<Place>,
+    known: Vec<HostPort>,
     looking: bool,
     looked_at: Option<Instant>,
 }
@@ -144,7 +111,7 @@ impl Cluster {
                 (Some(false), _) | (None, false) => Channels::Cluster,
                 (Some(true) | None, true) => Channels::Sharded,
             };
-            let seeds = url.nodes.iter().map(|info| Place::of(info.addr())).collect();
+            let seeds = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
             let state = State {
                 nodes: Vec::new(),
                 owners: vec![NOBODY; SLOTS.into()],
@@ -231,7 +198,7 @@ impl Cluster {
         true
     }
 
-    fn learn_one(&self, slot: u16, place: &Place) {
+    fn learn_one(&self, slot: u16, place: &HostPort) {
         let number = self.number(place);
         let mut state = self.state.lock();
         let owner = &mut state.owners[usize::from(slot)];
@@ -251,7 +218,7 @@ impl Cluster {
         self.look_at(None);
     }
 
-    fn look_at(&self, first: Option<&Place>) {
+    fn look_at(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
         if state.looking {
             // As long as it takes, and no longer than a call may.
@@ -283,7 +250,7 @@ impl Cluster {
     }
 
     /// What a server said. Returns the slots that have another server now.
-    fn learn(&self, from: &Place, ranges: &[Range]) -> Vec<u16> {
+    fn learn(&self, from: &HostPort, ranges: &[Range]) -> Vec<u16> {
         let mut owners = vec![NOBODY; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
             let number = self.number(master);
@@ -312,7 +279,7 @@ impl Cluster {
     }
 
     /// The number of the server there, which may be a new one.
-    fn number(&self, place: &Place) -> u16 {
+    fn number(&self, place: &HostPort) -> u16 {
         let mut state = self.state.lock();
         if let Some(at) = state.nodes.iter().position(|(known, _)| known == place) {
             return at as u16;
@@ -413,7 +380,7 @@ impl Slot {
     pub(super) fn follow(
         &self,
         mut outcome: Outcome,
-        mut twice: bool,
+        mut in_doubt: bool,
         command: &Command,
         mut copy: Option<impl FnOnce() -> Command>,
         until: Instant,
@@ -423,7 +390,7 @@ impl Slot {
         loop {
             match &outcome {
                 Ok(reply) => match redirect(reply) {
-                    None => return (outcome, twice),
+                    None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
                     Some(Redirect::Ask { place }) => {
                         let number = self.cluster.number(&place);
@@ -438,24 +405,24 @@ impl Slot {
                 },
                 Err(Failure::Unsent(_)) => self.cluster.look(),
                 // It has run.
-                Err(Failure::Unacknowledged(..)) => return (outcome, twice),
+                Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
                 // It may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
                     let before = self.cluster.node(self.number);
                     self.cluster.look();
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
                     if is_slow && Arc::ptr_eq(&before, &self.cluster.node(self.number)) {
-                        return (outcome, twice);
+                        return (outcome, in_doubt);
                     }
                     if copied.is_none() {
-                        let Some(copy) = copy.take() else { return (outcome, twice) };
+                        let Some(copy) = copy.take() else { return (outcome, in_doubt) };
                         copied = Some(copy());
                     }
-                    twice = true;
+                    in_doubt = true;
                 }
             }
             if Instant::now() + pause >= until || self.cluster.is_ended() {
-                return (outcome.map(Self::nobody), twice);
+                return (outcome.map(Self::nobody), in_doubt);
             }
             thread::sleep(pause);
             pause = Self::longer(pause);

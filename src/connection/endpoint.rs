@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
 
-use super::cluster;
+use super::host_port::HostPort;
 #[cfg(not(all(test, shuttle)))]
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind};
 /// A server's address with everything that opening a connection needs.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    place: Place,
+    target: Target,
     settings: RedisConnectionInfo,
     /// Counts the servers of a cluster.
     number: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Endpoint {
 
 /// Where a server is found.
 #[derive(Clone)]
-enum Place {
+enum Target {
     At {
         address: ConnectionAddr,
         #[cfg(not(all(test, shuttle)))]
@@ -62,16 +62,14 @@ impl Endpoint {
     }
 
     pub(crate) fn of(url: &str, config: &Config) -> Result<Self, Error> {
-        let timeouts = [config.connect_timeout, config.response_timeout];
-        let credentials = &config.credentials;
         #[cfg(not(all(test, shuttle)))]
         if let Some(url) = SentinelUrl::parse(url) {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
-            let settings = Credentials::instead(credentials, url.server.redis_settings());
+            let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
             let sentinels = Sentinels::new(&url, &settings, config, &health)?;
-            let place = Place::Named(Arc::new(sentinels));
-            return Ok(Self::at(place, settings, timeouts, health));
+            let timeouts = [config.connect_timeout, config.response_timeout];
+            return Ok(Self::at(Target::Named(Arc::new(sentinels)), settings, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
             return Err(Error::new(ErrorKind::Config, why));
@@ -86,7 +84,7 @@ impl Endpoint {
     fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
         let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&info.addr().to_string()));
-        let place = Place::At {
+        let place = Target::At {
             address: info.addr().clone(),
             #[cfg(not(all(test, shuttle)))]
             tls: Tls::new(info.addr(), config)?,
@@ -101,23 +99,23 @@ impl Endpoint {
     }
 
     /// Another server of the same cluster.
-    pub(super) fn of_same_cluster(&self, place: &cluster::Place, number: usize) -> Self {
-        let place = match &self.place {
+    pub(super) fn of_same_cluster(&self, place: &HostPort, number: usize) -> Self {
+        let place = match &self.target {
             #[cfg(not(all(test, shuttle)))]
-            Place::At { address, tls } => {
-                Place::At { address: place.instead_of(address), tls: tls.clone() }
+            Target::At { address, tls } => {
+                Target::At { address: place.instead_of(address), tls: tls.clone() }
             }
             #[cfg(all(test, shuttle))]
-            Place::At { address } => Place::At { address: place.instead_of(address) },
+            Target::At { address } => Target::At { address: place.instead_of(address) },
             // A cluster has no Sentinels.
             #[cfg(not(all(test, shuttle)))]
-            named @ Place::Named(_) => named.clone(),
+            named @ Target::Named(_) => named.clone(),
         };
         let timeouts = [self.connect_timeout, self.response_timeout];
         let address = match &place {
-            Place::At { address, .. } => address.to_string(),
+            Target::At { address, .. } => address.to_string(),
             #[cfg(not(all(test, shuttle)))]
-            Place::Named(_) => String::new(),
+            Target::Named(_) => String::new(),
         };
         let health = Arc::new(Health::new(&address));
         let endpoint = Self::at(place, self.settings.clone(), timeouts, health);
@@ -125,7 +123,7 @@ impl Endpoint {
     }
 
     fn at(
-        place: Place,
+        target: Target,
         settings: RedisConnectionInfo,
         [connect_timeout, response_timeout]: [Duration; 2],
         health: Arc<Health>,
@@ -134,7 +132,7 @@ impl Endpoint {
         let runs = Arc::new(Runs::new());
         let (asks, opened) = (false, Arc::default());
         Self {
-            place,
+            target,
             settings,
             number,
             channels,
@@ -160,11 +158,11 @@ impl Endpoint {
         self.channels
     }
 
-    pub(super) fn place(&self) -> cluster::Place {
-        match &self.place {
-            Place::At { address, .. } => cluster::Place::of(address),
+    pub(super) fn place(&self) -> HostPort {
+        match &self.target {
+            Target::At { address, .. } => HostPort::of(address),
             #[cfg(not(all(test, shuttle)))]
-            Place::Named(_) => cluster::Place { host: String::new(), port: 0 },
+            Target::Named(_) => HostPort { host: String::new(), port: 0 },
         }
     }
 
@@ -192,11 +190,11 @@ impl Endpoint {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (settings, timeout) = (&self.settings, self.response_timeout);
-        let opened = match &self.place {
-            Place::At { address, tls } => {
+        let opened = match &self.target {
+            Target::At { address, tls } => {
                 Connection::open(address, tls, settings, timeout, deadline, false, &|_| {})
             }
-            Place::Named(sentinels) => sentinels.open(timeout, deadline),
+            Target::Named(sentinels) => sentinels.open(timeout, deadline),
         };
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
@@ -246,7 +244,7 @@ impl Endpoint {
     /// From here on `tell` is called when another server is the master: it must not block.
     pub(crate) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         #[cfg(not(all(test, shuttle)))]
-        if let Place::Named(sentinels) = &self.place {
+        if let Target::Named(sentinels) = &self.target {
             sentinels.on_moved(tell);
         }
         #[cfg(all(test, shuttle))]
@@ -257,9 +255,9 @@ impl Endpoint {
     /// no Sentinels.
     pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
         #[cfg(not(all(test, shuttle)))]
-        match &self.place {
-            Place::At { .. } => None,
-            Place::Named(sentinels) => {
+        match &self.target {
+            Target::At { .. } => None,
+            Target::Named(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
                 Some(move || sentinels.follow())
             }
@@ -271,7 +269,7 @@ impl Endpoint {
     /// The client ends: nobody looks for a master any more.
     pub(crate) fn end(&self) {
         #[cfg(not(all(test, shuttle)))]
-        if let Place::Named(sentinels) = &self.place {
+        if let Target::Named(sentinels) = &self.target {
             sentinels.end();
         }
     }
@@ -285,7 +283,7 @@ impl Endpoint {
 
     /// Whether another server may take this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
-        !matches!(self.place, Place::At { .. })
+        !matches!(self.target, Target::At { .. })
     }
 
     /// Which run of the server was met last. No two servers of a client have the same.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::link::{Cause, Failure, Link, Outcome, Receiver};
+use super::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 use super::reply::is_wrong_server;
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ pub(crate) struct Lane {
 struct State {
     /// The link, while nobody leads.
     link: Option<Link>,
-    led: bool,
+    combining: bool,
     /// Commands not yet written. Invariants: while there is a call among them, somebody leads or has
     /// been told to; while nobody leads and there are posts, there is no link or it owes too much.
     queue: VecDeque<Pending>,
@@ -56,7 +56,7 @@ struct State {
 
 enum Pending {
     Call(Command, Arc<Call>),
-    Post(Command, Arc<dyn Receiver>),
+    Post(Command, Arc<dyn ReplyReceiver>),
 }
 
 /// Takes the first commands of a queue: so many as may be owed at once.
@@ -82,7 +82,7 @@ struct Call {
 
 enum CallState {
     Queued,
-    Lead,
+    Combines,
     Done(Outcome),
 }
 
@@ -99,7 +99,7 @@ impl Lane {
     pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
         let state = State {
             link: None,
-            led: false,
+            combining: false,
             queue: VecDeque::new(),
             closed: false,
             served: 0,
@@ -127,7 +127,7 @@ impl Lane {
     /// Sends a command whose reply nobody waits for. When this returns it is written, or stands
     /// in the queue of a leader who will write it, or (no connection, or one that owes too much) of
     /// the background thread. No reply is waited for.
-    pub(crate) fn post(&self, command: Command, receiver: Arc<dyn Receiver>) -> Posted {
+    pub(crate) fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         self.write(command, receiver);
         self.look_after()
     }
@@ -141,21 +141,21 @@ impl Lane {
         Begun { lane: Arc::clone(self), command: command.clone(), reply }
     }
 
-    fn write(&self, command: Command, receiver: Arc<dyn Receiver>) {
+    fn write(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
-        if state.led || !room {
+        if state.combining || !room {
             state.queue.push_back(Pending::Post(command, receiver));
             return;
         }
-        state.led = true;
+        state.combining = true;
         let link = state.link.take();
         drop(state);
-        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
-        if let Some(link) = &mut lead.link
+        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
+        if let Some(link) = &mut combiner.link
             && link.send_one(command, receiver).is_err()
         {
-            lead.link = None;
+            combiner.link = None;
         }
     }
 
@@ -174,7 +174,7 @@ impl Lane {
         self.look_requested.store(false, Ordering::Release);
         // Who has asked the server to wait for replicas reads that itself.
         let waits = state.link.as_ref().map_or(Duration::ZERO, Link::waits);
-        if state.led || !patience.is_zero() && waits > patience {
+        if state.combining || !patience.is_zero() && waits > patience {
             return false;
         }
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
@@ -187,20 +187,20 @@ impl Lane {
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
-        state.led = true;
-        let mut lead = Lead::new(self, state.link.take(), to_open);
+        state.combining = true;
+        let mut combiner = Combiner::new(self, state.link.take(), to_open);
         let packet = next_packet(&mut state.queue);
         // Nobody may come back for it.
         let rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
-        let _heard = lead.write_and_read(packet);
-        if let Some(link) = &mut lead.link
+        let _heard = combiner.write_and_read(packet);
+        if let Some(link) = &mut combiner.link
             && link.read_all(patience).is_err()
         {
-            lead.link = None;
+            combiner.link = None;
         }
-        drop(lead);
+        drop(combiner);
         if !rest.is_empty() {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
@@ -221,7 +221,7 @@ impl Lane {
     /// Whether something is written or to be written whose reply is not read.
     fn owes(&self) -> bool {
         let state = self.state.lock();
-        state.led
+        state.combining
             || !state.queue.is_empty()
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
@@ -303,8 +303,8 @@ impl Lane {
         let asking = Command::plain(&[b"ASKING"]);
         state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
         state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
-        if !std::mem::replace(&mut state.led, true) {
-            *call.state.lock() = CallState::Lead;
+        if !std::mem::replace(&mut state.combining, true) {
+            *call.state.lock() = CallState::Combines;
         }
         drop(state);
         self.follow(&call, None)
@@ -315,22 +315,22 @@ impl Lane {
     /// many threads.)
     fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
-        if state.led {
+        if state.combining {
             let call =
                 Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
         }
-        state.led = true;
+        state.combining = true;
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
-        match lead.write_and_read(queue) {
+        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
+        match combiner.write_and_read(queue) {
             // No connection can be had: the caller need not wait for that twice.
             Err(unsent @ Failure::Unsent(_)) => Err(unsent),
-            Ok(()) | Err(_) => lead.exchange(command),
+            Ok(()) | Err(_) => combiner.exchange(command),
         }
     }
 
@@ -340,7 +340,7 @@ impl Lane {
             let mut state = call.state.lock();
             match std::mem::replace(&mut *state, CallState::Queued) {
                 CallState::Done(outcome) => return outcome,
-                CallState::Lead => {
+                CallState::Combines => {
                     drop(state);
                     self.lead_queue();
                 }
@@ -384,11 +384,11 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         state.served = queue.len();
         drop(state);
-        let mut lead = Lead::new(self, link, self.endpoint.connect_timeout());
+        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
-        let _heard = lead.write_and_read(queue);
+        let _heard = combiner.write_and_read(queue);
         self.state.lock().round_trip = begun.elapsed();
-        drop(lead);
+        drop(combiner);
     }
 
     /// Where there is a delay, waits a moment for the threads that the last packet served: they
@@ -419,7 +419,7 @@ impl fmt::Debug for Lane {
 }
 
 /// The lead of a lane, with its link. Whoever drops it has handed the lead on, after a panic too.
-struct Lead<'a> {
+struct Combiner<'a> {
     lane: &'a Lane,
     link: Option<Link>,
     /// How long opening a link may take.
@@ -428,7 +428,7 @@ struct Lead<'a> {
     was_panicking: bool,
 }
 
-impl<'a> Lead<'a> {
+impl<'a> Combiner<'a> {
     fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
         Self { lane, link, within, was_panicking: thread::panicking() }
     }
@@ -467,7 +467,7 @@ impl<'a> Lead<'a> {
     /// Writes commands in one packet and reads what somebody sleeps for.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
         let batch = packet.into_iter().map(|pending| match pending {
-            Pending::Call(command, call) => (command, call as Arc<dyn Receiver>, true),
+            Pending::Call(command, call) => (command, call as Arc<dyn ReplyReceiver>, true),
             Pending::Post(command, receiver) => (command, receiver, false),
         });
         match self.link() {
@@ -510,7 +510,7 @@ impl<'a> Lead<'a> {
     }
 }
 
-impl Drop for Lead<'_> {
+impl Drop for Combiner<'_> {
     fn drop(&mut self) {
         // Who panics while it leads may have read a reply and not counted it: whoever came next
         // would take another command's reply for its own, and `nil` is a grant.
@@ -525,7 +525,7 @@ impl Drop for Lead<'_> {
             if let Some(call) = next {
                 state.link = self.link.take();
                 // Before the lane's mutex is free: see `abandon`.
-                *call.state.lock() = CallState::Lead;
+                *call.state.lock() = CallState::Combines;
                 drop(state);
                 call.thread.parker().unpark();
                 return;
@@ -543,7 +543,7 @@ impl Drop for Lead<'_> {
                     continue;
                 }
                 state.link = self.link.take();
-                state.led = false;
+                state.combining = false;
                 return;
             }
             let queue = next_packet(&mut state.queue);
@@ -613,13 +613,13 @@ impl Begun {
     }
 }
 
-impl Receiver for Reply {
+impl ReplyReceiver for Reply {
     fn receive(&self, outcome: Outcome) {
         *self.0.lock() = Some(outcome);
     }
 }
 
-impl Receiver for Call {
+impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         *self.state.lock() = CallState::Done(outcome);
         self.thread.parker().unpark();
@@ -637,7 +637,7 @@ mod tests {
 
     struct Panics;
 
-    impl Receiver for Panics {
+    impl ReplyReceiver for Panics {
         fn receive(&self, _: Outcome) {
             panic!("as a logger does whose output was closed");
         }

@@ -73,11 +73,11 @@ impl Failure {
 
 /// Who is told of a reply that nobody waits for. Called by whichever thread reads it, with no
 /// mutex held; it must not block and must not send.
-pub(crate) trait Receiver: Send + Sync {
+pub(crate) trait ReplyReceiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
 }
 
-impl<F: Fn(Outcome) + Send + Sync> Receiver for F {
+impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
     fn receive(&self, outcome: Outcome) {
         self(outcome);
     }
@@ -88,7 +88,7 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
-    unacknowledged: Vec<(Arc<dyn Receiver>, Value)>,
+    unacknowledged: Vec<(Arc<dyn ReplyReceiver>, Value)>,
     /// How long the server may take for all of these.
     waits: Duration,
     response_timeout: Duration,
@@ -110,7 +110,7 @@ pub(crate) struct Link {
 struct Owed {
     command: Command,
     /// `None`: it is a WAIT, which answers all those before it.
-    receiver: Option<Arc<dyn Receiver>>,
+    receiver: Option<Arc<dyn ReplyReceiver>>,
     /// Whether somebody sleeps until it is read.
     awaited: bool,
     /// Whether it went again as EVAL.
@@ -229,7 +229,7 @@ impl Link {
     /// and each command's receiver has heard so.
     pub(crate) fn send(
         &mut self,
-        batch: impl IntoIterator<Item = (Command, Arc<dyn Receiver>, bool)>,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Result<(), Failure> {
         let mut bytes = Vec::new();
         let (mut acks, mut waited_for) = (None, false);
@@ -261,7 +261,7 @@ impl Link {
     pub(crate) fn send_one(
         &mut self,
         command: Command,
-        receiver: Arc<dyn Receiver>,
+        receiver: Arc<dyn ReplyReceiver>,
     ) -> Result<(), Failure> {
         if command.acks().is_some() {
             return self.send([(command, receiver, false)]);

@@ -5,6 +5,7 @@ mod command;
 mod endpoint;
 mod greet;
 mod health;
+mod host_port;
 mod lane;
 mod link;
 #[cfg(test)]
@@ -35,7 +36,7 @@ pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
-pub(crate) use link::{Cause, Failure, Link, Outcome, Receiver};
+pub(crate) use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 pub(crate) use node::Node;
 pub(crate) use reply::reply_code;
 pub(crate) use route::Route;

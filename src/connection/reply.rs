@@ -5,7 +5,7 @@ use redis::ErrorKind;
 use redis::{RedisError, Value};
 
 use super::SLOTS;
-use super::cluster::Place;
+use super::host_port::HostPort;
 
 /// The code of an error reply: its first word, or, where a script failed on a server before Redis
 /// 7.0, the first word of what the script's command was answered.
@@ -38,9 +38,9 @@ pub(super) fn is_wrong_server(reply: &Value) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// The slot is the server's there, from now on.
-    Moved { slot: u16, place: Place },
+    Moved { slot: u16, place: HostPort },
     /// The slot is on its way there. This once.
-    Ask { place: Place },
+    Ask { place: HostPort },
     /// To nobody else, now: the slot's keys are in two places, or nobody has it, or not yet.
     Later,
 }
@@ -60,7 +60,7 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
     let place = || {
         let (slot, place) = details?.split_once(' ')?;
         let (host, port) = place.split(' ').next()?.rsplit_once(':')?;
-        let place = Place { host: host.to_owned(), port: port.parse().ok()? };
+        let place = HostPort { host: host.to_owned(), port: port.parse().ok()? };
         Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, place))
     };
     match code {
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn where_a_cluster_sends_a_command_is_read() {
         let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
-        let place = |host: &str| Place { host: host.to_owned(), port: 7_001 };
+        let place = |host: &str| HostPort { host: host.to_owned(), port: 7_001 };
         for (text, expected) in [
             (
                 "-MOVED 866 10.0.0.1:7001\r\n",

@@ -81,8 +81,8 @@ impl Begun {
         match self {
             Self::Server(begun) => begun.finish(until),
             Self::Slot(begun, slot, command) => {
-                let (outcome, twice) = begun.finish(until);
-                slot.follow(outcome, twice, &command, Some(|| command.clone()), until)
+                let (outcome, in_doubt) = begun.finish(until);
+                slot.follow(outcome, in_doubt, &command, Some(|| command.clone()), until)
             }
         }
     }

@@ -13,12 +13,12 @@
 mod ask;
 mod follow;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
 
+use super::host_port::HostPort;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
 use super::server::Server;
 use super::tls::Tls;
@@ -58,7 +58,7 @@ pub(crate) struct Sentinels {
 
 struct State {
     /// The one that answered last comes first.
-    sentinels: Vec<Place>,
+    sentinels: Vec<HostPort>,
     master: Option<Master>,
     /// Somebody asks them just now: one for all.
     asking: bool,
@@ -72,17 +72,10 @@ struct State {
     ended: bool,
 }
 
-/// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    host: String,
-    port: u16,
-}
-
 /// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
-    place: Place,
+    place: HostPort,
     /// `None`: the Sentinel must not say.
     epoch: Option<u64>,
 }
@@ -102,7 +95,7 @@ struct Manner {
 }
 
 impl Manner {
-    fn address(&self, Place { host, port }: &Place) -> ConnectionAddr {
+    fn address(&self, HostPort { host, port }: &HostPort) -> ConnectionAddr {
         match self.insecure {
             None => ConnectionAddr::Tcp(host.clone(), *port),
             Some(insecure) => ConnectionAddr::TcpTls {
@@ -112,26 +105,6 @@ impl Manner {
                 tls_params: None,
             },
         }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
-
-impl Place {
-    fn of(address: &ConnectionAddr) -> Self {
-        let (host, port) = match address {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                (host.clone(), *port)
-            }
-            // A URL of Sentinels names none.
-            _ => (String::new(), 0),
-        };
-        Self { host, port }
     }
 }
 
@@ -151,7 +124,7 @@ impl Sentinels {
         let (tls, insecure) = (Tls::new(address, config)?, insecure(address));
         let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
-        let sentinels = url.sentinels.iter().map(|info| Place::of(info.addr())).collect();
+        let sentinels = url.sentinels.iter().map(|info| HostPort::of(info.addr())).collect();
         let state = State {
             sentinels,
             master: None,
@@ -282,7 +255,7 @@ impl Sentinels {
         // Some of it for the connection to who is known.
         let left = if known.is_some() { left / 2 } else { left };
         let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
-        let mut refusals: Vec<(Place, Refusal)> = Vec::new();
+        let mut refusals: Vec<(HostPort, Refusal)> = Vec::new();
         let mut stale: Vec<Answer> = Vec::new();
         let mut slow = all.clone();
         for at_once in [true, false] {
@@ -323,7 +296,7 @@ impl Sentinels {
 
     /// What a Sentinel said of the master. `false`: it knows less than is known here, and is not
     /// believed, unless it must be.
-    fn learn(&self, by: &Place, answer: &Answer, must: bool) -> bool {
+    fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
         if !must && state.master.as_ref().is_some_and(is_older) {
@@ -355,7 +328,7 @@ impl Sentinels {
     }
 
     /// A connection to the server there has begun: it ends when another one is the master.
-    fn watch(&self, place: &Place, closer: Closer) {
+    fn watch(&self, place: &HostPort, closer: Closer) {
         let mut state = self.state.lock();
         if state.master.as_ref().is_some_and(|master| master.place == *place) {
             state.open.retain(|open| !open.is_done());
@@ -366,7 +339,7 @@ impl Sentinels {
         }
     }
 
-    fn nobody_says(&self, refusals: &[(Place, Refusal)], stale: &[Answer]) -> RedisError {
+    fn nobody_says(&self, refusals: &[(HostPort, Refusal)], stale: &[Answer]) -> RedisError {
         let said = refusals.iter().map(|(place, refusal)| format!("{place} {refusal}"));
         let old = stale.iter().map(|answer| format!("{} knows less than was known", answer.by));
         let said: Vec<_> = said.chain(old).collect();

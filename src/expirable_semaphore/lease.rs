@@ -13,7 +13,7 @@ use crate::error::LostReason;
 use crate::hold::{Asked, Hold, Tenancy, Terms};
 use crate::permits::Permits;
 use crate::protocol::{Owner, PermitId};
-use crate::script::lock::Renewals;
+use crate::script::lock::RenewalKind;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::renewal::{Attempt, Due, Facts};
@@ -93,10 +93,10 @@ impl Lease {
         id: PermitId,
         terms: Terms,
         asked: Asked,
-        sent_twice: bool,
+        in_doubt: bool,
     ) -> Arc<Self> {
         let lease = terms.lease(&site.core);
-        let hold = Hold::new(None, Owner::from(id), terms, lease, asked, sent_twice);
+        let hold = Hold::new(None, Owner::from(id), terms, lease, asked, in_doubt);
         Arc::new(Self {
             id,
             hold: Arc::new(hold),
@@ -173,7 +173,7 @@ impl Lease {
         // A renewal may have made it longer, or a late copy of the request may take it anew.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.is_unconfirmed() || clock::now() < self.hold.deadline());
-        if outlives || self.hold.sent_twice {
+        if outlives || self.hold.in_doubt {
             self.site.release_later(&[self.id], self.hold.longest_lease());
         }
     }
@@ -271,7 +271,7 @@ impl Lease {
         let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
             itself.renewed(sent_at, lease, renewed);
         });
-        Renewal { kind: Renewals::Permits, key, owner, lease, urgent: false, renewed }
+        Renewal { kind: RenewalKind::Permits, key, owner, lease, urgent: false, renewed }
     }
 
     /// The server's answer to a renewal that was sent at `sent_at`, for this lease.

@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::lease::{Lease, Need};
 use crate::acquire::Queued;
-use crate::connection::{Outcome, Receiver, Route};
+use crate::connection::{Outcome, ReplyReceiver, Route};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Asked;
 use crate::node::{Core, Member};
@@ -120,7 +120,7 @@ impl ExpirableSite {
         let longest = ours.iter().map(|lease| lease.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
         match self.scripts().release(&command) {
-            Ok(Replied { reply, twice, .. }) => {
+            Ok(Replied { reply, in_doubt, .. }) => {
                 self.hear(&reply);
                 if reply.live == ids.len() {
                     return Ok(true);
@@ -129,7 +129,7 @@ impl ExpirableSite {
                     let ours: Vec<_> = ours.iter().map(|lease| lease.id).collect();
                     self.release_later(&ours, longest);
                 }
-                if twice { Err(self.unclear()) } else { Ok(false) }
+                if in_doubt { Err(self.unclear()) } else { Ok(false) }
             }
             Err(trouble) => {
                 let again = matches!(trouble, Trouble::Unknown(_)) || !ours.is_empty();
@@ -176,13 +176,13 @@ impl ExpirableSite {
     }
 
     /// Too few replicas have these permits, for this reason: gives them back.
-    fn take_back(&self, ids: &[PermitId], lease: Duration, twice: bool, void: Error) -> Error {
+    fn take_back(&self, ids: &[PermitId], lease: Duration, in_doubt: bool, void: Error) -> Error {
         let released = self.scripts().release(&self.scripts().release_command(ids, false));
         if let Ok(Replied { reply, .. }) = &released {
             self.hear(reply);
         }
         // A copy of their request may come yet.
-        if twice || released.is_err() {
+        if in_doubt || released.is_err() {
             self.release_later(ids, lease);
         }
         void.of(&self.name).void(released.is_ok())
@@ -234,7 +234,7 @@ impl Source for ExpirableSite {
         // Made here, before the server has them: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
         let (asked, lease) = (self.asked(), terms.lease(&self.core));
-        let Replied { reply, twice, void } =
+        let Replied { reply, in_doubt, void } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
                 let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
                 RequestFailed { error: self.not_taken(trouble, &ids, lease), alone }
@@ -244,7 +244,7 @@ impl Source for ExpirableSite {
             Acquired::Refused(_) => 0,
         };
         let (given, others) = ids.split_at(taken);
-        if twice && !others.is_empty() {
+        if in_doubt && !others.is_empty() {
             // The first copy may come yet, and take them.
             self.release_later(others, lease);
         }
@@ -253,12 +253,12 @@ impl Source for ExpirableSite {
         }
         if let Some(void) = void {
             return Err(RequestFailed {
-                error: self.take_back(given, lease, twice, void),
+                error: self.take_back(given, lease, in_doubt, void),
                 alone: false,
             });
         }
         let given: Vec<_> =
-            given.iter().map(|id| Lease::new(self, *id, terms, asked, twice)).collect();
+            given.iter().map(|id| Lease::new(self, *id, terms, asked, in_doubt)).collect();
         if given.iter().any(|lease| clock::now() >= lease.hold.deadline()) {
             self.release_later(&ids, lease);
             return Err(RequestFailed { error: Error::late_grant(&self.name), alone: true });
@@ -368,13 +368,13 @@ impl Release {
             }
         };
         match outcome {
-            Ok(Replied { reply, twice, .. }) => {
+            Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
-                release_later(&mut self.leases.iter().filter(|lease| lease.hold.sent_twice));
+                release_later(&mut self.leases.iter().filter(|lease| lease.hold.in_doubt));
                 if reply.live >= self.leases.len() {
                     Ok(())
-                } else if twice {
+                } else if in_doubt {
                     Err(site.unclear())
                 } else {
                     Err(Error::lost(&site.name, &LostReason::Revoked))
@@ -388,7 +388,7 @@ impl Release {
     }
 }
 
-impl Receiver for Release {
+impl ReplyReceiver for Release {
     fn receive(&self, outcome: Outcome) {
         let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
         if let Err(error) = self.settle(outcome) {

@@ -14,7 +14,7 @@ use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
 use crate::connection::Command;
 use crate::error::Error;
 use crate::hold::{
-    Asked, Candidate, Expected, Granted, Hold, Leaving, Share, Site, Tenancy, Terms,
+    Asked, Candidate, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
 use crate::node::Core;
 use crate::protocol::Owner;
@@ -27,7 +27,7 @@ use crate::watchdog::Orphan;
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
 /// See the module. Whoever drops it without the lock has left the queue, on every path.
-pub(crate) struct Place {
+pub(crate) struct FairPlace {
     queue: Arc<FairQueue>,
     pub(super) candidate: Candidate<Followers>,
     thread: Arc<Thread>,
@@ -95,7 +95,7 @@ impl Addressee for Standing {
     }
 }
 
-impl Place {
+impl FairPlace {
     pub(super) fn new(
         queue: &Arc<FairQueue>,
         thread: &Arc<Thread>,
@@ -212,7 +212,7 @@ impl Place {
 }
 
 /// The steps of a request.
-impl Place {
+impl FairPlace {
     /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What is
     /// said on the client's own channel after version `heard` may be missed, and is asked for again.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
@@ -316,13 +316,15 @@ impl Place {
 
     fn tenancy(&self, hold: Hold, followers: Followers) -> Arc<Tenancy> {
         let expected = self.standing.clone().map(|standing| standing as Arc<Expected>);
-        let hold = hold.shared(Share::default(), expected).in_line(self.queue.line(followers));
+        let hold = hold
+            .with_details(GrantDetails::default(), expected)
+            .in_line(self.queue.line(followers));
         Arc::new(Tenancy::new(Arc::new(hold), Arc::clone(&self.thread)))
     }
 }
 
 /// The end of a place.
-impl Place {
+impl FairPlace {
     /// Whether the server granted this one the hold; else a thread of this process has passed it on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.candidate.owner.number()
@@ -356,7 +358,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FairPlace {
     fn drop(&mut self) {
         if self.leads {
             let _none = self.queue.promote(None);
@@ -386,7 +388,7 @@ fn behind(
     at: usize,
     lease: Duration,
 ) -> Result<Replied<FairAcquired>, Trouble> {
-    let Replied { reply, twice, .. } = leaders.as_ref().map_err(Clone::clone)?;
+    let Replied { reply, in_doubt, .. } = leaders.as_ref().map_err(Clone::clone)?;
     let (now, ask_after, by_redisson) = match reply {
         // Where they stand by now the answer does not say.
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
@@ -394,5 +396,5 @@ fn behind(
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
-    Ok(Replied::counts(reply, *twice))
+    Ok(Replied::counts(reply, *in_doubt))
 }

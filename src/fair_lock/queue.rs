@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::line::FairLine;
-use super::place::{Place, Standing};
+use super::place::{FairPlace, Standing};
 use crate::acquire::{Lead, Queue, Queued, Signal, Waiter, Wake};
 use crate::connection::{Command, Outcome};
 use crate::error::Error;
@@ -45,10 +45,10 @@ pub(crate) struct FairQueue {
     pub(super) waiters: Mutex<Waiters>,
 }
 
-type Newcomers = Queue<Terms, Arc<Tenancy>, Place>;
-pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, Place>;
+type Newcomers = Queue<Terms, Arc<Tenancy>, FairPlace>;
+pub(super) type Newcomer = Waiter<Terms, Arc<Tenancy>, FairPlace>;
 /// What a newcomer has when it was asked for: its lead from there on.
-pub(super) type Answer = Result<Lead<Place>, Error>;
+pub(super) type Answer = Result<Lead<FairPlace>, Error>;
 
 pub(super) struct Waiters {
     newcomers: Newcomers,
@@ -120,13 +120,13 @@ impl FairQueue {
 
     /// Those who are asked for by the one with the baton. They stay among the newcomers until they
     /// are [answered](Self::answer): if they never are, one of them has the baton next.
-    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<Place>)> {
+    pub(super) fn company(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairPlace>)> {
         let mut waiters = self.waiters.lock();
         waiters.lingering = None;
         let newcomers = waiters.newcomers.first_ones(MOST);
         drop(waiters);
         let lead = |newcomer: Arc<Newcomer>| {
-            let place = Place::new(self, newcomer.thread(), *newcomer.need(), false);
+            let place = FairPlace::new(self, newcomer.thread(), *newcomer.need(), false);
             (newcomer, Lead::new(place))
         };
         newcomers.into_iter().map(lead).collect()
@@ -185,7 +185,7 @@ impl FairQueue {
 impl Queued for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Place = Place;
+    type Place = FairPlace;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.site.core, &self.site.name)
@@ -197,7 +197,7 @@ impl Queued for Arc<FairQueue> {
 
     /// A place is a thread's own, and leaves the queue. If it has the newcomers' baton, or there was
     /// none yet, the next of them has that.
-    fn hand_on(&self, lead: Option<Lead<Place>>) {
+    fn hand_on(&self, lead: Option<Lead<FairPlace>>) {
         if lead.is_none() {
             let _none = self.promote(None);
         }

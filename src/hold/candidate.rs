@@ -100,7 +100,7 @@ impl<D> Candidate<D> {
         is_there: impl FnOnce(&T) -> bool,
     ) -> Result<T, Trouble> {
         let (in_doubt, is_known) = match &replied {
-            Ok(Replied { reply, twice, .. }) => (*twice, is_there(reply)),
+            Ok(Replied { reply, in_doubt, .. }) => (*in_doubt, is_there(reply)),
             Err(trouble) => (matches!(trouble, Trouble::Unknown(_)), false),
         };
         self.in_doubt |= in_doubt;

@@ -18,7 +18,7 @@ const SAME_CHAIN: u64 = 10_000_000;
 
 /// What a grant says of others.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Share {
+pub(crate) struct GrantDetails {
     /// So many processes wait behind.
     pub(crate) places: u32,
     pub(crate) chain: Chain,

@@ -59,7 +59,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 struct State {
     seat: Option<Seat>,
-    queue: Threads,
+    queue: GateQueue,
     cohort: Cohort,
     /// How many forced unlocks were answered.
     forced: u64,
@@ -91,7 +91,7 @@ struct Tenant {
 impl Seat {
     fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let since = tenancy.since;
-        let is_open = tenancy.hold.share.places == 0;
+        let is_open = tenancy.hold.details.places == 0;
         let levels = Levels::of(terms);
         Self {
             tenancy,
@@ -250,7 +250,7 @@ impl Folded {
     }
 }
 
-pub(super) type Threads = Queue<Terms, Arc<Tenancy>, Place>;
+pub(super) type GateQueue = Queue<Terms, Arc<Tenancy>, Place>;
 pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
 /// Whether a thread may have a hold beside others.
@@ -290,7 +290,7 @@ pub(crate) enum Admitted {
 
 /// What leaving did.
 #[derive(Debug)]
-pub(crate) enum Left {
+pub(crate) enum LeaveOutcome {
     /// The tenancy is not in the seat: it was lost, or given back before.
     NotThere,
     /// Levels are left.
@@ -355,7 +355,7 @@ impl Gate {
     }
 
     /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one.
-    pub(crate) fn leave(&self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> Left {
+    pub(crate) fn leave(&self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> LeaveOutcome {
         self.at(|state, now| state.leave(tenancy, terms, now))
     }
 
@@ -510,7 +510,7 @@ impl Gate {
         self.state.lock().cohort.left_to_others();
     }
 
-    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 }
@@ -569,26 +569,26 @@ impl State {
         if tenancy.hold.line.is_none() {
             self.queue.set_led(false);
         }
-        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.share.places);
+        self.cohort.granted(tenancy.hold.asked.at, tenancy.hold.details.places);
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
 
-    fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> Left {
+    fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> LeaveOutcome {
         match self.seat.as_mut().and_then(|seat| seat.step(tenancy, terms)) {
-            Some(true) => return Left::StillHeld,
+            Some(true) => return LeaveOutcome::StillHeld,
             Some(false) => {
                 // Before the others can leave, too: its guard must not say "held" when they have.
                 tenancy.step_down();
-                return Left::Stepped;
+                return LeaveOutcome::Stepped;
             }
             None => {}
         }
         let Some(mut seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
-            return Left::NotThere;
+            return LeaveOutcome::NotThere;
         };
         if seat.levels.end(terms) {
             self.seat = Some(seat);
-            return Left::StillHeld;
+            return LeaveOutcome::StillHeld;
         }
         let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
         if hold.line.is_none()
@@ -607,12 +607,12 @@ impl State {
                 next
             });
             if let Some(next) = next {
-                return Left::Passed { seat, next, second: self.queue.call_first() };
+                return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
             }
         }
-        self.cohort.released(now, hold.share.chain);
+        self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);
-        Left::Release { seat, leads, in_turn }
+        LeaveOutcome::Release { seat, leads, in_turn }
     }
 }

@@ -30,8 +30,8 @@ use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
 
 pub(crate) use candidate::{Candidate, Expected, Granted};
-pub(crate) use cohort::{Cohort, Share};
-pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, Left, Seat};
+pub(crate) use cohort::{Cohort, GrantDetails};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Seat};
 pub(crate) use place::Place;
 pub(crate) use release::{Leaving, give_back};
 pub(crate) use site::{Site, Succession, check_lease};
@@ -148,7 +148,7 @@ pub(crate) struct Hold {
     /// It was granted by message, for less than its terms say: its process might have been stopped.
     provisional: AtomicBool,
     /// What the grant said of others.
-    pub(crate) share: Share,
+    pub(crate) details: GrantDetails,
     /// How many of its fencing tokens are used.
     tokens_used: AtomicU64,
     /// Messages may name it.
@@ -157,7 +157,7 @@ pub(crate) struct Hold {
     pub(crate) asked: Asked,
     /// A request of this owner was sent twice, or its outcome was not known: the first one may
     /// arrive when the hold has been given back, and must be undone then.
-    pub(crate) sent_twice: bool,
+    pub(crate) in_doubt: bool,
     /// Why it is not ours any more, if it was lost: a number of [`LostReason`]'s, zero for not.
     /// Set before anybody looks for who has it: a pass that comes later passes nothing.
     lost: AtomicU8,
@@ -176,7 +176,7 @@ impl Hold {
         terms: Terms,
         lease: Duration,
         asked: Asked,
-        sent_twice: bool,
+        in_doubt: bool,
     ) -> Self {
         Self {
             line,
@@ -187,11 +187,11 @@ impl Hold {
             granted_lease: clock::nanos(lease),
             first_lease: clock::nanos(lease),
             provisional: AtomicBool::new(false),
-            share: Share::default(),
+            details: GrantDetails::default(),
             tokens_used: AtomicU64::new(0),
             _expected: None,
             asked,
-            sent_twice,
+            in_doubt,
             lost: AtomicU8::new(0),
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
@@ -206,13 +206,13 @@ impl Hold {
         terms: Terms,
         lease: Duration,
         asked: Asked,
-        sent_twice: bool,
+        in_doubt: bool,
     ) -> Self {
         let ours = match terms {
             Terms::Fixed(fixed) => lease.min(fixed),
             Terms::Watched => lease,
         };
-        let hold = Self::new(None, owner, terms, ours, asked, sent_twice);
+        let hold = Self::new(None, owner, terms, ours, asked, in_doubt);
         hold.ask(lease);
         let hold = Self { granted_lease: clock::nanos(lease), ..hold };
         hold.provisional.store(terms != Terms::Fixed(ours), Ordering::Relaxed);
@@ -220,8 +220,12 @@ impl Hold {
     }
 
     /// With what its grant said of others; messages may name it.
-    pub(crate) fn shared(self, share: Share, expected: Option<Arc<Expected>>) -> Self {
-        Self { share, _expected: expected, ..self }
+    pub(crate) fn with_details(
+        self,
+        details: GrantDetails,
+        expected: Option<Arc<Expected>>,
+    ) -> Self {
+        Self { details, _expected: expected, ..self }
     }
 
     /// In the line of a kind of lock that has one.
@@ -285,7 +289,7 @@ impl Hold {
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
-            && self.share.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
+            && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
             && !self.is_unconfirmed()
             && self.longest.load(Ordering::Acquire) == self.granted_lease
@@ -301,14 +305,14 @@ impl Hold {
     }
 
     fn token_after(&self, used: u64) -> Option<u64> {
-        let tokens = self.share.tokens?;
+        let tokens = self.details.tokens?;
         tokens.first.checked_add(used).filter(|token| *token <= tokens.last)
     }
 
     /// The fencing token of its next tenancy: higher than any before. (Passes are made under the
     /// gate's mutex, so in the order of their tokens.)
     fn next_token(&self) -> Option<u64> {
-        self.share.tokens?;
+        self.details.tokens?;
         self.token_after(self.tokens_used.fetch_add(1, Ordering::Relaxed))
     }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::candidate::{Candidate, Expected, Granted};
-use super::{Asked, Hold, Share, Site, Tenancy, Terms, clock};
+use super::{Asked, GrantDetails, Hold, Site, Tenancy, Terms, clock};
 use crate::acquire::{Claim, Listening, Queued, Try};
 use crate::connection::Command;
 use crate::error::Error;
@@ -49,7 +49,7 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 /// [given up](Site::give_up).
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(super) candidate: Candidate<Share>,
+    pub(super) candidate: Candidate<GrantDetails>,
     /// What messages say that name it, from before its first request for a place on.
     mail: Option<Arc<Expected<Mail>>>,
     /// Where it stood when it last asked. `None`: nowhere.
@@ -68,7 +68,7 @@ struct Mail {
 struct Letters {
     /// Who waits for them.
     reader: Arc<Thread>,
-    grant: Option<Granted<Share>>,
+    grant: Option<Granted<GrantDetails>>,
     /// When a window ends, after which it should ask.
     open_until: Option<u64>,
 }
@@ -79,7 +79,7 @@ impl Addressee for Mail {
         let mut state = self.state.lock();
         match news {
             News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.name) => {
-                let Some(details) = share(grant.details) else { return };
+                let Some(details) = details(grant.details) else { return };
                 let granted = Granted { now: grant.now, received, lease: grant.lease, details };
                 // A second copy says nothing new.
                 state.grant.get_or_insert(granted);
@@ -110,7 +110,7 @@ pub(super) fn kind(details: &str) -> Option<(Mode, &str)> {
 }
 
 /// What a grant of this kind of lock says besides.
-pub(super) fn share(details: &str) -> Option<Share> {
+pub(super) fn details(details: &str) -> Option<GrantDetails> {
     let (_, numbers) = kind(details)?;
     let mut numbers = numbers.split(',').map(str::parse);
     let (places, start, count) =
@@ -120,7 +120,7 @@ pub(super) fn share(details: &str) -> Option<Share> {
         Some(last) => Some(Tokens::up_to(last.ok()?)?),
         None => None,
     };
-    Some(Share { places, chain: Chain { start: Start::Server(start), count }, tokens })
+    Some(GrantDetails { places, chain: Chain { start: Start::Server(start), count }, tokens })
 }
 
 impl Place {
@@ -136,8 +136,8 @@ impl Place {
     /// The chain of a grant that nobody has read.
     fn unread_chain(&self) -> Chain {
         let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
-        let share = grant.map(|granted| granted.details).or(self.candidate.told);
-        share.map_or_else(Chain::default, |share| share.chain)
+        let details = grant.map(|granted| granted.details).or(self.candidate.told);
+        details.map_or_else(Chain::default, |details| details.chain)
     }
 
     /// Takes its owner out of queue and lock.
@@ -253,7 +253,8 @@ impl Place {
                 let hold = self.candidate.granted_by_reply(site, claim.need);
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
-                let hold = hold.shared(Share { places, chain, tokens }, self.expected());
+                let hold =
+                    hold.with_details(GrantDetails { places, chain, tokens }, self.expected());
                 Ok(match self.candidate.in_time(site, hold, claim.wait.blocks())? {
                     Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
                     None => Try::Busy(Duration::ZERO),
@@ -311,14 +312,14 @@ impl Place {
         &mut self,
         site: &Site,
         terms: Terms,
-        granted: Granted<Share>,
+        granted: Granted<GrantDetails>,
     ) -> Option<Hold> {
         if site.keys().tokens.is_some() && granted.details.tokens.is_none() {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
-        let (hold, share) = self.candidate.granted_by_message(site, terms, granted)?;
-        Some(hold.shared(share, self.expected()))
+        let (hold, details) = self.candidate.granted_by_message(site, terms, granted)?;
+        Some(hold.with_details(details, self.expected()))
     }
 
     fn expected(&self) -> Option<Arc<Expected>> {

@@ -88,7 +88,7 @@ impl Site {
 
     fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
-            None => self.scripts().release_command(&hold.owner, hold.share.chain),
+            None => self.scripts().release_command(&hold.owner, hold.details.chain),
             Some(line) => line.release_command(hold),
         }
     }
@@ -100,7 +100,7 @@ impl Site {
             self.release_later(hold);
         }
         match &hold.line {
-            _ if !hold.sent_twice => {}
+            _ if !hold.in_doubt => {}
             None => self.disown(&hold.owner, hold.longest_lease()),
             Some(line) => self.undo(line.give_up_command(hold), hold.longest_lease()),
         }
@@ -209,14 +209,14 @@ pub(crate) enum Leaving {
 /// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
 /// thread had left.
 pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
-    let Some(share) = super::place::share(grant.details) else { return };
+    let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
     let Some((mode, _)) = super::place::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
-    let keys = match share.tokens {
+    let keys = match details.tokens {
         Some(_) => LockKeys::fenced(&name),
         None => LockKeys::new(&name, mode),
     };
@@ -231,6 +231,6 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
         acks: None,
         alone: &alone,
     };
-    let command = scripts.give_up_command(owner.as_bytes(), share.chain);
+    let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.adopt(Orphan::stray(&name, command));
 }

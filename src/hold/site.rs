@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::gate::Threads;
-use super::{Admitted, Gate, Hold, Leaving, Left, Place, Seat, Tenancy, Terms, clock};
+use super::gate::GateQueue;
+use super::{Admitted, Gate, Hold, LeaveOutcome, Leaving, Place, Seat, Tenancy, Terms, clock};
 use crate::acquire::{Baton, Lead, Queued, Wake};
 use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -246,20 +246,20 @@ impl Site {
     ) -> Result<Option<T>, Error> {
         let was_held = tenancy.is_held();
         match self.gate.leave(tenancy, terms) {
-            Left::NotThere => Err(self.not_held(tenancy)),
-            Left::Stepped if was_held => {
+            LeaveOutcome::NotThere => Err(self.not_held(tenancy)),
+            LeaveOutcome::Stepped if was_held => {
                 let _unheard = tenancy.release();
                 Ok(None)
             }
-            Left::Stepped => {
+            LeaveOutcome::Stepped => {
                 // All who share it have lost it.
                 let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                 self.lose(tenancy, reason);
                 Err(self.lost(tenancy, reason))
             }
-            Left::StillHeld if was_held => Ok(None),
-            Left::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
-            Left::Passed { seat, next, second } => {
+            LeaveOutcome::StillHeld if was_held => Ok(None),
+            LeaveOutcome::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
+            LeaveOutcome::Passed { seat, next, second } => {
                 next.now();
                 second.now();
                 let _unheard = seat.tenancy.release();
@@ -267,7 +267,7 @@ impl Site {
                 self.arm();
                 Ok(None)
             }
-            Left::Release { seat, leads, in_turn } => {
+            LeaveOutcome::Release { seat, leads, in_turn } => {
                 // Whatever happens from here on, the baton is handed on.
                 let mut baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
@@ -449,7 +449,7 @@ impl Queued for Arc<Site> {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }
 

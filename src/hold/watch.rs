@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::error::LostReason;
 use crate::node::Member;
-use crate::script::lock::Renewals;
+use crate::script::lock::RenewalKind;
 use crate::script::{self, Trouble};
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
@@ -62,7 +62,7 @@ impl Site {
         let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
             site.renewed(&hold, sent_at, lease, renewed);
         });
-        Renewal { kind: Renewals::Locks, key, owner, lease, urgent, renewed }
+        Renewal { kind: RenewalKind::Locks, key, owner, lease, urgent, renewed }
     }
 
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for
@@ -105,7 +105,7 @@ impl Site {
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
-        script::lock::extend(Renewals::Locks, route, name, &hold.owner, lease, acks)
+        script::lock::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
     /// Makes the lease of a hold at least this long. If that fails, it is as it was.

@@ -26,8 +26,7 @@ pub(crate) use session::Session;
 
 use crate::config::Config;
 use crate::connection::{
-    self, Command, Lane, Node, Outcome, Posted, Receiver as Replied, Rights, Route, Servers,
-    slot_of,
+    self, Command, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers, slot_of,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
@@ -195,11 +194,11 @@ impl Core {
 
     /// Sends a command whose reply nobody waits for; after the end of the client, when nobody would
     /// read the reply, waits for it.
-    pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn Replied>) {
+    pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         self.post_to(&route.lane(), command, receiver);
     }
 
-    fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn Replied>) {
+    fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if self.closed.load(Ordering::SeqCst) {
             receiver.receive(lane.call_unless_out(&command));
             return;

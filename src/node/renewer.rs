@@ -16,7 +16,7 @@ use crate::connection::{
     self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
 };
 use crate::pubsub::HEARTBEAT;
-use crate::script::lock::{Renewals, Renewed};
+use crate::script::lock::{RenewalKind, Renewed};
 use crate::script::{self, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
@@ -188,7 +188,7 @@ impl Renewer {
         let sent_at = clock::now();
         // Zero changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
-        let kind = |call: &[Renewal]| call.first().map_or(Renewals::Locks, |due| due.kind);
+        let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
         let acks = renewal::acks(&self.core.config);
         let commands: Vec<_> = calls
             .iter()
@@ -307,7 +307,7 @@ impl Renewer {
 
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
-        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
+        // RenewalKind wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
         // as an orphan.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
@@ -326,17 +326,17 @@ impl Renewer {
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);
-        let (outcomes, twice) = match outcomes.first() {
+        let (outcomes, in_doubt) = match outcomes.first() {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
             _ => (outcomes, false),
         };
-        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, twice) };
+        let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if outcomes.first().is_some_and(Result::is_err) {
             // Another server may have the slots, and is asked next time.
             cluster.look();
         }
         let sent = commands.iter().zip(outcomes);
-        (sent.map(|(command, outcome)| cluster.resend(command, outcome)).collect(), twice)
+        (sent.map(|(command, outcome)| cluster.resend(command, outcome)).collect(), in_doubt)
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
@@ -345,7 +345,7 @@ impl Renewer {
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
             let reply = Arc::clone(reply);
             let receiver = move |outcome| *reply.lock() = Some(outcome);
-            (command.clone(), Arc::new(receiver) as Arc<dyn connection::Receiver>, true)
+            (command.clone(), Arc::new(receiver) as Arc<dyn connection::ReplyReceiver>, true)
         });
         match self.link() {
             Ok(link) => {

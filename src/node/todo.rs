@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::connection::Lane;
 use crate::watchdog::Job;
 
-/// Renewals first. Lanes last, and one at a time: one that does not answer takes its time, and a
+/// RenewalKind first. Lanes last, and one at a time: one that does not answer takes its time, and a
 /// renewal that comes meanwhile waits for no other.
 #[derive(Default)]
 pub(super) struct Todo {

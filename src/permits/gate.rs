@@ -18,7 +18,7 @@ use crate::acquire::{Enter, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
 
 /// Who waits for so many.
-pub(crate) type Line<P> = Queue<<P as Permits>::Need, P, Asking>;
+pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, Asking>;
 
 type Entered<P> = Enter<<P as Permits>::Need, P, Asking>;
 
@@ -30,7 +30,7 @@ pub(crate) struct PermitGate<P: Permits> {
 
 #[derive(Debug)]
 struct State<P: Permits> {
-    queue: Line<P>,
+    queue: PermitQueue<P>,
     /// Who leads: the first in line, though no longer in the queue.
     leader: Option<Leader<P>>,
     turn: Turn,
@@ -225,7 +225,7 @@ impl<P: Permits> PermitGate<P> {
         rest
     }
 
-    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut Line<P>) -> R) -> R {
+    pub(crate) fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<P>) -> R) -> R {
         look(&mut self.state.lock().queue)
     }
 

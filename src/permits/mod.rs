@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::gate::{Asking, Line, first_unmet};
+use self::gate::{Asking, PermitQueue, first_unmet};
 use self::turn::Before;
 use crate::acquire::{
     Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, slow_poll,
@@ -241,7 +241,7 @@ impl<S: Source> Queued for Arc<S> {
         (self.core(), self.name())
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Line<S::Permits>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Permits>) -> R) -> R {
         self.gate().with_queue(look)
     }
 

@@ -55,7 +55,7 @@ pub(super) struct Grant {
 /// A leader's place in the lock's queue, once it has asked for one.
 pub(super) type Spot = Option<Place>;
 
-type Threads = Queue<Need, Grant, Spot>;
+type PairQueue = Queue<Need, Grant, Spot>;
 pub(super) type Waiting = Waiter<Need, Grant, Spot>;
 
 /// See the module.
@@ -65,7 +65,7 @@ pub(super) struct Pair {
     pub(super) read: Arc<Site>,
     pub(super) write: Arc<Site>,
     /// Its mutex is taken before those of the sites' gates.
-    queue: Mutex<Threads>,
+    queue: Mutex<PairQueue>,
     /// Those who had queued when the leader last asked.
     asked_for: AtomicU64,
 }
@@ -129,7 +129,7 @@ impl Pair {
     /// `None`: others are before it.
     fn come_to_write(
         &self,
-        queue: &mut Threads,
+        queue: &mut PairQueue,
         thread: &Arc<Thread>,
         terms: Terms,
         waits: bool,
@@ -150,7 +150,7 @@ impl Pair {
     /// `None`: others are before it.
     fn come_to_read(
         &self,
-        queue: &mut Threads,
+        queue: &mut PairQueue,
         thread: &Arc<Thread>,
         terms: Terms,
     ) -> Option<Found> {
@@ -251,7 +251,7 @@ impl Queued for Pair {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PairQueue) -> R) -> R {
         look(&mut self.queue.lock())
     }
 

@@ -115,8 +115,8 @@ impl ExpirableScripts<'_> {
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
         let command = command.acknowledged(self.acks);
         // Sent twice, it takes once: its ids are found.
-        let (outcome, twice) = self.route.call_twice(&command, || command.clone());
-        granted(outcome, twice, RIGHTS, acquired)
+        let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
     /// Gives permits back: `all` of them or none, or those that there are.
@@ -138,9 +138,9 @@ impl ExpirableScripts<'_> {
 
     /// Sends a release and waits for the reply; once more after a reset.
     pub(crate) fn release(self, command: &Command) -> Result<Replied<Released>, Trouble> {
-        let (outcome, twice) = self.route.call_twice(command, || command.clone());
-        let reply = read_released(answered(outcome, twice, RIGHTS)?)?;
-        Ok(Replied::counts(reply, twice))
+        let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
+        let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
+        Ok(Replied::counts(reply, in_doubt))
     }
 
     /// `None`: no such permit; one without an end lasts `Duration::MAX`.

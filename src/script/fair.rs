@@ -106,8 +106,8 @@ impl FairScripts<'_> {
         let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
         arguments.extend(others.iter().map(Owner::as_bytes));
         let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
-        let (outcome, twice) = route.call_twice(&command, || command.clone());
-        granted(outcome, twice, Rights::FairLocks, acquired)
+        let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, Rights::FairLocks, acquired)
     }
 
     /// Takes the lock if nobody holds it or waits for it.
@@ -202,8 +202,8 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     })
 }
 
-fn tried((outcome, twice): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
-    granted(outcome, twice, Rights::FairLocks, flag)
+fn tried((outcome, in_doubt): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
+    granted(outcome, in_doubt, Rights::FairLocks, flag)
 }
 
 /// The server's answer to a [`FairScripts::keep_alive_command`].

@@ -192,13 +192,13 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
-        let Replied { reply, twice, void } =
+        let Replied { reply, in_doubt, void } =
             self.ask(&super::read_write::STAY, owner, lease, None)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
         };
-        Ok(Replied { reply, twice, void })
+        Ok(Replied { reply, in_doubt, void })
     }
 
     fn scripts(self) -> Scripts {
@@ -243,14 +243,14 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
         beside: Option<Owner>,
         was_alone: bool,
-        (mut outcome, mut twice): (Outcome, bool),
+        (mut outcome, mut in_doubt): (Outcome, bool),
     ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_alone, &outcome) {
             let command = self.request(script, owner, lease, beside);
             let (again, resent) = self.route.call_twice(&command, || command.clone());
-            (outcome, twice) = (again, twice || resent);
+            (outcome, in_doubt) = (again, in_doubt || resent);
         }
-        granted(outcome, twice, self.rights(), acquired)
+        granted(outcome, in_doubt, self.rights(), acquired)
     }
 
     fn request(
@@ -421,12 +421,12 @@ pub(crate) fn release(
 
 /// The reply to a release that was perhaps sent twice.
 pub(crate) fn released_twice(
-    (outcome, twice): (Outcome, bool),
+    (outcome, in_doubt): (Outcome, bool),
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
     match released(outcome) {
-        Ok(Released::NotHeld) if twice && same_server() => Ok(Released::Unclear),
-        Err(trouble) if twice => Err(Trouble::Unknown(trouble.into_error())),
+        Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
+        Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
         released => released,
     }
 }
@@ -454,13 +454,13 @@ pub(crate) enum Renewed {
 
 /// What is renewed, many by one call: a name's key, and who or what is renewed under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Renewals {
+pub(crate) enum RenewalKind {
     Locks,
     /// Of expirable semaphores.
     Permits,
 }
 
-impl Renewals {
+impl RenewalKind {
     fn rights(self) -> Rights {
         match self {
             Self::Locks => Rights::Locks,
@@ -470,7 +470,7 @@ impl Renewals {
 }
 
 pub(crate) fn renew_command<'a>(
-    renewals: Renewals,
+    renewals: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
     lease: Duration,
     acks: Option<ReplicaAcks>,
@@ -491,14 +491,14 @@ pub(crate) fn renew_command<'a>(
         .collect();
     arguments.extend(owners.iter().map(Vec::as_slice));
     let script = match renewals {
-        Renewals::Locks => &RENEW,
-        Renewals::Permits => &expirable_semaphore::RENEW,
+        RenewalKind::Locks => &RENEW,
+        RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
 /// What became of each of the holds of a [`renew_command`].
-pub(crate) fn renewed(renewals: Renewals, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
+pub(crate) fn renewed(renewals: RenewalKind, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
     let replied = granted(outcome, false, renewals.rights(), each_renewed)?;
     let Some(void) = replied.void else { return Ok(replied.reply) };
     // What is not held any more is so, whoever knows of it.
@@ -524,7 +524,7 @@ fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
 
 /// Raises one hold's lease now. `false`: it is not this owner's any more.
 pub(crate) fn extend(
-    renewals: Renewals,
+    renewals: RenewalKind,
     route: &Route,
     key: &str,
     owner: &Owner,
@@ -533,8 +533,8 @@ pub(crate) fn extend(
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
     let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
-    let (outcome, twice) = route.call_twice(&command, || command.clone());
-    let Replied { mut reply, void, .. } = granted(outcome, twice, rights, each_renewed)?;
+    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each_renewed)?;
     match reply.pop() {
         Some(Renewed::Done) => void.map_or(Ok(true), |void| Err(Trouble::Unknown(void))),
         Some(Renewed::NotHeld) => Ok(false),

@@ -67,15 +67,15 @@ fn call_again(
     rights: Rights,
     copy: impl FnOnce() -> Command,
 ) -> Result<(Value, bool), Trouble> {
-    let (outcome, twice) = route.call_twice(command, copy);
-    answered(outcome, twice, rights).map(|reply| (reply, twice))
+    let (outcome, in_doubt) = route.call_twice(command, copy);
+    answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
 }
 
 /// The reply to what was perhaps sent twice.
-fn answered(outcome: Outcome, twice: bool, rights: Rights) -> Result<Value, Trouble> {
+fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
         // Whatever kept the second one from running, the first one may have run.
-        trouble if twice => Trouble::Unknown(trouble.into_error().after(BROKE)),
+        trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(BROKE)),
         trouble => trouble,
     })
 }
@@ -87,22 +87,22 @@ const BROKE: &str = "the connection broke after the request was sent; then: ";
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
-    pub(crate) twice: bool,
+    pub(crate) in_doubt: bool,
     /// Why a grant does not count: too few replicas have it.
     pub(crate) void: Option<Error>,
 }
 
 impl<T> Replied<T> {
     /// To a request whose grants replicas need not have, or have.
-    pub(crate) fn counts(reply: T, twice: bool) -> Self {
-        Self { reply, twice, void: None }
+    pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
+        Self { reply, in_doubt, void: None }
     }
 }
 
 /// The reply to a request that may grant something, also if too few replicas have that.
 fn granted<T>(
     outcome: Outcome,
-    twice: bool,
+    in_doubt: bool,
     rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<Replied<T>, Trouble> {
@@ -110,8 +110,8 @@ fn granted<T>(
         Err(Failure::Unacknowledged(reply, cause)) => (Ok(reply), Some(unacknowledged(&cause))),
         outcome => (outcome, None),
     };
-    let reply = read(answered(outcome, twice, rights)?)?;
-    Ok(Replied { reply, twice, void })
+    let reply = read(answered(outcome, in_doubt, rights)?)?;
+    Ok(Replied { reply, in_doubt, void })
 }
 
 /// The server's reply, unless it is an error.

@@ -216,11 +216,11 @@ impl Once<'_> {
         let mut again = false;
         loop {
             let copy = || self.command(true);
-            let (outcome, twice) = route.call_twice(&self.command(false), copy);
-            let replied = granted(outcome, twice, self.rights, Ok)?;
+            let (outcome, in_doubt) = route.call_twice(&self.command(false), copy);
+            let replied = granted(outcome, in_doubt, self.rights, Ok)?;
             if !self.requests.is_late(&replied.reply) {
                 return Ok(replied);
-            } else if twice {
+            } else if in_doubt {
                 // The first one may have been applied so long ago that nobody knows.
                 return Err(Trouble::Forgotten(forgotten()));
             } else if again {

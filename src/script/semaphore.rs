@@ -164,8 +164,8 @@ impl SemaphoreScripts<'_> {
         read: impl FnOnce(Value) -> Result<T, Trouble>,
     ) -> Result<Replied<T>, Trouble> {
         let once = Once { acks: self.acks, ..self.once(script, ticket, arguments) };
-        let Replied { reply, twice, void } = once.take(self.route)?;
-        Ok(Replied { reply: read(reply)?, twice, void })
+        let Replied { reply, in_doubt, void } = once.take(self.route)?;
+        Ok(Replied { reply: read(reply)?, in_doubt, void })
     }
 
     fn call(

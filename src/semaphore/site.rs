@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::acquire::Queued;
-use crate::connection::{Command, Lane, Outcome, Receiver, Route};
+use crate::connection::{Command, Lane, Outcome, ReplyReceiver, Route};
 use crate::error::Error;
 use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
@@ -322,7 +322,7 @@ struct Posted {
     lane: Arc<Lane>,
 }
 
-impl Receiver for Posted {
+impl ReplyReceiver for Posted {
     fn receive(&self, outcome: Outcome) {
         let Self { release, lane } = self;
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);

@@ -25,7 +25,7 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
-use crate::script::lock::Renewals;
+use crate::script::lock::RenewalKind;
 use crate::sync::clock;
 use crate::sync::{Condvar, Mutex};
 
@@ -48,18 +48,18 @@ pub(crate) trait Task: Send + Sync {
 
 /// A hold whose renewal is due.
 pub(crate) struct Renewal {
-    pub(crate) kind: Renewals,
+    pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
     pub(crate) lease: Option<Duration>,
     /// It has less time than others.
     pub(crate) urgent: bool,
-    pub(crate) renewed: Box<Renewed>,
+    pub(crate) renewed: Box<OnRenewed>,
 }
 
 /// Hears the server's answer to a renewal that was sent at a time, for a lease.
-type Renewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
+type OnRenewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

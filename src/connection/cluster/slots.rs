@@ -4,19 +4,19 @@ use std::ops::RangeInclusive;
 
 use redis::Value;
 
-use super::Place;
 use crate::connection::SLOTS;
+use crate::connection::host_port::HostPort;
 
 /// Slots in a row, and who has them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) slots: RangeInclusive<u16>,
-    pub(super) master: Place,
-    pub(super) replicas: Vec<Place>,
+    pub(super) master: HostPort,
+    pub(super) replicas: Vec<HostPort>,
 }
 
 /// Reads the answer of the server at `from`. `Err`: it is no cluster's, and why.
-pub(super) fn ranges(reply: &Value, from: &Place) -> Result<Vec<Range>, &'static str> {
+pub(super) fn ranges(reply: &Value, from: &HostPort) -> Result<Vec<Range>, &'static str> {
     match reply {
         Value::Array(parts) => Ok(parts.iter().filter_map(|part| range(part, from)).collect()),
         Value::ServerError(error) if error.code() == "NOPERM" => Err(
@@ -27,7 +27,7 @@ pub(super) fn ranges(reply: &Value, from: &Place) -> Result<Vec<Range>, &'static
 }
 
 /// One that cannot be read is nobody's.
-fn range(part: &Value, from: &Place) -> Option<Range> {
+fn range(part: &Value, from: &HostPort) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
@@ -36,7 +36,7 @@ fn range(part: &Value, from: &Place) -> Option<Range> {
     Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: places.collect() })
 }
 
-fn place(server: &Value, from: &Place) -> Option<Place> {
+fn place(server: &Value, from: &HostPort) -> Option<HostPort> {
     let Value::Array(parts) = server else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
@@ -47,7 +47,7 @@ fn place(server: &Value, from: &Place) -> Option<Place> {
     };
     let host = if host.is_empty() { from.host.clone() } else { host };
     let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
-    (host != "?").then_some(Place { host, port })
+    (host != "?").then_some(HostPort { host, port })
 }
 
 #[cfg(test)]
@@ -58,8 +58,8 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    fn at(host: &str, port: u16) -> Place {
-        Place { host: host.to_owned(), port }
+    fn at(host: &str, port: u16) -> HostPort {
+        HostPort { host: host.to_owned(), port }
     }
 
     #[test]

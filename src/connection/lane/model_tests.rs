@@ -10,7 +10,7 @@ use shuttle::thread;
 
 use super::{Lane, MOST_UNREAD, Posted};
 use crate::connection::model::{RETURN_ARGUMENT, Server};
-use crate::connection::{Command, Endpoint, Failure, Outcome, Receiver, Script};
+use crate::connection::{Command, Endpoint, Failure, Outcome, ReplyReceiver, Script};
 use crate::sync::{Mutex, explore};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ struct Heard {
     outcomes: Mutex<Vec<Outcome>>,
 }
 
-impl Receiver for Heard {
+impl ReplyReceiver for Heard {
     fn receive(&self, outcome: Outcome) {
         self.outcomes.lock().push(outcome);
     }
@@ -49,7 +49,7 @@ impl Play {
 
     fn post(&self, what: &str) -> Arc<Heard> {
         let heard = Arc::new(Heard::default());
-        let receiver = Arc::clone(&heard) as Arc<dyn Receiver>;
+        let receiver = Arc::clone(&heard) as Arc<dyn ReplyReceiver>;
         if self.lane.post(echo(what), receiver) == Posted::LookAfter {
             self.asked.fetch_add(1, Ordering::SeqCst);
         }
@@ -152,7 +152,7 @@ fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>,
     background.join().unwrap();
 
     let state = play.lane.state.lock();
-    assert!(!state.led, "nobody has the lead, and nobody can take it");
+    assert!(!state.combining, "nobody has the lead, and nobody can take it");
     let owed = state.link.as_ref().map_or(0, |link| link.owed());
     let written = state.queue.is_empty() || state.link.is_none() || owed >= MOST_UNREAD;
     assert!(written, "a leader resigned with commands unwritten");

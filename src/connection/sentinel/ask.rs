@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 
-use super::{Master, Place, Sentinels};
+use super::{Master, Sentinels};
+use crate::connection::host_port::HostPort;
 use crate::connection::reply::is_refusal;
 use crate::connection::{Command, Connection};
 
 /// A Sentinel's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
-    pub(super) by: Place,
+    pub(super) by: HostPort,
     pub(super) master: Master,
     /// The other Sentinels that it knows.
-    pub(super) others: Vec<Place>,
+    pub(super) others: Vec<HostPort>,
 }
 
 /// Why one named no master.
@@ -61,7 +62,7 @@ impl fmt::Display for Refusal {
 
 impl Sentinels {
     /// Asks the Sentinel there, in one round trip once it is connected.
-    pub(super) fn ask(&self, place: &Place, within: Duration) -> Result<Answer, Refusal> {
+    pub(super) fn ask(&self, place: &HostPort, within: Duration) -> Result<Answer, Refusal> {
         let now = Instant::now();
         let deadline = now.checked_add(within).unwrap_or(now);
         let mut connection = self.connect(place, deadline).map_err(|error| {
@@ -105,7 +106,7 @@ impl Sentinels {
             _ => return Err(Refusal::Odd),
         };
         let place_of = |host: Option<String>, port: Option<String>| {
-            let place = Place { host: host?, port: port?.parse().ok()? };
+            let place = HostPort { host: host?, port: port?.parse().ok()? };
             (!place.host.is_empty() && place.port > 0).then_some(place)
         };
         let Some(named) = place_of(named.next(), named.next()) else { return Err(Refusal::Odd) };
@@ -123,7 +124,7 @@ impl Sentinels {
         Ok(Answer { by: place.clone(), master, others: others.collect() })
     }
 
-    pub(super) fn connect(&self, place: &Place, deadline: Instant) -> RedisResult<Connection> {
+    pub(super) fn connect(&self, place: &HostPort, deadline: Instant) -> RedisResult<Connection> {
         let address = self.of_sentinels.address(place);
         let settings = &self.of_sentinels.settings;
         let (tls, timeout) = (&self.tls, self.response_timeout);

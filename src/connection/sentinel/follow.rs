@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisResult, Value};
 
+use super::Sentinels;
 use super::ask::text;
-use super::{Place, Sentinels};
 use crate::connection::Command;
+use crate::connection::host_port::HostPort;
 
 /// The first is said when a failover is over. The one that leads it names the new master before that,
 /// when it is one, and says the second; up to a second passes between the two.
@@ -44,7 +45,7 @@ impl Sentinels {
     }
 
     /// `None`: the client has ended.
-    fn nth(&self, at: usize) -> Option<Place> {
+    fn nth(&self, at: usize) -> Option<HostPort> {
         let state = self.state.lock();
         if state.ended {
             return None;
@@ -63,7 +64,7 @@ impl Sentinels {
     }
 
     /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a while.
-    fn listen(&self, place: &Place, at: &mut usize) -> RedisResult<()> {
+    fn listen(&self, place: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;
         let mut connection = self.connect(place, until)?;
@@ -125,7 +126,7 @@ impl Sentinels {
     }
 
     /// Learns what the Sentinel there knows, if it answers.
-    fn check(&self, place: &Place, within: Duration) {
+    fn check(&self, place: &HostPort, within: Duration) {
         if let Ok(answer) = self.ask(place, within) {
             self.learn(place, &answer, false);
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admitted, Entered, Gate, GateWaiter, Left, Place, Threads};
+use super::{Admitted, Entered, Gate, GateQueue, GateWaiter, LeaveOutcome, Place};
 use crate::acquire::{
     Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
@@ -84,7 +84,7 @@ impl Queued for Name {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Threads) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
         self.gate.with_queue(look)
     }
 
@@ -332,8 +332,8 @@ impl Name {
                 Entered::Again(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
                     match self.gate.leave(tenancy, Some(Terms::Watched)) {
-                        Left::StillHeld => {}
-                        Left::NotThere => assert!(!tenancy.is_held()),
+                        LeaveOutcome::StillHeld => {}
+                        LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
                         other => panic!("{other:?} after an inner level"),
                     }
                 }
@@ -381,7 +381,7 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms)) {
-            Left::Passed { seat, next: wake, .. } => {
+            LeaveOutcome::Passed { seat, next: wake, .. } => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
@@ -392,8 +392,8 @@ impl Name {
                 tenancy.release();
                 true
             }
-            Left::Stepped => unreachable!("nobody shares it"),
-            Left::Release { seat, .. } => {
+            LeaveOutcome::Stepped => unreachable!("nobody shares it"),
+            LeaveOutcome::Release { seat, .. } => {
                 let _baton = Baton::new(self, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
@@ -402,11 +402,11 @@ impl Name {
                 self.forget(tenancy);
                 false
             }
-            Left::NotThere => {
+            LeaveOutcome::NotThere => {
                 assert!(!tenancy.is_held(), "a hold without a seat");
                 false
             }
-            Left::StillHeld => panic!("a level too many"),
+            LeaveOutcome::StillHeld => panic!("a level too many"),
         }
     }
 

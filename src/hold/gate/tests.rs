@@ -41,15 +41,15 @@ fn each_state_is_left_as_the_table_says() {
     assert!(matches!(state.admit(&first, Terms::Watched, None, 0), Admitted::Seated(None)));
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), Entered::Again(_)));
-    assert!(matches!(state.leave(&first, None, 0), Left::StillHeld));
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
     let Entered::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(&first, None, 0), Left::Passed { .. }));
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::Passed { .. }));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(state.leave(&first, None, 0), Left::NotThere));
+    assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over: the one who waits is not passed the hold, and leads next.
     let Entered::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(&second, None, OVER / 2), Left::Release { .. }));
+    assert!(matches!(state.leave(&second, None, OVER / 2), LeaveOutcome::Release { .. }));
     assert_eq!(is(&state), LED);
     state.queue.promote(None).0.now();
     assert_eq!(is(&state), LED);
@@ -93,7 +93,7 @@ fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_h
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(state.admit(&tenancy, Terms::Watched, None, 0), Admitted::Seated(None)));
     let Entered::Queued(waiter) = state.enter(&other, Terms::Watched, true, 0) else { panic!() };
-    assert!(matches!(state.leave(&tenancy, None, 0), Left::Release { leads: false, .. }));
+    assert!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Release { leads: false, .. }));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
 }
@@ -143,7 +143,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         }
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, Terms::Watched, true, 0);
-        assert_eq!(matches!(state.leave(&tenancy, None, 0), Left::Passed { .. }), passed);
+        assert_eq!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Passed { .. }), passed);
         assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
 }
@@ -162,7 +162,7 @@ fn who_leaves_a_hold_that_others_share_has_it_no_more() {
     else {
         panic!("not let in")
     };
-    assert!(matches!(gate.leave(&first, None), Left::Stepped));
+    assert!(matches!(gate.leave(&first, None), LeaveOutcome::Stepped));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None), Left::Release { .. }));
+    assert!(matches!(gate.leave(&second, None), LeaveOutcome::Release { .. }));
 }

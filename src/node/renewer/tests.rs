@@ -50,7 +50,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
             clumsy.stumble();
             heard.lock().push((key, renewed.is_err()));
         });
-        let (kind, owner) = (Renewals::Locks, core.id.next_owner());
+        let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
         Renewal { kind, key: key.into(), owner, lease: Some(LEASE), urgent: false, renewed }
     });
     core.watchdog.renew_now(renewals.into());

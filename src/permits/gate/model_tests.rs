@@ -63,7 +63,7 @@ impl Queued for Pool {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Line<u32>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<u32>) -> R) -> R {
         self.gate.with_queue(look)
     }
 
