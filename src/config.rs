@@ -243,7 +243,8 @@ impl ClientBuilder {
     /// connection for messages, which is opened then if no wait has opened it before. A key that changes
     /// more often than ten times a second is asked for less often than that; of more than 10,000 keys
     /// the others are left out; and where the server refuses, a line in the log says so: all of these
-    /// are lost at their next renewal, as without it.
+    /// are lost at their next renewal, as without it. In a cluster the server of each name's slot is asked,
+    /// by one connection for each server; after a slot has moved the new one is, a moment later.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {

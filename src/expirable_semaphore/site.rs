@@ -82,7 +82,7 @@ impl ExpirableSite {
     /// Has the key of the leases tracked: one of them is held for a while now.
     pub(super) fn track(self: &Arc<Self>) {
         let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
-        self.core.track(&self.timeouts, who);
+        self.core.pubsub.track(&self.timeouts, who);
     }
 
     pub(super) fn forget(&self, id: &PermitId) {

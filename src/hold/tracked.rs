@@ -51,7 +51,7 @@ impl Site {
         });
         if begins {
             let who: Weak<dyn Tracked> = Arc::<Self>::downgrade(self);
-            self.core.track(&self.name, who);
+            self.core.pubsub.track(&self.name, who);
         }
     }
 

@@ -30,7 +30,7 @@ use crate::connection::{
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
-use crate::pubsub::{HEARTBEAT, Host, News, PubSub, Subscriber, Tracked};
+use crate::pubsub::{HEARTBEAT, Host, News, PubSub, Subscriber};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Mutex, Process, Registry, clock, own_thread};
 use crate::watchdog::{Job, Orphan, Watchdog};
@@ -212,13 +212,6 @@ impl Core {
         }
     }
 
-    /// Has the server tell when `key` changes, under which `who` holds something. No I/O.
-    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
-        if let Some(node) = self.pubsub.track(key, who) {
-            self.watchdog.tell_subscriber(node);
-        }
-    }
-
     /// Wakes the subscriber of a server from its read.
     pub(crate) fn tell_subscriber(&self, node: &Arc<Node>) {
         if !self.is_cluster() {
@@ -296,6 +289,10 @@ impl Host for Hosted {
 
     fn tell(&self, node: &Arc<Node>) {
         self.core.upgrade().inspect(|core| core.tell_subscriber(node));
+    }
+
+    fn tell_soon(&self, node: Arc<Node>) {
+        self.core.upgrade().inspect(|core| core.watchdog.tell_subscriber(node));
     }
 
     fn stray(&self, owner: u64, news: &News<'_>) {

@@ -79,6 +79,9 @@ pub(crate) trait Host: Send + Sync {
     /// [`control_message`](PubSub::control_message).
     fn tell(&self, node: &Arc<Node>);
 
+    /// The same, soon: without I/O here.
+    fn tell_soon(&self, node: Arc<Node>);
+
     /// Hears of messages to owners of this client that do not wait. Called on a subscriber's thread.
     fn stray(&self, owner: u64, news: &News<'_>);
 }
@@ -179,11 +182,12 @@ impl PubSub {
 
     /// Where there is one server.
     fn sole(&self) -> &Arc<Subscriber> {
-        self.sole.get().unwrap_or_else(|| {
-            // The mutex is not taken inside: whoever has it may come here.
-            let subscriber = self.subscriber(&self.servers.first());
-            self.sole.get_or_init(|| subscriber)
-        })
+        if let Some(sole) = self.sole.get() {
+            return sole;
+        }
+        // Whoever else looks for it has the same one, and nobody waits with a mutex for who does.
+        let subscriber = self.subscriber(&self.servers.first());
+        self.sole.get_or_init(|| subscriber)
     }
 
     /// What listens to a server.
@@ -341,20 +345,22 @@ impl PubSub {
         state.desks.get(&home.number()).is_none_or(|desk| desk.subscriber.tracks())
     }
 
-    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. `Some`: the
-    /// thread of this server must be told with a [`control_message`](Self::control_message).
-    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) -> Option<Arc<Node>> {
+    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. No I/O.
+    pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let home = self.servers.home(key.as_bytes());
         let mut state = self.state.lock();
         let desk = self.desk(&mut state, &home);
         if !desk.subscriber.tracks() {
-            return None;
+            return;
         }
         // Who put the first one there has told it of all.
         let tell = desk.reading && desk.to_track.is_empty();
         desk.to_track.push((Arc::clone(key), who));
         desk.subscriber.work.notify_one();
-        tell.then_some(home)
+        drop(state);
+        if tell {
+            self.host.tell_soon(home);
+        }
     }
 
     /// Gives what is tracked and has another home now to the thread of that one.
@@ -367,7 +373,7 @@ impl PubSub {
             left.extend(desk.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
         }
         for (key, who) in left {
-            self.track(&key, who).inspect(|node| self.host.tell(node));
+            self.track(&key, who);
         }
     }
 
@@ -963,6 +969,7 @@ mod tests {
     impl Host for Nobody {
         fn start(&self, _: Arc<Subscriber>) {}
         fn tell(&self, _: &Arc<Node>) {}
+        fn tell_soon(&self, _: Arc<Node>) {}
         fn stray(&self, _: u64, _: &News<'_>) {}
     }
 
