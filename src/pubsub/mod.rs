@@ -12,43 +12,33 @@
 //! tracked moves the same way (`tracking.rs`).
 
 mod entry;
+mod event;
 mod own;
+mod subscriber;
 mod tracking;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use redis::{PushKind, RedisError, Value};
-
 use entry::Kind;
 pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
-use own::{Addressees, LOOK, Said};
-use tracking::{NO_TRACKING, Step, Steps, ToTrack, Told, Tracking};
+use own::{Addressees, LOOK};
+pub(crate) use subscriber::Subscriber;
 pub(crate) use tracking::{Question, Tracked};
+use tracking::{ToTrack, Tracking};
 
-use crate::connection::{
-    self, Channels, Closer, Command, Connection, Node, Rights, Servers, slot_of,
-};
-use crate::error::Error;
+use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::protocol::LockKeys;
 use crate::sync::{Condvar, Mutex, Thread};
 
-/// A subscription outlives its last listener by this long, so that a busy lock does not subscribe
-/// and unsubscribe for every wait.
-const GRACE: Duration = Duration::from_secs(10);
 /// How often the control message goes out while there are subscriptions.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
-/// Without a message for this long the connection counts as dead.
-const SILENCE: Duration = Duration::from_secs(10);
 /// A message that was sent is heard after so long, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
-const FIRST_RETRY: Duration = Duration::from_millis(20);
-const LAST_RETRY: Duration = Duration::from_secs(1);
 
 /// The channels this process listens to.
 pub(crate) struct PubSub {
@@ -84,23 +74,6 @@ pub(crate) trait Host: Send + Sync {
 
     /// Hears of messages to owners of this client that do not wait. Called on a subscriber's thread.
     fn stray(&self, owner: u64, news: &News<'_>);
-}
-
-/// What listens to one server.
-pub(crate) struct Subscriber {
-    node: Arc<Node>,
-    /// The channel of the client's own, listened to as long as there is a connection.
-    own: Arc<Entry>,
-    /// Tells the thread of work while it has no connection to read from.
-    work: Condvar,
-    /// Whether the server tracks what is held, as far as is known.
-    tracks: AtomicBool,
-    /// Ends the thread's connection, and with it its read.
-    closer: Mutex<Option<Closer>>,
-    /// Counts what the server has said.
-    heard: AtomicU64,
-    /// What was heard when somebody missed a message, and when that was.
-    suspected: Mutex<Option<(u64, Instant)>>,
 }
 
 struct State {
@@ -476,429 +449,6 @@ impl PubSub {
             entry.nudge();
         }
     }
-
-    /// A subscriber thread's whole life.
-    pub(crate) fn run(&self, subscriber: &Arc<Subscriber>) {
-        let mut retry = FIRST_RETRY;
-        let mut tracking = Tracking::default();
-        let server = subscriber.node.number();
-        while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic is an outage: those who wait must not be left with a channel that says nothing.
-            let serve = || self.serve(subscriber, &mut retry, &mut tracking);
-            let served = catch_unwind(AssertUnwindSafe(serve));
-            if matches!(served, Ok(Ok(()))) {
-                return;
-            }
-            tracking.end();
-            let mut state = self.state.lock();
-            if let Some(desk) = state.desks.get_mut(&server) {
-                desk.reading = false;
-            }
-            for entry in self.all_entries(subscriber, &state) {
-                entry.disconnected();
-            }
-            // Whoever left meanwhile need not be subscribed again.
-            state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
-            if !self.is_shut_down() {
-                drop(subscriber.work.wait_for(state, retry));
-                retry = (retry * 2).min(LAST_RETRY);
-                if let Some(cluster) = self.servers.cluster() {
-                    // Another server may have its slots.
-                    cluster.look();
-                    self.hand_on(subscriber, &mut tracking);
-                }
-            }
-        }
-    }
-
-    /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
-    /// down.
-    fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
-        let server = subscriber.node.number();
-        let is_tracked = tracking.is_needed();
-        let mut state = self.state.lock();
-        let is_to_track =
-            |state: &State| state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
-        while !state.entries.values().any(|entry| entry.home() == server)
-            && !subscriber.own.is_listened_to()
-            && !(subscriber.tracks() && (is_tracked || is_to_track(&state)))
-            && !self.is_shut_down()
-        {
-            state = subscriber.work.wait(state);
-        }
-        !self.is_shut_down()
-    }
-
-    /// Connects, subscribes to every channel there is, and dispatches until something breaks
-    /// (`Err`) or the client is shut down (`Ok`).
-    fn serve(
-        &self,
-        subscriber: &Arc<Subscriber>,
-        retry: &mut Duration,
-        tracking: &mut Tracking,
-    ) -> Result<(), RedisError> {
-        let server = subscriber.node.number();
-        let mut connection = subscriber.node.endpoint.open()?;
-        connection.set_read_timeout(SILENCE);
-        *subscriber.closer.lock() = Some(connection.closer());
-        if self.is_shut_down() {
-            return Ok(());
-        }
-        let channels: Vec<Arc<Entry>> = {
-            let mut state = self.state.lock();
-            let desk = self.desk(&mut state, &subscriber.node);
-            desk.wanted.clear();
-            desk.left.clear();
-            // From here on who wants a new channel sends a control message. One sent before the
-            // client's own channel is confirmed is lost, which is why the queue is looked at again
-            // when the confirmation comes.
-            desk.reading = true;
-            // Those that were refused, too: what became of them is to be seen.
-            let entries = self.all_entries(subscriber, &state);
-            entries.iter().for_each(|entry| entry.ask_again());
-            entries
-        };
-        // What was asked for and not answered yet, in order. The server does not say what it refuses.
-        let mut asked = VecDeque::new();
-        if self.may_track {
-            let steps = tracking.begin();
-            if steps.0.is_empty() {
-                subscriber.does_not_track();
-            }
-            asked.extend(take_steps(&mut connection, steps)?);
-        }
-        self.send_each(&mut connection, Ask::Subscribe, subscriber, &channels)?;
-        asked.extend(channels.into_iter().map(Asked::Subscribe));
-        loop {
-            let event = Event::of(connection.recv_response()?);
-            subscriber.heard.fetch_add(1, Ordering::Relaxed);
-            if self.is_shut_down() {
-                return Ok(());
-            }
-            match event {
-                Event::Subscribed(channel) => {
-                    *retry = FIRST_RETRY;
-                    asked.pop_front();
-                    if let Some(entry) = self.entry(subscriber, &channel) {
-                        if Arc::ptr_eq(&entry, &subscriber.own) {
-                            asked.extend(self.look(subscriber, &mut connection, tracking)?);
-                        }
-                        entry.stand(Standing::Confirmed);
-                    }
-                }
-                Event::Unsubscribed(channel) => match asked.front() {
-                    Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
-                        asked.pop_front();
-                    }
-                    // The slot has left this server, which says where when it is asked again.
-                    _ => {
-                        if let Some(entry) = self.entry(subscriber, &channel) {
-                            entry.disconnected();
-                            let entries = [entry];
-                            self.send_each(&mut connection, Ask::Subscribe, subscriber, &entries)?;
-                            asked.extend(entries.map(Asked::Subscribe));
-                        }
-                    }
-                },
-                Event::Message(channel, message) => {
-                    let Some(entry) = self.entry(subscriber, &channel) else { continue };
-                    if entry.kind() != Kind::Own {
-                        entry.moved(&message);
-                        continue;
-                    }
-                    match Said::parse(&message) {
-                        Some(Said::Look) => {
-                            asked.extend(self.look(subscriber, &mut connection, tracking)?);
-                        }
-                        Some(Said::Fence { number, channel }) => {
-                            if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
-                                entry.pass(number);
-                            }
-                        }
-                        Some(Said::To { owner, news }) => {
-                            let expected = self.addressees.tell(owner, &news);
-                            (!expected).then(|| self.host.stray(owner, &news));
-                        }
-                        None => {}
-                    }
-                }
-                Event::Changed(keys) => {
-                    let steps = tracking.changed(keys.as_deref());
-                    asked.extend(take_steps(&mut connection, steps)?);
-                }
-                Event::Reply(reply) => {
-                    if let Some(step) = pop_step(&mut asked) {
-                        let steps = subscriber.step_done(tracking, step, Ok(&reply));
-                        asked.extend(take_steps(&mut connection, steps)?);
-                    }
-                }
-                Event::Refused(error) => match asked.pop_front() {
-                    // Without the own channel nothing would ever make the thread look again, so
-                    // nobody can wait.
-                    Some(Asked::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
-                        self.refuse_all(subscriber, &error);
-                        return Err(error);
-                    }
-                    Some(Asked::Subscribe(entry)) => {
-                        if let Some(cluster) = self.servers.cluster()
-                            && cluster.sends_elsewhere(&error)
-                        {
-                            // It has another home now, or all are asked for once more.
-                            self.moved(&[slot_of(entry.channel().as_bytes())]);
-                            if entry.home() == server {
-                                return Err(error);
-                            }
-                            continue;
-                        }
-                        entry.stand(Standing::Refused(refused(&error)));
-                    }
-                    // What still comes there finds nobody.
-                    Some(Asked::Unsubscribe(_)) => {}
-                    Some(Asked::Step(step)) => {
-                        let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
-                        let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
-                        let steps = subscriber.step_done(tracking, step, Err(&error));
-                        asked.extend(take_steps(&mut connection, steps)?);
-                        if moved {
-                            self.hand_on(subscriber, tracking);
-                        }
-                    }
-                    None => return Err(error),
-                },
-                Event::Other => {}
-            }
-        }
-    }
-
-    /// Asks for new channels, gives up those that nobody has listened to for a while, or that are
-    /// another server's, and asks for what is to be tracked. Returns what it asked for.
-    fn look(
-        &self,
-        subscriber: &Arc<Subscriber>,
-        connection: &mut Connection,
-        tracking: &mut Tracking,
-    ) -> Result<Vec<Asked>, RedisError> {
-        let (wanted, unwanted, to_track, moved) = {
-            let mut state = self.state.lock();
-            let desk = self.desk(&mut state, &subscriber.node);
-            let wanted: Vec<_> = desk.wanted.drain(..).collect();
-            let (to_track, moved) = (std::mem::take(&mut desk.to_track), desk.moved);
-            let mut unwanted = std::mem::take(&mut desk.left);
-            // One that has come back since.
-            unwanted.retain(|entry| entry.home() != subscriber.node.number());
-            unwanted.extend(state.sweep(subscriber.node.number(), GRACE));
-            (wanted, unwanted, to_track, moved)
-        };
-        self.send_each(connection, Ask::Unsubscribe, subscriber, &unwanted)?;
-        self.send_each(connection, Ask::Subscribe, subscriber, &wanted)?;
-        if moved {
-            self.hand_on(subscriber, tracking);
-        }
-        let tracked = take_steps(connection, tracking.look(to_track))?;
-        let unsubscribed = unwanted.into_iter().map(Asked::Unsubscribe);
-        let subscribed = wanted.into_iter().map(Asked::Subscribe);
-        Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
-    }
-
-    /// What a server's message concerns. `None`: the channel's home is elsewhere by now, and nobody
-    /// hears this twice.
-    fn entry(&self, subscriber: &Subscriber, channel: &[u8]) -> Option<Arc<Entry>> {
-        let channel = std::str::from_utf8(channel).ok()?;
-        if channel == &**subscriber.own.channel() {
-            return Some(Arc::clone(&subscriber.own));
-        }
-        let entry = self.state.lock().entries.get(channel).cloned();
-        entry.filter(|entry| entry.home() == subscriber.node.number())
-    }
-
-    /// Those of one server, the own one first.
-    fn all_entries(&self, subscriber: &Subscriber, state: &State) -> Vec<Arc<Entry>> {
-        let server = subscriber.node.number();
-        let others = state.entries.values().filter(|entry| entry.home() == server);
-        std::iter::once(&subscriber.own).chain(others).cloned().collect()
-    }
-
-    fn refuse_all(&self, subscriber: &Subscriber, error: &RedisError) {
-        if self.may_track {
-            // And nothing would tell the thread of what is held.
-            subscriber.does_not_track();
-        }
-        let state = self.state.lock();
-        let entries = self.all_entries(subscriber, &state);
-        drop(state);
-        for entry in entries {
-            entry.stand(Standing::Refused(refused(error)));
-        }
-    }
-
-    fn is_shut_down(&self) -> bool {
-        self.shut_down.load(Ordering::SeqCst)
-    }
-
-    /// One command a channel: the server refuses or takes each by itself. What makes a thread look is
-    /// published where it looks: it belongs to no slot.
-    fn send_each(
-        &self,
-        connection: &mut Connection,
-        ask: Ask,
-        subscriber: &Subscriber,
-        entries: &[Arc<Entry>],
-    ) -> Result<(), RedisError> {
-        let mut bytes = Vec::new();
-        for entry in entries {
-            let sharded =
-                self.channels == Channels::Sharded && !Arc::ptr_eq(entry, &subscriber.own);
-            let command: &[u8] = match (ask, sharded) {
-                (Ask::Subscribe, false) => b"SUBSCRIBE",
-                (Ask::Subscribe, true) => b"SSUBSCRIBE",
-                (Ask::Unsubscribe, false) => b"UNSUBSCRIBE",
-                (Ask::Unsubscribe, true) => b"SUNSUBSCRIBE",
-            };
-            let command = Command::plain(&[command, entry.channel().as_bytes()]);
-            bytes.extend_from_slice(command.bytes());
-        }
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        connection.send_packed_command(&bytes, Instant::now())
-    }
-}
-
-impl Subscriber {
-    fn tracks(&self) -> bool {
-        self.tracks.load(Ordering::Relaxed)
-    }
-
-    fn does_not_track(&self) {
-        self.tracks.store(false, Ordering::Relaxed);
-        self.node.endpoint.health().does_without(NO_TRACKING);
-    }
-
-    /// A step towards tracking was answered. Returns what to ask for then.
-    fn step_done(
-        &self,
-        tracking: &mut Tracking,
-        step: Step,
-        reply: Result<&Value, &RedisError>,
-    ) -> Steps {
-        let Some((told, steps)) = tracking.answered(step, reply) else { return Steps::default() };
-        match told {
-            Told::Tracks => self.tracks.store(true, Ordering::Relaxed),
-            Told::Refuses => self.does_not_track(),
-        }
-        steps
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Ask {
-    Subscribe,
-    Unsubscribe,
-}
-
-fn refused(error: &RedisError) -> Error {
-    connection::refused(error.clone(), Rights::Subscriptions)
-}
-
-/// What is not answered yet.
-enum Asked {
-    Subscribe(Arc<Entry>),
-    Unsubscribe(Arc<Entry>),
-    Step(Step),
-}
-
-/// The step that is answered next, if it is one.
-fn pop_step(asked: &mut VecDeque<Asked>) -> Option<Step> {
-    match asked.pop_front() {
-        Some(Asked::Step(step)) => return Some(step),
-        Some(other) => asked.push_front(other),
-        None => {}
-    }
-    None
-}
-
-/// Writes the commands of some steps.
-fn take_steps(
-    connection: &mut Connection,
-    (commands, steps): Steps,
-) -> Result<impl Iterator<Item = Asked> + use<>, RedisError> {
-    if !commands.is_empty() {
-        let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
-        connection.send_packed_command(&bytes, Instant::now())?;
-    }
-    Ok(steps.into_iter().map(Asked::Step))
-}
-
-/// What the server says on a subscriber's connection, in RESP2 or RESP3.
-enum Event {
-    Subscribed(Vec<u8>),
-    Unsubscribed(Vec<u8>),
-    /// A channel's message.
-    Message(Vec<u8>, Vec<u8>),
-    /// These keys have changed; `None`: any may have.
-    Changed(Option<Vec<Arc<str>>>),
-    Refused(RedisError),
-    /// The answer to a question.
-    Reply(Value),
-    /// Nothing that anybody waits for.
-    Other,
-}
-
-impl Event {
-    fn of(value: Value) -> Self {
-        match value {
-            Value::Array(parts) if matches!(parts[..], [Value::BulkString(_), ..]) => {
-                let mut parts = parts.into_iter();
-                match (parts.next(), parts.next()) {
-                    (Some(Value::BulkString(kind)), Some(Value::BulkString(channel))) => {
-                        match kind.as_slice() {
-                            b"subscribe" | b"ssubscribe" => Self::Subscribed(channel),
-                            b"unsubscribe" | b"sunsubscribe" => Self::Unsubscribed(channel),
-                            b"message" | b"smessage" => Self::message(channel, parts.next()),
-                            _ => Self::Other,
-                        }
-                    }
-                    _ => Self::Other,
-                }
-            }
-            Value::Push { kind, data } => {
-                let mut data = data.into_iter();
-                match (kind, data.next()) {
-                    (
-                        PushKind::Subscribe | PushKind::SSubscribe,
-                        Some(Value::BulkString(channel)),
-                    ) => Self::Subscribed(channel),
-                    (
-                        PushKind::Unsubscribe | PushKind::SUnsubscribe,
-                        Some(Value::BulkString(channel)),
-                    ) => Self::Unsubscribed(channel),
-                    (PushKind::Message | PushKind::SMessage, Some(Value::BulkString(channel))) => {
-                        Self::message(channel, data.next())
-                    }
-                    (PushKind::Invalidate, keys) => Self::changed(keys),
-                    _ => Self::Other,
-                }
-            }
-            Value::ServerError(error) => Self::Refused(error.into()),
-            reply => Self::Reply(reply),
-        }
-    }
-
-    fn changed(keys: Option<Value>) -> Self {
-        let Some(Value::Array(keys)) = keys else { return Self::Changed(None) };
-        let name = |key| match key {
-            Value::BulkString(key) => String::from_utf8(key).ok().map(Arc::from),
-            _ => None,
-        };
-        Self::Changed(Some(keys.into_iter().filter_map(name).collect()))
-    }
-
-    fn message(channel: Vec<u8>, message: Option<Value>) -> Self {
-        match message {
-            Some(Value::BulkString(message)) => Self::Message(channel, message),
-            _ => Self::Message(channel, Vec::new()),
-        }
-    }
 }
 
 /// A channel listened to, until this is dropped.
@@ -962,6 +512,7 @@ impl Drop for Waking<'_> {
 mod tests {
     use super::*;
     use crate::connection::{Endpoint, Lane};
+    use crate::error::Error;
     use crate::error::ErrorKind;
 
     struct Nobody;
