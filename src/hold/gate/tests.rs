@@ -1,5 +1,7 @@
 //! The table at the top of `gate.rs`, step by step.
 
+use std::time::Duration;
+
 use super::*;
 use crate::acquire::Signal;
 use crate::config::ClientBuilder;

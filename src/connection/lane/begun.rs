@@ -1,0 +1,67 @@
+//! A command whose reply is read later.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Lane;
+use crate::connection::Command;
+use crate::connection::link::{Cause, Failure, Outcome, ReplyReceiver};
+use crate::sync::Mutex;
+
+/// A command on its way: see [`Lane::begin`].
+#[must_use = "it was sent; what came of it must be heard"]
+pub(crate) struct Begun {
+    pub(super) lane: Arc<Lane>,
+    pub(super) command: Command,
+    pub(super) reply: Arc<Reply>,
+}
+
+#[derive(Default)]
+pub(super) struct Reply(Mutex<Option<Outcome>>);
+
+impl Begun {
+    /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
+    /// `true`: it did.
+    ///
+    /// Whoever reads what a lane owes finds this reply, too. While another thread leads, the
+    /// caller's own PING goes with the next packet: its reply comes after all that was written
+    /// before.
+    pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
+        match self.outcome(until) {
+            // Also if somebody else who read the lane gave up on it: this one's time is not over.
+            Err(Failure::Reset(_) | Failure::TimedOut(_)) if Instant::now() < until => {
+                (self.lane.begin(&self.command).outcome(until), true)
+            }
+            outcome => (outcome, false),
+        }
+    }
+
+    fn outcome(&self, until: Instant) -> Outcome {
+        let Self { lane, .. } = self;
+        let mut reads = true;
+        loop {
+            if let Some(outcome) = self.reply.0.lock().take() {
+                return outcome;
+            }
+            if !reads {
+                lane.settle(until);
+                reads = true;
+                continue;
+            }
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
+                return Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())));
+            }
+            let patience = rest.min(lane.endpoint.response_timeout());
+            reads = lane.look(patience, rest.min(lane.endpoint.connect_timeout()));
+        }
+    }
+}
+
+impl ReplyReceiver for Reply {
+    fn receive(&self, outcome: Outcome) {
+        *self.0.lock() = Some(outcome);
+    }
+}

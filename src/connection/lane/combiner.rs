@@ -1,0 +1,155 @@
+//! The lead of a lane.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::{CallState, Lane, MOST_UNREAD, Pending, next_packet};
+use crate::connection::Command;
+use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
+
+/// The lead of a lane, with its link. Whoever drops it has handed the lead on, after a panic too.
+pub(super) struct Combiner<'a> {
+    lane: &'a Lane,
+    pub(super) link: Option<Link>,
+    /// How long opening a link may take.
+    within: Duration,
+    /// Whether the thread was panicking when it took the lead.
+    was_panicking: bool,
+}
+
+impl<'a> Combiner<'a> {
+    pub(super) fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
+        Self { lane, link, within, was_panicking: thread::panicking() }
+    }
+
+    pub(super) fn exchange(&mut self, command: &Command) -> Outcome {
+        let outcome = match self.link() {
+            Ok(link) => link.exchange(command),
+            Err(failure) => Err(failure),
+        };
+        if outcome.as_ref().is_err_and(Failure::is_the_links) {
+            self.link = None;
+        }
+        outcome
+    }
+
+    /// Writes a queue and reads what somebody sleeps for. What went wrong, each that it concerns has
+    /// heard of.
+    pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
+        while !queue.is_empty() {
+            let packet = next_packet(&mut queue);
+            let mut done = self.write_packet(packet);
+            // All of it, if there is more to write: it would owe too much.
+            if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
+                done = link.read_all(self.lane.endpoint.response_timeout());
+            }
+            if let Err(failure) = done {
+                self.link = None;
+                let unsent = Failure::Unsent(failure.cause().clone());
+                queue.into_iter().for_each(|pending| pending.fail(&unsent));
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes commands in one packet and reads what somebody sleeps for.
+    fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
+        let batch = packet.into_iter().map(|pending| match pending {
+            Pending::Call(command, call) => (command, call as Arc<dyn ReplyReceiver>, true),
+            Pending::Post(command, receiver) => (command, receiver, false),
+        });
+        match self.link() {
+            Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
+            Err(failure) => {
+                batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
+                // Those who queued while the connection could not be opened need not find out
+                // one after the other. (They do if it had less than their time to be opened.)
+                if self.within >= self.lane.endpoint.connect_timeout() {
+                    let late = std::mem::take(&mut self.lane.state.lock().queue);
+                    late.into_iter().for_each(|pending| pending.fail(&failure));
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// What the background thread would do with what is owed, and with posts that have no link.
+    fn look_after(&mut self, queue: VecDeque<Pending>) {
+        if let Some(link) = &mut self.link
+            && link.read_all(self.lane.endpoint.response_timeout()).is_err()
+        {
+            self.link = None;
+        }
+        if self.link.is_some() {
+            // Whatever goes wrong, each that it concerns has heard of.
+            let _heard = self.write_and_read(queue);
+        } else {
+            let failure = self.lane.out();
+            queue.into_iter().for_each(|pending| pending.fail(&failure));
+        }
+    }
+
+    fn link(&mut self) -> Result<&mut Link, Failure> {
+        self.link.take_if(|link| !link.is_alive());
+        match &mut self.link {
+            Some(link) => Ok(link),
+            none => Ok(none.insert(Link::open_within(&self.lane.endpoint, self.within)?)),
+        }
+    }
+}
+
+impl Drop for Combiner<'_> {
+    fn drop(&mut self) {
+        // Who panics while it leads may have read a reply and not counted it: whoever came next
+        // would take another command's reply for its own, and `nil` is a grant.
+        let panics = thread::panicking() && !self.was_panicking;
+        loop {
+            self.link.take_if(|link| panics || link.is_wrong());
+            let mut state = self.lane.state.lock();
+            let next = state.queue.iter().find_map(|pending| match pending {
+                Pending::Call(_, call) => Some(Arc::clone(call)),
+                Pending::Post(..) => None,
+            });
+            if let Some(call) = next {
+                state.link = self.link.take();
+                // Before the lane's mutex is free: see `abandon`.
+                *call.state.lock() = CallState::Combines;
+                drop(state);
+                call.thread.parker().unpark();
+                return;
+            }
+            // Only posts: a leader never resigns with commands unwritten. Without a connection, or
+            // where too many replies are unread, they wait for the background thread, which has been
+            // asked to look.
+            let owed = self.link.as_ref().map_or(MOST_UNREAD, Link::owed);
+            if state.queue.is_empty() || owed >= MOST_UNREAD {
+                let owes = self.link.is_some() && owed > 0;
+                if state.closed && (owes || !state.queue.is_empty()) {
+                    let queue = std::mem::take(&mut state.queue);
+                    drop(state);
+                    self.look_after(queue);
+                    continue;
+                }
+                state.link = self.link.take();
+                state.combining = false;
+                return;
+            }
+            let queue = next_packet(&mut state.queue);
+            drop(state);
+            // Written and no more: who drops a guard may be here, and waits neither for a look at a
+            // connection that was silent nor for another one.
+            let posts = queue.into_iter().filter_map(|pending| match pending {
+                Pending::Post(command, receiver) => Some((command, receiver, false)),
+                Pending::Call(..) => None,
+            });
+            if let Some(link) = &mut self.link
+                && link.send(posts).is_err()
+            {
+                self.link = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! What all locks are given by one macro.
+
+/// Gives a lock its verbs: methods of its own, and the traits [`Lock`] and [`Part`]. The type has a
+/// `handle` and
+/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
+/// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
+/// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
+macro_rules! lock_verbs {
+    ($lock:ident) => {
+        $crate::lock::lock_verbs!($lock, $crate::LockGuard, $crate::OwnedLockGuard);
+    };
+    // A lock whose own guards say more, and become these.
+    ($lock:ident, $guard:ty, $owned:ty) => {
+        /// The verbs of [`Lock`](crate::Lock), which documents them.
+        impl $lock {
+            /// Takes the lock, waiting for as long as it takes: [`Lock::lock`](crate::Lock::lock).
+            ///
+            /// # Errors
+            ///
+            /// If the server is in trouble, the name or lease is not usable, the client was shut
+            /// down or the process forked; nothing more is held. The kinds:
+            /// [`Lock::lock`](crate::Lock::lock).
+            ///
+            /// # Blocking
+            ///
+            /// Until the lock is had or an error ends the wait; time does not end it.
+            pub fn lock(&self) -> Result<$guard, crate::Error> {
+                self.take(crate::Wait::FOREVER)?
+                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
+            }
+
+            /// Takes the lock if that is possible now: [`Lock::try_lock`](crate::Lock::try_lock).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip; none if a thread of this process holds the lock or waits for it.
+            pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
+                self.take(crate::Wait::NONE)
+            }
+
+            /// Takes the lock unless that takes longer than `wait`:
+            /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// For `wait`, and for a request that is on its way, which
+            /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
+            pub fn try_lock_for(
+                &self,
+                wait: std::time::Duration,
+            ) -> Result<Option<$guard>, crate::Error> {
+                self.take(crate::Wait::at_most(wait))
+            }
+
+            /// Takes the lock unless that takes until `deadline`:
+            /// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
+            pub fn try_lock_until(
+                &self,
+                deadline: std::time::Instant,
+            ) -> Result<Option<$guard>, crate::Error> {
+                self.take(crate::Wait::until(deadline))
+            }
+
+            /// Takes the lock unless `token` is cancelled:
+            /// [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
+            ///
+            /// # Errors
+            ///
+            /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled); else as [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock), until the cancel, which ends a sleep at once; a request
+            /// that is on its way is waited for.
+            pub fn lock_cancellable(
+                &self,
+                token: &crate::CancelToken,
+            ) -> Result<$guard, crate::Error> {
+                self.take(crate::Wait::from(token))?
+                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
+            }
+
+            /// Takes the lock unless that takes longer than `wait` allows:
+            /// [`Lock::lock_within`](crate::Lock::lock_within).
+            ///
+            /// # Errors
+            ///
+            /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled) if its token was cancelled; else
+            /// as [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`try_lock_for`](Self::try_lock_for), and as
+            /// [`lock_cancellable`](Self::lock_cancellable) if there is a token.
+            pub fn lock_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<$guard>, crate::Error> {
+                self.take(wait)
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, waiting for as long as it
+            /// takes: [`Lock::lock_owned`](crate::Lock::lock_owned).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard
+            /// that it waits for.
+            pub fn lock_owned(&self) -> Result<$owned, crate::Error> {
+                self.take_owned(crate::Wait::FOREVER)?
+                    .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, if that is possible now:
+            /// [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`try_lock`](Self::try_lock).
+            pub fn try_lock_owned(&self) -> Result<Option<$owned>, crate::Error> {
+                self.take_owned(crate::Wait::NONE)
+            }
+
+            /// Takes the lock for a guard that belongs to no thread, unless that takes longer than
+            /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
+            ///
+            /// # Errors
+            ///
+            /// As [`lock_within`](Self::lock_within).
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock_within`](Self::lock_within).
+            pub fn lock_owned_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<$owned>, crate::Error> {
+                self.take_owned(wait)
+            }
+
+            /// The calling thread takes the lock.
+            fn take(&self, wait: crate::Wait<'_>) -> Result<Option<$guard>, crate::Error> {
+                let tenancy = self.acquire(&crate::sync::Thread::current(), wait)?;
+                Ok(tenancy.map(|tenancy| <$guard>::new(&self.handle, tenancy)))
+            }
+
+            /// A guard takes the lock for itself. It is an owner that nobody is: no thread is taken
+            /// for it, and its death is none's.
+            fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
+                let tenancy = self.acquire(&crate::sync::Thread::nobodys(), wait)?;
+                Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
+            }
+
+            /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
+            ///
+            /// # Errors
+            ///
+            /// Those of `work`; of kind [`LeaseLost`](crate::ErrorKind::LeaseLost) if the lock was
+            /// lost before its end; else as [`Lock::with`](crate::Lock::with) says.
+            ///
+            /// # Blocking
+            ///
+            /// As [`lock`](Self::lock) and [`LockGuard::unlock`](crate::LockGuard::unlock).
+            pub fn with<R, E: From<crate::Error>>(
+                &self,
+                work: impl FnOnce(&$guard) -> Result<R, E>,
+            ) -> Result<R, E> {
+                crate::lock::run(self.lock()?, work)
+            }
+
+            /// Releases one level of the calling thread's hold:
+            /// [`Lock::unlock`](crate::Lock::unlock).
+            ///
+            /// # Errors
+            ///
+            /// Of kind [`NotHeld`](crate::ErrorKind::NotHeld) if the thread does not hold it; else
+            /// as [`LockGuard::unlock`](crate::LockGuard::unlock).
+            ///
+            /// # Blocking
+            ///
+            /// As [`LockGuard::unlock`](crate::LockGuard::unlock).
+            pub fn unlock(&self) -> Result<(), crate::Error> {
+                self.handle.unlock()
+            }
+
+            /// Takes the lock away from whoever holds it:
+            /// [`Lock::force_unlock`](crate::Lock::force_unlock).
+            ///
+            /// # Errors
+            ///
+            /// If the key holds something that is no lock, which is left as it is; if the server is
+            /// in trouble, the name is empty, the client was shut down or the process forked. The
+            /// kinds: [`Lock::force_unlock`](crate::Lock::force_unlock).
+            ///
+            /// # Blocking
+            ///
+            /// Two round trips, and a third if a thread of this client holds the lock.
+            pub fn force_unlock(&self) -> Result<bool, crate::Error> {
+                self.handle.force_unlock(|| self.send_force_unlock())
+            }
+
+            /// Whether anybody holds the lock: [`Lock::is_locked`](crate::Lock::is_locked).
+            ///
+            /// # Errors
+            ///
+            /// If the server is in trouble, the name is empty, the client was shut down or the
+            /// process forked. The kinds: [`Lock::is_locked`](crate::Lock::is_locked).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip.
+            pub fn is_locked(&self) -> Result<bool, crate::Error> {
+                self.handle.is_locked()
+            }
+
+            /// Whether the calling thread holds the lock. No I/O.
+            #[must_use]
+            pub fn is_held_by_current_thread(&self) -> bool {
+                self.handle.hold_count() > 0
+            }
+
+            /// How many levels the calling thread holds. No I/O.
+            #[must_use]
+            pub fn hold_count(&self) -> usize {
+                self.handle.hold_count()
+            }
+
+            /// How long the lock lasts unless it is renewed, whoever holds it:
+            /// [`Lock::remaining_lease`](crate::Lock::remaining_lease).
+            ///
+            /// # Errors
+            ///
+            /// As [`is_locked`](Self::is_locked).
+            ///
+            /// # Blocking
+            ///
+            /// One round trip.
+            pub fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
+                self.handle.remaining_lease()
+            }
+
+            /// The lock's name: the key in Redis.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.handle.site.name
+            }
+
+            /// The same lock with a fixed lease: [`Lock::with_lease`](crate::Lock::with_lease).
+            #[must_use]
+            pub fn with_lease(&self, lease: std::time::Duration) -> Self {
+                let mut lock = self.clone();
+                lock.handle = self.handle.with_lease(lease);
+                lock
+            }
+        }
+
+        impl crate::lock::Retake for $lock {
+            fn handle(&self) -> &crate::lock::Handle {
+                &self.handle
+            }
+
+            fn retake(
+                &self,
+                thread: &std::sync::Arc<crate::sync::Thread>,
+                terms: crate::hold::Terms,
+            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+                let mut lock = self.clone();
+                lock.handle = self.handle.on(terms);
+                lock.acquire(thread, crate::Wait::FOREVER)
+            }
+        }
+
+        impl crate::Lock for $lock {
+            fn lock(&self) -> Result<crate::LockGuard, crate::Error> {
+                Self::lock(self).map(Into::into)
+            }
+            fn try_lock(&self) -> Result<Option<crate::LockGuard>, crate::Error> {
+                Self::try_lock(self).map(|guard| guard.map(Into::into))
+            }
+            fn try_lock_for(
+                &self,
+                wait: std::time::Duration,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                Self::try_lock_for(self, wait).map(|guard| guard.map(Into::into))
+            }
+            fn try_lock_until(
+                &self,
+                deadline: std::time::Instant,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                Self::try_lock_until(self, deadline).map(|guard| guard.map(Into::into))
+            }
+            fn lock_cancellable(
+                &self,
+                token: &crate::CancelToken,
+            ) -> Result<crate::LockGuard, crate::Error> {
+                Self::lock_cancellable(self, token).map(Into::into)
+            }
+            fn lock_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::LockGuard>, crate::Error> {
+                Self::lock_within(self, wait).map(|guard| guard.map(Into::into))
+            }
+            fn lock_owned(&self) -> Result<crate::OwnedLockGuard, crate::Error> {
+                Self::lock_owned(self).map(Into::into)
+            }
+            fn try_lock_owned(&self) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                Self::try_lock_owned(self).map(|guard| guard.map(Into::into))
+            }
+            fn lock_owned_within(
+                &self,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<crate::OwnedLockGuard>, crate::Error> {
+                Self::lock_owned_within(self, wait).map(|guard| guard.map(Into::into))
+            }
+            fn unlock(&self) -> Result<(), crate::Error> {
+                Self::unlock(self)
+            }
+            fn force_unlock(&self) -> Result<bool, crate::Error> {
+                Self::force_unlock(self)
+            }
+            fn is_locked(&self) -> Result<bool, crate::Error> {
+                Self::is_locked(self)
+            }
+            fn is_held_by_current_thread(&self) -> bool {
+                Self::is_held_by_current_thread(self)
+            }
+            fn hold_count(&self) -> usize {
+                Self::hold_count(self)
+            }
+            fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
+                Self::remaining_lease(self)
+            }
+            fn name(&self) -> &str {
+                Self::name(self)
+            }
+            fn with_lease(&self, lease: std::time::Duration) -> Self {
+                Self::with_lease(self, lease)
+            }
+            fn part(&self) -> Option<crate::lock::LockPart> {
+                Some(crate::lock::LockPart(std::sync::Arc::new(self.clone())))
+            }
+        }
+
+        impl crate::lock::Part for $lock {
+            fn kind(&self) -> &'static str {
+                stringify!($lock)
+            }
+            fn handle(&self) -> &crate::lock::Handle {
+                &self.handle
+            }
+            fn with_lease(
+                &self,
+                lease: std::time::Duration,
+            ) -> std::sync::Arc<dyn crate::lock::Part> {
+                std::sync::Arc::new(Self::with_lease(self, lease))
+            }
+            fn acquire(
+                &self,
+                thread: &std::sync::Arc<crate::sync::Thread>,
+                wait: crate::Wait<'_>,
+            ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
+                Self::acquire(self, thread, wait)
+            }
+            fn begin_try<'a>(
+                &'a self,
+                thread: &'a std::sync::Arc<crate::sync::Thread>,
+            ) -> crate::lock::Trying<'a> {
+                Self::begin_try(self, thread)
+            }
+        }
+    };
+}
+
+pub(crate) use lock_verbs;
