@@ -68,6 +68,8 @@ struct State {
     owners: Vec<u16>,
     /// Who can be asked: the last one that answered comes first.
     known: Vec<HostPort>,
+    /// Those of the URL.
+    seeds: Vec<HostPort>,
     looking: bool,
     looked_at: Option<Instant>,
 }
@@ -102,6 +104,16 @@ impl Cluster {
                     return Err(error.now(&format!("it is at {}", manner.address())));
                 }
             };
+            if ranges.is_empty() {
+                // One that was removed from its cluster says the same.
+                let message = format!(
+                    "no server of the cluster at {} has a slot yet: the cluster is not made",
+                    manner.address()
+                );
+                let error = Error::new(ErrorKind::Redis, message).transient(true);
+                refusal.get_or_insert(error);
+                continue;
+            }
             let channels = match (config.sharded_channels, asked.shards) {
                 (Some(true), false) => {
                     let message = "sharded_channels is set, and the server knows no SPUBLISH: it \
@@ -111,16 +123,17 @@ impl Cluster {
                 (Some(false), _) | (None, false) => Channels::Cluster,
                 (Some(true) | None, true) => Channels::Sharded,
             };
-            let seeds = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
+            let seeds: Vec<_> = url.nodes.iter().map(|info| HostPort::of(info.addr())).collect();
             let state = State {
                 nodes: Vec::new(),
                 owners: vec![NOBODY; SLOTS.into()],
-                known: seeds,
+                known: seeds.clone(),
+                seeds,
                 looking: false,
                 looked_at: None,
             };
             let cluster = Self {
-                manner: manner.clone().with_channels(channels),
+                manner: manner.with_channels(channels),
                 lanes: OnceLock::new(),
                 state: Mutex::new(state),
                 looked: Condvar::new(),
@@ -129,13 +142,6 @@ impl Cluster {
                 ended: AtomicBool::new(false),
             };
             let _everything_is_new = cluster.learn(&from, &ranges);
-            if cluster.state.lock().nodes.is_empty() {
-                let message = format!(
-                    "no server of the cluster at {} has a slot yet: the cluster is not made",
-                    manner.address()
-                );
-                return Err(Error::new(ErrorKind::Redis, message).transient(true));
-            }
             return Ok(cluster);
         }
         Err(refusal.unwrap_or_else(|| Error::new(ErrorKind::Config, "no host".to_owned())))
@@ -178,14 +184,27 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Follows what a server has answered to a command of this slot that was sent in the background:
-    /// the reply of the one that has the slot.
-    pub(crate) fn resend(self: &Arc<Self>, command: &Command, outcome: Outcome) -> Outcome {
+    /// Follows, until `until`, what a server has answered to a command of this slot that was sent in
+    /// the background: the reply of the one that has the slot. Where that is another one from now on
+    /// its own renewer does it, and waits for it alone: the command was not run.
+    pub(crate) fn resend(
+        self: &Arc<Self>,
+        command: &Command,
+        outcome: Outcome,
+        until: Instant,
+    ) -> Outcome {
         let Ok(reply) = &outcome else { return outcome };
-        let Some(key) = command.key().filter(|_| redirect(reply).is_some()) else { return outcome };
-        let slot = Slot::of(self, key, 0);
-        let until = Instant::now() + SAYS_WITHIN;
-        slot.follow(outcome, false, command, None::<fn() -> Command>, until).0
+        let (Some(key), Some(sent)) = (command.key(), redirect(reply)) else { return outcome };
+        if let Redirect::Moved { slot, place } = &sent {
+            self.learn_one(*slot, place);
+        } else if Instant::now() < until {
+            let slot = Slot::of(self, key, 0);
+            let asked = slot.lane();
+            return slot.follow(asked, outcome, false, command, None::<fn() -> Command>, until).0;
+        }
+        let what = "the key's slot has moved, or is on its way";
+        let error = RedisError::from((redis::ErrorKind::Io, what));
+        Err(Failure::Unsent(Cause::new(error, self.manner.health())))
     }
 
     /// Whether a server refuses something since another one is to be asked, now or soon.
@@ -239,7 +258,10 @@ impl Cluster {
             let Ok(asked) = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN) else {
                 continue;
             };
-            if let Ok(ranges) = ranges(&asked.slots, place) {
+            // Who names nobody was removed from the cluster.
+            if let Ok(ranges) = ranges(&asked.slots, place)
+                && !ranges.is_empty()
+            {
                 let changed = self.learn(place, &ranges);
                 if !changed.is_empty() {
                     self.tell_moved(&changed);
@@ -259,13 +281,14 @@ impl Cluster {
         let mut state = self.state.lock();
         let others =
             ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
-        for place in others {
-            if !state.known.contains(place) {
-                state.known.push(place.clone());
+        // Those that are gone are not asked for ever: addresses may change for months.
+        let mut known = vec![from.clone()];
+        for place in others.chain(&state.seeds) {
+            if !known.contains(place) {
+                known.push(place.clone());
             }
         }
-        state.known.retain(|place| place != from);
-        state.known.insert(0, from.clone());
+        state.known = known;
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
             // Where nobody has it now whoever had it may have it again.
@@ -361,7 +384,7 @@ impl Slot {
         let lane = self.lane();
         let until = lane.deadline();
         let outcome = lane.call_once(command);
-        self.follow(outcome, false, command, None::<fn() -> Command>, until).0
+        self.follow(lane, outcome, false, command, None::<fn() -> Command>, until).0
     }
 
     pub(super) fn call_twice(
@@ -372,13 +395,14 @@ impl Slot {
         let lane = self.lane();
         let until = lane.deadline();
         let outcome = lane.call_once(command);
-        self.follow(outcome, false, command, Some(copy), until)
+        self.follow(lane, outcome, false, command, Some(copy), until)
     }
 
-    /// Goes on from a first outcome, until `until`. `copy`: what may be sent after a command that may
-    /// have run. `true`: it was, or `twice` before.
+    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: what may be
+    /// sent after a command that may have run. `true`: it was, or `in_doubt` before.
     pub(super) fn follow(
         &self,
+        mut asked: Arc<Lane>,
         mut outcome: Outcome,
         mut in_doubt: bool,
         command: &Command,
@@ -388,6 +412,9 @@ impl Slot {
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
+            if outcome.is_err() && Instant::now() >= until {
+                return (outcome, in_doubt);
+            }
             match &outcome {
                 Ok(reply) => match redirect(reply) {
                     None => return (outcome, in_doubt),
@@ -408,10 +435,10 @@ impl Slot {
                 Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
                 // It may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
-                    let before = self.cluster.node(self.number);
                     self.cluster.look();
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
-                    if is_slow && Arc::ptr_eq(&before, &self.cluster.node(self.number)) {
+                    // Another thread may know of the next server already.
+                    if is_slow && Arc::ptr_eq(&asked, &self.lane()) {
                         return (outcome, in_doubt);
                     }
                     if copied.is_none() {
@@ -426,7 +453,8 @@ impl Slot {
             }
             thread::sleep(pause);
             pause = Self::longer(pause);
-            outcome = self.lane().call_once(copied.as_ref().unwrap_or(command));
+            asked = self.lane();
+            outcome = asked.call_once(copied.as_ref().unwrap_or(command));
         }
     }
 

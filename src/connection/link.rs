@@ -60,7 +60,7 @@ impl Failure {
     }
 
     /// Whether the connection is of no use any more.
-    pub(super) fn is_the_links(&self) -> bool {
+    pub(crate) fn is_the_links(&self) -> bool {
         !matches!(self, Self::Unacknowledged(..))
     }
 

@@ -60,6 +60,8 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
     let place = || {
         let (slot, place) = details?.split_once(' ')?;
         let (host, port) = place.split(' ').next()?.rsplit_once(':')?;
+        // Empty or a question mark: it does not know under which address that one is known.
+        let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
         let place = HostPort { host: host.to_owned(), port: port.parse().ok()? };
         Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, place))
     };

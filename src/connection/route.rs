@@ -81,8 +81,9 @@ impl Begun {
         match self {
             Self::Server(begun) => begun.finish(until),
             Self::Slot(begun, slot, command) => {
+                let lane = begun.lane();
                 let (outcome, in_doubt) = begun.finish(until);
-                slot.follow(outcome, in_doubt, &command, Some(|| command.clone()), until)
+                slot.follow(lane, outcome, in_doubt, &command, Some(|| command.clone()), until)
             }
         }
     }

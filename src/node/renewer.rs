@@ -5,7 +5,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use redis::Value;
@@ -28,6 +28,8 @@ const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply that nobody waits for may take, on top of some round trips; then its lane is
 /// thrown away.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// What was answered that another server is to be asked, now or soon, is followed for so long.
+const RESENT_WITHIN: Duration = Duration::from_millis(200);
 const ASK_AGAIN: u64 = 1_000_000_000;
 /// When a chore is due again that panicked.
 pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
@@ -307,7 +309,7 @@ impl Renewer {
 
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
-        // RenewalKind wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
+        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
         // as an orphan.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
@@ -331,12 +333,15 @@ impl Renewer {
             _ => (outcomes, false),
         };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
-        if outcomes.first().is_some_and(Result::is_err) {
+        if matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links()) {
             // Another server may have the slots, and is asked next time.
             cluster.look();
         }
+        // For all of them: what the other answers say waits for this.
+        let until = Instant::now() + RESENT_WITHIN;
         let sent = commands.iter().zip(outcomes);
-        (sent.map(|(command, outcome)| cluster.resend(command, outcome)).collect(), in_doubt)
+        let followed = |(command, outcome)| cluster.resend(command, outcome, until);
+        (sent.map(followed).collect(), in_doubt)
     }
 
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {

@@ -28,8 +28,8 @@ pub(crate) use entry::{Entry, Standing};
 pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK};
 pub(crate) use subscriber::Subscriber;
+use tracking::{MOST_KEYS, ToTrack, Tracking};
 pub(crate) use tracking::{Question, Tracked};
-use tracking::{ToTrack, Tracking};
 
 use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::protocol::LockKeys;
@@ -207,8 +207,9 @@ impl PubSub {
     }
 
     fn listen_to(&self, channel: &Arc<str>, kind: Kind) -> Subscription {
-        let home = self.servers.home(channel.as_bytes());
         let mut state = self.state.lock();
+        // Under the mutex: a move is told after it is known, and finds this one then.
+        let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
             MapEntry::Occupied(entry) => (Arc::clone(entry.get()), false),
@@ -320,10 +321,10 @@ impl PubSub {
 
     /// From here on, while there is a connection, `who` is asked for whenever `key` changes. No I/O.
     pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
-        let home = self.servers.home(key.as_bytes());
         let mut state = self.state.lock();
+        let home = self.servers.home(key.as_bytes());
         let desk = self.desk(&mut state, &home);
-        if !desk.subscriber.tracks() {
+        if !desk.subscriber.tracks() || desk.to_track.len() >= MOST_KEYS {
             return;
         }
         // Who put the first one there has told it of all.
@@ -340,9 +341,12 @@ impl PubSub {
     fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
-        let mut left = tracking.leave(is_elsewhere);
+        // Before the look: a move behind it is looked at again.
         if let Some(desk) = self.state.lock().desks.get_mut(&here) {
             desk.moved = false;
+        }
+        let mut left = tracking.leave(is_elsewhere);
+        if let Some(desk) = self.state.lock().desks.get_mut(&here) {
             left.extend(desk.to_track.extract_if(.., |(key, _)| is_elsewhere(key)));
         }
         for (key, who) in left {

@@ -268,8 +268,13 @@ impl<'a> LockScripts<'a> {
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
     /// without. (But no tokens: there is no saying which key it refused.)
     fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
-        let refused =
-            !was_alone && self.keys.tokens.is_none() && outcome.as_ref().is_ok_and(is_about_keys);
+        // Keys together: in a cluster the others show that a read-write lock's slot is on its way, and
+        // some of its keys are elsewhere.
+        let needs_all = self.mode != Mode::Lock && matches!(self.route, Route::Slot(_));
+        let refused = !was_alone
+            && !needs_all
+            && self.keys.tokens.is_none()
+            && outcome.as_ref().is_ok_and(is_about_keys);
         if refused {
             self.alone.store(true, Ordering::Relaxed);
         }

@@ -21,6 +21,10 @@ pub(crate) struct Begun {
 pub(super) struct Reply(Mutex<Option<Outcome>>);
 
 impl Begun {
+    pub(in crate::connection) fn lane(&self) -> Arc<Lane> {
+        Arc::clone(&self.lane)
+    }
+
     /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
     /// `true`: it did.
     ///
