@@ -300,9 +300,16 @@ impl FairPlace {
         waits: bool,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if let Some(void) = self.candidate.void.take() {
-            let (site, command) = (&self.queue.site, self.give_up_command());
-            // Given up here and now, and not by the drop.
+            let command = self.give_up_command();
+            // Given up here and now, and not by the drop. Who asks again stands anew: under a fresh
+            // owner that messages may name, and at the end.
+            let passed = self.stand_down();
+            (self.standing, self.was_queued) = (None, false);
+            let site = &self.queue.site;
             let used = std::mem::replace(&mut self.candidate, Candidate::new(site));
+            if let Some(tenancy) = passed {
+                let _ = site.leave(&tenancy, None, Leaving::Posted);
+            }
             return Err(site.take_back(used, command, Orphan::queued, void));
         }
         let Self { queue, candidate, terms, .. } = self;
