@@ -56,7 +56,7 @@ pub(super) const NO_TRACKING: &str = "it does not tell when a key changes (HELLO
 const MOST_ASKS: u32 = 10;
 const WINDOW: u64 = 1_000_000_000;
 /// So many keys are tracked: what that costs with each renewal should stay small, here and there.
-const MOST_KEYS: usize = 10_000;
+pub(super) const MOST_KEYS: usize = 10_000;
 /// Connections that end so often in a row before the first step is answered lead to somebody who hangs
 /// up on what he does not know: the next one does without.
 const HANG_UPS: u32 = 2;
@@ -158,19 +158,28 @@ impl Tracking {
     /// Asks for what is new, and for what was asked for too often before.
     pub(super) fn look(&mut self, new: Vec<ToTrack>) -> Steps {
         let now = clock::now();
-        let (mut keys, mut steps) = (Vec::new(), Steps::default());
+        let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), Steps::default());
         for (key, who) in new {
             if self.keys.len() >= MOST_KEYS && !self.keys.contains_key(&key) {
                 continue;
             }
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
-                Some(held) => held.has_new = true,
-                None => held.push(Held { who, has_new: true }),
+                // It asks for all that it has: not again for each.
+                Some(held) => {
+                    held.has_new = true;
+                    known.push(key);
+                }
+                None => {
+                    held.push(Held { who, has_new: true });
+                    fresh.push(key);
+                }
             }
-            keys.push(key);
         }
-        keys.iter().for_each(|key| self.ask(key, &mut steps, |held| held.has_new));
+        fresh.iter().for_each(|key| self.ask(key, &mut steps, |held| held.has_new));
+        known.sort_unstable();
+        known.dedup();
+        known.iter().for_each(|key| self.ask_again(key, now, &mut steps));
         for key in std::mem::take(&mut self.late) {
             if let Some(key) = self.keys.get_mut(&key) {
                 key.is_late = false;
