@@ -6,11 +6,14 @@ use std::sync::Arc;
 use crate::connection::Lane;
 use crate::watchdog::Job;
 
-/// RenewalKind first. Lanes last, and one at a time: one that does not answer takes its time, and a
+/// Renewals first, and one of the others after each packet of them, which may take as long as replicas
+/// need. Lanes last, and one at a time: one that does not answer takes its time, and a
 /// renewal that comes meanwhile waits for no other.
 #[derive(Default)]
 pub(super) struct Todo {
     renewals: VecDeque<Job>,
+    /// The last thing was a renewal.
+    renewed: bool,
     others: VecDeque<Job>,
     lanes: VecDeque<Arc<Lane>>,
     ends: bool,
@@ -40,6 +43,11 @@ impl Todo {
 
     /// The next thing to do; the end when there is nothing else.
     pub(super) fn next(&mut self) -> Option<Job> {
+        let other = std::mem::take(&mut self.renewed).then(|| self.others.pop_front()).flatten();
+        if other.is_some() {
+            return other;
+        }
+        self.renewed = !self.renewals.is_empty();
         let urgent = self.renewals.pop_front().or_else(|| self.others.pop_front());
         urgent
             .or_else(|| self.lanes.pop_front().map(|lane| Job::Look(vec![lane])))
