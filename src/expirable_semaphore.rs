@@ -13,6 +13,7 @@ use crate::hold::{Terms, check_lease, clock};
 use crate::node::Session;
 use crate::permits::{self, Permits, Source};
 use crate::protocol::PermitId;
+use crate::script::Trouble;
 use crate::script::expirable_semaphore::Counts;
 use crate::script::lock::{self, RenewalKind};
 
@@ -494,7 +495,16 @@ impl ExpirableSemaphore {
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
         let updated = lock::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
-        let updated = updated.map_err(|trouble| trouble.into_error_of(&site.name))?;
+        let updated = updated.map_err(|trouble| {
+            if let Trouble::Unknown(_) = trouble {
+                // The server may have it for longer than its guard says.
+                held.hold.unconfirm();
+                if held.hold.lost().is_some() {
+                    site.release_later(&[held.id], lease);
+                }
+            }
+            trouble.into_error_of(&site.name)
+        })?;
         held.updated(sent_at, lease, updated);
         Ok(updated)
     }
