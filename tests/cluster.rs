@@ -34,6 +34,33 @@ fn with_replicas() -> Option<Cluster> {
     Some(Cluster::start().unwrap())
 }
 
+/// It says that nobody has any slot, and would say so for ever.
+#[test]
+fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let slot = cluster.slot("left");
+    let left = cluster.owner(slot);
+    for server in cluster.servers() {
+        let args = ["SET", "cluster-require-full-coverage", "no"];
+        redis::cmd("CONFIG").arg(&args).exec(&mut server.connection()).unwrap();
+    }
+    // The server that answered last is the first one to be asked.
+    let url = |port| format!("redis-cluster://127.0.0.1:{port}");
+    let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG).connect();
+    let client = connect(&url(left.port())).unwrap();
+    let to = cluster.another(slot);
+    cluster.move_slot(slot, to);
+    let reset = || redis::cmd("CLUSTER").arg(&["RESET", "HARD"]).exec(&mut left.connection());
+    reset().unwrap();
+    client.reentrant_lock("left").lock().unwrap().unlock().unwrap();
+    // Nor by whoever comes.
+    let error = connect(&url(left.port())).map(drop).unwrap_err();
+    assert!(error.to_string().contains("has a slot yet"), "{error}");
+    let both = format!("{},127.0.0.1:{}", url(left.port()), to.port());
+    connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
+}
+
 /// Both ways in which messages go in a cluster.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // The second one's messages are told apart from replies by the protocol.
@@ -289,7 +316,7 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     assert_eq!(guard.state(), HoldState::Held, "at the second one, which is asked with ASKING");
     let waiter = client.reentrant_lock("other {moved}");
     let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
-    thread::sleep(UNIT);
+    waiting.wait_asleep();
     cluster.end_move(slot, to);
     waiting.join();
     guard.unlock().unwrap();

@@ -54,3 +54,23 @@ impl Todo {
             .or_else(|| self.ends.then_some(Job::End))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With replicas that must acknowledge there may always be renewals that are due.
+    #[test]
+    fn what_is_no_renewal_has_its_turn_while_renewals_never_end() {
+        let mut todo = Todo::default();
+        todo.put(Job::Connected);
+        todo.put(Job::Connected);
+        let mut others = 0;
+        for _ in 0..4 {
+            todo.put(Job::Renew(Vec::new()));
+            others += u32::from(matches!(todo.next(), Some(Job::Connected)));
+        }
+        assert_eq!(others, 2);
+        assert!(matches!(todo.next(), Some(Job::Renew(_))));
+    }
+}
