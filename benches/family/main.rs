@@ -53,6 +53,7 @@ mod round_trips;
 mod witness;
 
 mod acknowledged;
+mod cluster;
 mod fenced;
 mod held;
 mod latches;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
             ("lost", lost::section),
             ("readers", readers::section),
             ("acknowledged", acknowledged::section),
+            ("cluster", cluster::section),
         ],
         roles: &[
             (cell::ROLE, cell::work),
@@ -117,5 +119,5 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, lost, readers, acknowledged. None named: all.
+notified, lost, readers, acknowledged, cluster. None named: all.
 ";

@@ -36,7 +36,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
         let (mut pings, mut waits) = (Figures::default(), Figures::default());
         lab.put_server(Cores::Any);
         lab.rounds(|| {
-            let (pinged, waited) = notifications(lab, delayed);
+            let (pinged, waited) = notifications(lab, &lab.url(delayed), delayed);
             pings.0.extend(pinged);
             waits.0.extend(waited);
         });
@@ -61,11 +61,11 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// What PINGs took, and what waiters took to come back.
-fn notifications(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
+/// What PINGs of a server alone took, and what waiters took to come back.
+pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, Vec<f64>) {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(Cores::Any).to_string();
-    let args = [lab.url(delayed), name, place];
+    let args = [url.to_owned(), name, place, lab.url(delayed)];
     let mut workers = [WAITER_ROLE, NOTIFIER_ROLE].map(|role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
         worker.expect_line("ready", PATIENCE);
@@ -89,7 +89,7 @@ pub(crate) fn notify(job: &Job) {
     let client = redlatch::Client::connect(job.arg(0)).unwrap();
     let lock = client.reentrant_lock(job.arg(1));
     let condition = lock.new_condition("bench");
-    let mut redis = raw::connect(job.arg(0));
+    let mut redis = raw::connect(job.arg(3));
     job.say("ready");
     let end: u64 = job.wait_line().parse().unwrap();
     let mut times = Vec::new();

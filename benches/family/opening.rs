@@ -46,7 +46,7 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
     lab.rounds(|| {
         pings.0.extend(round_trips::measure(lab, cores, PACE - OPEN));
         for (kind, waits) in &mut waits {
-            waits.0.extend(openings(lab, cores, *kind));
+            waits.0.extend(openings(lab, &lab.url(false), cores, *kind));
         }
     });
     let ping = pings.at(0.5);
@@ -71,10 +71,11 @@ fn compare(lab: &Lab, cores: Cores, table: &mut Table, goals: &mut Goals) {
     }
 }
 
-fn openings(lab: &Lab, cores: Cores, kind: Kind) -> Vec<f64> {
+/// What waiters took to wake.
+pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f64> {
     let name = format!("bench {}", lab.next());
     let place = lab.machine.clients(cores).to_string();
-    let args = [kind.name().to_owned(), lab.url(false), name, place];
+    let args = [kind.name().to_owned(), url.to_owned(), name, place];
     let mut workers = [COUNTER_ROLE, WAITER_ROLE].map(|role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
         worker.expect_line("ready", PATIENCE);

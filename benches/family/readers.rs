@@ -33,8 +33,9 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let mut table =
         Table::new(&["who", "what", "reads/s", "writes/s", "writer's longest wait", "scripts/s"]);
     let who = "1 x 16 readers";
+    let url = lab.url(false);
     let [ours, plain, alone, plain_alone] =
-        compare(lab, [OURS, PLAIN, ALONE, PLAIN_ALONE], (1, 16, false));
+        compare(lab, [OURS, PLAIN, ALONE, PLAIN_ALONE].map(|what| (what, &url)), (1, 16, false));
     for seen in [&plain_alone, &plain, &alone, &ours] {
         seen.row(&mut table, who);
     }
@@ -48,7 +49,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let scripts = digits(ours.median(|round| round.scripts));
     goals.add(format!("{who}: script calls a second"), scripts, "≈ 333: one a turn");
     let who = "4 x 4 readers, 1 writer";
-    let [ours, plain] = compare(lab, [OURS, PLAIN], (4, 4, true));
+    let [ours, plain] = compare(lab, [(OURS, &url), (PLAIN, &url)], (4, 4, true));
     for seen in [&plain, &ours] {
         seen.row(&mut table, who);
     }
@@ -62,6 +63,12 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
         format!("{usual} (worst round {worst})"),
         "≤ 20 ms",
     );
+}
+
+/// The read-write lock at each of these places: reads a second, and the writer's longest wait.
+pub(crate) fn compare_at(lab: &Lab, urls: [&String; 2]) -> [Vec<(f64, f64)>; 2] {
+    let seen = compare(lab, urls.map(|url| (OURS, url)), (4, 4, true));
+    seen.map(|it| it.rounds.iter().map(|round| (round.reads, round.longest)).collect())
 }
 
 #[derive(Clone, Copy, Default)]
@@ -106,17 +113,17 @@ impl Seen {
 /// So many processes of so many readers each, and perhaps one that writes.
 fn compare<const N: usize>(
     lab: &Lab,
-    peers: [&'static str; N],
+    peers: [(&'static str, &String); N],
     (processes, threads, writes): (usize, usize, bool),
 ) -> [Seen; N] {
-    let mut seen = peers.map(|what| Seen { what, rounds: Vec::new() });
+    let mut seen = peers.map(|(what, _)| Seen { what, rounds: Vec::new() });
     lab.rounds(|| {
-        for seen in &mut seen {
+        for (seen, (_, url)) in seen.iter_mut().zip(peers) {
             let name = format!("bench {}", lab.next());
             let place = lab.machine.clients(Cores::Any).to_string();
             let length = lab.options.length.as_millis().to_string();
             let start = |threads: usize| {
-                let args = [lab.url(false), place.clone(), seen.what.to_owned(), name.clone()];
+                let args = [url.clone(), place.clone(), seen.what.to_owned(), name.clone()];
                 let more = [threads.to_string(), length.clone()];
                 let args: Vec<_> = args.iter().chain(&more).map(String::as_str).collect();
                 let mut worker = Worker::spawn(ROLE, &args);
@@ -212,7 +219,9 @@ pub(crate) fn work(job: &Job) {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     job.say("ready");
     let _ = job.wait_line();
-    let before = scripts(url);
+    // One process counts for all.
+    let scripts_of = |url| if threads == 16 { scripts(url) } else { 0 };
+    let before = scripts_of(url);
     let begun = clock::now();
     let mut longest = 0;
     if threads == 0 {
@@ -245,8 +254,7 @@ pub(crate) fn work(job: &Job) {
     let seconds = (clock::now() - begun) as f64 / 1e9;
     let rate = done.load(Ordering::Relaxed) as f64 / seconds;
     let (reads, writes) = if threads == 0 { (0.0, rate) } else { (rate, 0.0) };
-    // One process counts for all.
-    let scripts = if threads == 16 { (scripts(url) - before) as f64 / seconds } else { 0.0 };
+    let scripts = (scripts_of(url) - before) as f64 / seconds;
     job.say(&format!("done {reads} {writes} {longest} {scripts}"));
     job.done()
 }
