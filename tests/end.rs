@@ -61,24 +61,24 @@ fn the_last_handles_end_takes_the_threads_along() {
     let _bounded = bounded();
     let server = server();
     wait_no_threads();
-    let client = client(&server);
+    // Whoever waited for a reply would wait for very long.
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+    let client = builder.response_timeout(LONG).connect().unwrap();
     // A thread gives itself its name.
     wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
     let lock = client.reentrant_lock("last");
     // It has subscribed, too.
     hold_as_redisson(&mut server.connection(), "last", UNIT);
-    let guard = lock.lock().unwrap();
+    let guard = lock.lock_owned().unwrap();
     let clone = client.clone();
     drop(client);
     drop(lock);
     assert!(guard.is_held());
     drop(clone);
     assert!(!own_threads().is_empty() || !cfg!(target_os = "linux"), "the guard is left");
-    let begun = Instant::now();
     // The guard is the last.
-    drop(guard);
+    elsewhere(move || drop(guard));
     wait_no_threads();
-    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
     assert_eq!(holder(&mut server.connection(), "last"), None);
 }
 
@@ -201,10 +201,8 @@ fn the_end_waits_for_no_message_of_others() {
         hold_as_redisson(&mut server.connection(), name, LONG);
         assert!(client.reentrant_lock(name).try_lock_for(UNIT).unwrap().is_none());
     }
-    let begun = Instant::now();
-    drop(client);
+    elsewhere(move || drop(client));
     wait_no_threads();
-    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -267,52 +265,52 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
     let _alone = alone();
     let _bounded = bounded();
     let server = server();
-    let client = client(&server);
-    let held = client.reentrant_lock("held").lock().unwrap();
-    let reasons = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&reasons);
-    held.on_lost(move |reason| told.lock().unwrap().push(reason));
-    hold_as_redisson(&mut server.connection(), "foreign", LONG);
-    let waiters: Vec<_> = ["held", "held", "foreign", "foreign"]
-        .into_iter()
-        .map(|name| {
-            let lock = client.reentrant_lock(name);
-            let waiter = spawn(move || lock.lock().map(drop).unwrap_err());
-            waiter.wait_asleep();
-            waiter
-        })
-        .collect();
-    let begun = Instant::now();
-    client.shutdown();
-    for waiter in waiters {
-        let error = waiter.join();
-        assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
-    }
-    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
-    assert_eq!(holder(&mut server.connection(), "held"), None);
-    assert!(!held.is_held());
-    assert_eq!(held.state(), HoldState::Lost(LostReason::ShutDown));
-    wait_until("on_lost is called", SOON, || !reasons.lock().unwrap().is_empty());
-    assert_eq!(*reasons.lock().unwrap(), [LostReason::ShutDown]);
-    wait_no_threads();
+    at_once(|| {
+        let client = client(&server);
+        let held = client.reentrant_lock("held").lock().unwrap();
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&reasons);
+        held.on_lost(move |reason| told.lock().unwrap().push(reason));
+        hold_as_redisson(&mut server.connection(), "foreign", LONG);
+        let waiters: Vec<_> = ["held", "held", "foreign", "foreign"]
+            .into_iter()
+            .map(|name| {
+                let lock = client.reentrant_lock(name);
+                let waiter = spawn(move || lock.lock().map(drop).unwrap_err());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        client.shutdown();
+        for waiter in waiters {
+            let error = waiter.join();
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        }
+        assert_eq!(holder(&mut server.connection(), "held"), None);
+        assert!(!held.is_held());
+        assert_eq!(held.state(), HoldState::Lost(LostReason::ShutDown));
+        wait_until("on_lost is called", SOON, || !reasons.lock().unwrap().is_empty());
+        assert_eq!(*reasons.lock().unwrap(), [LostReason::ShutDown]);
+        wait_no_threads();
 
-    let lock = client.reentrant_lock("later");
-    for error in [
-        lock.lock().map(drop).unwrap_err(),
-        lock.try_lock().map(drop).unwrap_err(),
-        lock.try_lock_for(SOON).map(drop).unwrap_err(),
-        lock.is_locked().map(drop).unwrap_err(),
-        lock.force_unlock().map(drop).unwrap_err(),
-        lock.remaining_lease().map(drop).unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
-        assert!(error.to_string().contains("\"later\""), "{error}");
-    }
-    assert!(held.unlock().is_err());
-    // Twice is no harm, nor is the drop.
-    client.shutdown();
-    drop((client, lock));
-    assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
+        let lock = client.reentrant_lock("later");
+        for error in [
+            lock.lock().map(drop).unwrap_err(),
+            lock.try_lock().map(drop).unwrap_err(),
+            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.is_locked().map(drop).unwrap_err(),
+            lock.force_unlock().map(drop).unwrap_err(),
+            lock.remaining_lease().map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+            assert!(error.to_string().contains("\"later\""), "{error}");
+        }
+        assert!(held.unlock().is_err());
+        // Twice is no harm, nor is the drop.
+        client.shutdown();
+        drop((client, lock));
+        assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);
+    });
 }
 
 #[test]
@@ -435,7 +433,8 @@ fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     let Some(server) = real_server() else { return };
     let mut redis = server.connection();
     for kind in ["normal", "pubsub", "all"] {
-        let client = client(&server);
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+        let client = builder.response_timeout(LONG).connect().unwrap();
         hold_as_redisson(&mut redis, "foreign", LONG);
         assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
         let guard = client.reentrant_lock("held").lock().unwrap();
@@ -444,11 +443,8 @@ fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
             let mut kill = redis::cmd("CLIENT");
             let _: u64 = kill.arg("KILL").arg("TYPE").arg(kind).query(&mut redis).unwrap();
         }
-        let begun = Instant::now();
-        client.shutdown();
+        elsewhere(move || client.shutdown());
         wait_no_threads();
-        // A third of the response timeout.
-        assert!(begun.elapsed() < UNIT * 10, "{kind}: {:?}", begun.elapsed());
         assert_eq!(holder(&mut redis, "held"), None, "{kind}");
         drop(guard);
     }

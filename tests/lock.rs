@@ -744,22 +744,23 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for (at, name) in ["woken", "wo{k}en", "{woken"].into_iter().enumerate() {
-        let guard = one.reentrant_lock(name).lock().unwrap();
-        let lock = other.reentrant_lock(name);
-        let waiter = spawn(move || {
-            lock.lock().unwrap().unlock().unwrap();
-            Instant::now()
+        at_once(|| {
+            let guard = one.reentrant_lock(name).lock().unwrap();
+            let lock = other.reentrant_lock(name);
+            let waiter = spawn(move || {
+                lock.lock().unwrap().unlock().unwrap();
+                Instant::now()
+            });
+            wait_in_line(&server, name, 1);
+            waiter.wait_asleep();
+            let released = Instant::now();
+            if at == 1 {
+                drop(guard);
+            } else {
+                guard.unlock().unwrap();
+            }
+            assert!(waiter.join() >= released);
         });
-        wait_in_line(&server, name, 1);
-        waiter.wait_asleep();
-        let released = Instant::now();
-        if at == 1 {
-            drop(guard);
-        } else {
-            guard.unlock().unwrap();
-        }
-        let woken = waiter.join();
-        assert!(woken >= released && woken - released < BEFORE_A_POLL, "{:?}", woken - released);
     }
 }
 
@@ -772,22 +773,21 @@ fn a_java_services_release_wakes_a_waiter_and_its_hold_is_respected() {
     for (name, channel) in
         [("java", "redisson_lock__channel:{java}"), ("ja{v}a", "redisson_lock__channel:ja{v}a")]
     {
-        hold_as_redisson(&mut redis, name, LONG);
         let lock = client.reentrant_lock(name);
-        assert!(lock.try_lock().unwrap().is_none());
-        assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
-        assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
-        assert_eq!(holder(&mut redis, name).unwrap().0, FOREIGN);
-        let waiter = spawn(move || {
-            lock.lock().unwrap().unlock().unwrap();
-            Instant::now()
+        at_once(|| {
+            hold_as_redisson(&mut redis, name, LONG);
+            assert!(lock.try_lock().unwrap().is_none());
+            assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
+            assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+            assert_eq!(holder(&mut redis, name).unwrap().0, FOREIGN);
+            let waits = lock.clone();
+            let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+            wait_subscribed(&server, channel);
+            waiter.wait_asleep();
+            assert_eq!(holder(&mut redis, name).unwrap().0, FOREIGN);
+            release_as_redisson(&mut redis, name, channel);
+            waiter.join();
         });
-        wait_subscribed(&server, channel);
-        waiter.wait_asleep();
-        assert_eq!(holder(&mut redis, name).unwrap().0, FOREIGN);
-        let released = Instant::now();
-        release_as_redisson(&mut redis, name, channel);
-        assert!(waiter.join() - released < BEFORE_A_POLL);
     }
 }
 
@@ -826,14 +826,16 @@ fn a_lease_that_ends_without_a_message_lets_the_waiter_in() {
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
-    let lease = UNIT * 5;
-    let begun = Instant::now();
-    hold_as_redisson(&mut redis, "lapsed", lease);
-    let guard = client.reentrant_lock("lapsed").lock().unwrap();
-    let took = begun.elapsed();
-    // Redis counts whole milliseconds.
-    assert!(took + Duration::from_millis(2) >= lease && took < BEFORE_A_POLL, "{took:?}");
-    guard.unlock().unwrap();
+    let lease = UNIT * 3;
+    at_once(|| {
+        let begun = Instant::now();
+        hold_as_redisson(&mut redis, "lapsed", lease);
+        let guard = client.reentrant_lock("lapsed").lock().unwrap();
+        let took = begun.elapsed();
+        // Redis counts whole milliseconds.
+        assert!(took + Duration::from_millis(2) >= lease, "{took:?}");
+        guard.unlock().unwrap();
+    });
 }
 
 #[test]
@@ -841,26 +843,26 @@ fn one_waiter_after_the_other_is_let_in() {
     let _bounded = bounded();
     let server = server();
     let clients: Vec<_> = (0..4).map(|_| client(&server)).collect();
-    let guard = clients[0].reentrant_lock("all").lock().unwrap();
-    let inside = Arc::new(AtomicU64::new(0));
-    let waiters: Vec<_> = (0..12)
-        .map(|at| {
-            let lock = clients[at % 4].reentrant_lock("all");
-            let inside = Arc::clone(&inside);
-            spawn(move || {
-                let guard = lock.lock().unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                thread::yield_now();
-                inside.fetch_sub(1, Ordering::SeqCst);
-                if at % 3 == 0 { drop(guard) } else { guard.unlock().unwrap() }
+    at_once(|| {
+        let guard = clients[0].reentrant_lock("all").lock().unwrap();
+        let inside = Arc::new(AtomicU64::new(0));
+        let waiters: Vec<_> = (0..12)
+            .map(|at| {
+                let lock = clients[at % 4].reentrant_lock("all");
+                let inside = Arc::clone(&inside);
+                spawn(move || {
+                    let guard = lock.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    thread::yield_now();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    if at % 3 == 0 { drop(guard) } else { guard.unlock().unwrap() }
+                })
             })
-        })
-        .collect();
-    waiters.iter().for_each(Running::wait_asleep);
-    let released = Instant::now();
-    drop(guard);
-    waiters.into_iter().for_each(Running::join);
-    assert!(released.elapsed() < BEFORE_A_POLL, "some waiter was not woken");
+            .collect();
+        waiters.iter().for_each(Running::wait_asleep);
+        drop(guard);
+        waiters.into_iter().for_each(Running::join);
+    });
 }
 
 #[test]
@@ -1128,26 +1130,26 @@ fn force_unlock_takes_it_from_anybody_and_lets_the_next_in() {
     assert!(!lock.is_locked().unwrap());
 
     // A thread of this client has it, another waits, and a third one of another client.
-    let guard = lock.lock().unwrap();
-    let reason = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&reason);
-    guard.on_lost(move |why| told.lock().unwrap().push(why));
-    let waiters: Vec<_> = [lock.clone(), other.reentrant_lock("forced")]
-        .into_iter()
-        .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
-        .collect();
-    waiters.iter().for_each(Running::wait_asleep);
-    let forced = Instant::now();
-    let same = lock.clone();
-    assert!(elsewhere(move || same.force_unlock().unwrap()));
-    assert!(!guard.is_held());
-    assert_eq!(guard.state(), HoldState::Lost(LostReason::ForceUnlocked));
-    assert!(!lock.is_held_by_current_thread());
-    waiters.into_iter().for_each(Running::join);
-    assert!(forced.elapsed() < BEFORE_A_POLL);
-    wait_until("on_lost is called", SOON, || !reason.lock().unwrap().is_empty());
-    assert_eq!(*reason.lock().unwrap(), [LostReason::ForceUnlocked]);
-    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    at_once(|| {
+        let guard = lock.lock().unwrap();
+        let reason = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&reason);
+        guard.on_lost(move |why| told.lock().unwrap().push(why));
+        let waiters: Vec<_> = [lock.clone(), other.reentrant_lock("forced")]
+            .into_iter()
+            .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
+            .collect();
+        waiters.iter().for_each(Running::wait_asleep);
+        let same = lock.clone();
+        assert!(elsewhere(move || same.force_unlock().unwrap()));
+        assert!(!guard.is_held());
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::ForceUnlocked));
+        assert!(!lock.is_held_by_current_thread());
+        waiters.into_iter().for_each(Running::join);
+        wait_until("on_lost is called", SOON, || !reason.lock().unwrap().is_empty());
+        assert_eq!(*reason.lock().unwrap(), [LostReason::ForceUnlocked]);
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    });
 }
 
 #[test]
@@ -1222,35 +1224,35 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("cancel");
-    let guard = one.reentrant_lock("cancel").lock().unwrap();
-    let token = CancelToken::new();
-    // The first waits for the other client, those behind it for the first.
-    let waiters: Vec<_> = (0..4)
-        .map(|_| {
-            let (lock, token) = (lock.clone(), token.clone());
-            let waiter = spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err());
-            waiter.wait_asleep();
-            waiter
-        })
-        .collect();
-    let patient_lock = lock.clone();
-    let patient = spawn(move || patient_lock.lock().unwrap().unlock().unwrap());
-    patient.wait_asleep();
-    let cancelled = Instant::now();
-    token.cancel();
-    for waiter in waiters {
-        let error = waiter.join();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert!(error.to_string().contains("\"cancel\""), "{error}");
-    }
-    assert!(cancelled.elapsed() < BEFORE_A_POLL);
-    // Who was not cancelled still stands in the queue, and is let in.
-    assert!(!patient.is_finished());
-    guard.unlock().unwrap();
-    patient.join();
-    assert!(cancelled.elapsed() < BEFORE_A_POLL);
-    // A cancelled token stays so; the lock is as good as before.
-    assert_eq!(lock.lock_cancellable(&token).unwrap_err().kind(), ErrorKind::Cancelled);
+    at_once(|| {
+        let guard = one.reentrant_lock("cancel").lock().unwrap();
+        let token = CancelToken::new();
+        // The first waits for the other client, those behind it for the first.
+        let waiters: Vec<_> = (0..4)
+            .map(|_| {
+                let (lock, token) = (lock.clone(), token.clone());
+                let waiter = spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        let patient_lock = lock.clone();
+        let patient = spawn(move || patient_lock.lock().unwrap().unlock().unwrap());
+        patient.wait_asleep();
+        token.cancel();
+        for waiter in waiters {
+            let error = waiter.join();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            assert!(error.to_string().contains("\"cancel\""), "{error}");
+        }
+        // Who was not cancelled still stands in the queue, and is let in.
+        assert!(!patient.is_finished());
+        guard.unlock().unwrap();
+        patient.join();
+        // A cancelled token stays so.
+        assert_eq!(lock.lock_cancellable(&token).unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+    // The lock is as good as before.
     assert!(!lock.is_locked().unwrap());
     lock.lock_cancellable(&CancelToken::new()).unwrap().unlock().unwrap();
 }
@@ -1304,26 +1306,27 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "move up", LONG);
     let lock = client.reentrant_lock("move up");
-    // The leader leaves with the baton, one behind it without.
-    let leader_lock = lock.clone();
-    let token = CancelToken::new();
-    let leaders = token.clone();
-    let leader = spawn(move || leader_lock.lock_cancellable(&leaders).unwrap_err());
-    leader.wait_asleep();
-    let impatient_lock = lock.clone();
-    let impatient =
-        spawn(move || assert!(impatient_lock.try_lock_for(UNIT * 2).unwrap().is_none()));
-    impatient.wait_asleep();
-    let last = spawn(move || lock.lock().unwrap().unlock().unwrap());
-    last.wait_asleep();
-    impatient.join();
-    token.cancel();
-    assert_eq!(leader.join().kind(), ErrorKind::Cancelled);
-    last.wait_asleep();
-    let released = Instant::now();
-    release_as_redisson(&mut redis, "move up", &channel("move up"));
-    last.join();
-    assert!(released.elapsed() < BEFORE_A_POLL);
+    at_once(|| {
+        hold_as_redisson(&mut redis, "move up", LONG);
+        // The leader leaves with the baton, one behind it without.
+        let leader_lock = lock.clone();
+        let token = CancelToken::new();
+        let leaders = token.clone();
+        let leader = spawn(move || leader_lock.lock_cancellable(&leaders).unwrap_err());
+        leader.wait_asleep();
+        let impatient_lock = lock.clone();
+        let impatient =
+            spawn(move || assert!(impatient_lock.try_lock_for(UNIT * 2).unwrap().is_none()));
+        impatient.wait_asleep();
+        let last_lock = lock.clone();
+        let last = spawn(move || last_lock.lock().unwrap().unlock().unwrap());
+        last.wait_asleep();
+        impatient.join();
+        token.cancel();
+        assert_eq!(leader.join().kind(), ErrorKind::Cancelled);
+        last.wait_asleep();
+        release_as_redisson(&mut redis, "move up", &channel("move up"));
+        last.join();
+    });
 }

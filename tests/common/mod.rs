@@ -26,8 +26,8 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Who waits for a fair lock, a semaphore or a latch polls slowly, after 4 s at the earliest. Whoever
 /// is awake before this heard a message.
 pub(crate) const BEFORE_A_POLL: Duration = Duration::from_millis(3_500);
-/// Who waits for another lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`). Whoever is
-/// in so soon after its last question heard a message.
+/// Who waits for a lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`), and for anything
+/// else after 4 s. Whoever is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// What no test needs. Past it something hangs.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -106,6 +106,23 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
 /// Whether these bytes, a request's say, have this in them.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+/// Whether whoever waits in these rounds is woken, and does not find out when it asks the next time. A
+/// round in which its thread comes, waits and is woken is over before that question, one at least of
+/// some: a busy machine keeps a thread from running now and then, and who is not woken is always late.
+#[track_caller]
+pub(crate) fn at_once(mut round: impl FnMut()) {
+    let mut took = Vec::new();
+    while took.len() < 10 {
+        let begun = Instant::now();
+        round();
+        took.push(begun.elapsed());
+        if took.last() < Some(&BEFORE_A_QUESTION) {
+            return;
+        }
+    }
+    panic!("nobody was woken: the rounds took {took:?}");
 }
 
 /// A thread of a test. Its panic is the test's.
