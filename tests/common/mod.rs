@@ -23,9 +23,6 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const RENEWED: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// Who waits for a fair lock, a semaphore or a latch polls slowly, after 4 s at the earliest. Whoever
-/// is awake before this heard a message.
-pub(crate) const BEFORE_A_POLL: Duration = Duration::from_millis(3_500);
 /// Who waits for a lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`), and for anything
 /// else after 4 s. Whoever is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
