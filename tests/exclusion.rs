@@ -342,8 +342,13 @@ impl Run {
     /// Waits until so many more stays have begun.
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
-        let before = count();
-        wait_until("others are let in", SOON, || count() >= before + more);
+        let all = count() + more;
+        // However slowly: one more each time.
+        let mut so_far = count();
+        while so_far < all {
+            wait_until("another one is let in", SOON, || count() > so_far);
+            so_far = count();
+        }
     }
 
     /// Which worker is inside at this moment.
