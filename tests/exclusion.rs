@@ -17,7 +17,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -60,8 +60,6 @@ fn worker() {
     let client = Client::builder(&url).watchdog_timeout(lease).connect().unwrap();
     let diary = Diary::open(&path);
     let stop = Arc::new(AtomicBool::new(false));
-    let inside = Arc::new(AtomicU64::new(0));
-    let may_lose = job.role() == "stopped";
     job.say("starts");
     let threads: Vec<_> = (0..threads.parse().unwrap())
         .map(|at: u64| {
@@ -70,9 +68,7 @@ fn worker() {
                 lease,
                 diary: diary.clone(),
                 thread: format!("{}:{at}", std::process::id()),
-                inside: Arc::clone(&inside),
                 random: Random::of(seed.parse::<u64>().unwrap() * 31 + at * 17),
-                may_lose,
             };
             let stop = Arc::clone(&stop);
             spawn(move || contender.run(&stop))
@@ -90,9 +86,7 @@ struct Contender {
     lease: Duration,
     diary: Diary,
     thread: String,
-    inside: Arc<AtomicU64>,
     random: Random,
-    may_lose: bool,
 }
 
 impl Contender {
@@ -121,9 +115,8 @@ impl Contender {
         let begin = now();
         let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
         self.diary.write(&format!("begin {id} {begin} {deadline}\n"));
-        let alone = self.inside.fetch_add(1, Ordering::SeqCst) == 0;
-        assert!(alone || self.may_lose, "two threads of one process are inside");
-        let inner = (self.random.below(4) == 0).then(|| lock.lock().unwrap());
+        let inner = (self.random.below(4) == 0).then(|| lock.lock());
+        let inner = inner.map(|inner| inner.expect("no fault of the server's here"));
         // A few microseconds; now and then a few milliseconds, in which it may be killed.
         if self.random.below(16) == 0 {
             thread::sleep(Duration::from_millis(self.random.below(8)));
@@ -133,11 +126,13 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        self.inside.fetch_sub(1, Ordering::SeqCst);
         // Before it is asked: an end that was held is one before the deadline.
         let end = now();
         let held = guard.is_held();
-        assert!(held || self.may_lose, "lost without a fault");
+        // A process that is stopped, or that a busy machine does not let run, may find its lease over.
+        // Nobody loses it before.
+        let is_over = |now: u64| now >= deadline;
+        assert!(held || is_over(now()), "lost before its deadline");
         self.diary.write(&format!("end {id} {end} {held}\n"));
         let unlocked = match self.random.below(4) {
             0 => {
@@ -156,7 +151,7 @@ impl Contender {
         };
         if let Err(error) = unlocked {
             let lost = matches!(error.kind(), ErrorKind::LeaseLost | ErrorKind::NotHeld);
-            assert!(lost && self.may_lose, "{error}");
+            assert!(lost && is_over(now()), "{error}");
         }
     }
 }
@@ -347,8 +342,13 @@ impl Run {
     /// Waits until so many more stays have begun.
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
-        let before = count();
-        wait_until("others are let in", SOON, || count() >= before + more);
+        let all = count() + more;
+        // However slowly: one more each time.
+        let mut so_far = count();
+        while so_far < all {
+            wait_until("another one is let in", SOON, || count() > so_far);
+            so_far = count();
+        }
     }
 
     /// Which worker is inside at this moment.

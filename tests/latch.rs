@@ -137,17 +137,18 @@ fn a_delete_lets_everybody_go() {
     let _bounded = bounded();
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    let latch = latch(&one, "deleted", 5);
-    let same = other.count_down_latch("deleted");
-    let waiters: Vec<_> = [&latch, &same].into_iter().flat_map(|latch| waiters(latch, 3)).collect();
-    let begun = Instant::now();
-    assert!(latch.delete().unwrap());
-    waiters.into_iter().for_each(|waiter| {
-        waiter.join();
+    at_once(|| {
+        let latch = latch(&one, "deleted", 5);
+        let same = other.count_down_latch("deleted");
+        let waiters: Vec<_> =
+            [&latch, &same].into_iter().flat_map(|latch| waiters(latch, 3)).collect();
+        assert!(latch.delete().unwrap());
+        waiters.into_iter().for_each(|waiter| {
+            waiter.join();
+        });
+        assert!(!same.delete().unwrap());
+        assert_eq!(same.count().unwrap(), 0);
     });
-    assert!(begun.elapsed() < BEFORE_A_POLL);
-    assert!(!same.delete().unwrap());
-    assert_eq!(same.count().unwrap(), 0);
 }
 
 #[test]
@@ -160,16 +161,17 @@ fn a_bounded_wait_ends_at_its_deadline() {
         .map(|_| {
             let latch = latch.clone();
             spawn(move || {
-                let begun = Instant::now();
-                assert!(!latch.wait_for(UNIT * 2).unwrap());
-                assert!(!latch.wait_until(begun + UNIT * 3).unwrap());
-                begun.elapsed()
+                at_once(|| {
+                    let begun = Instant::now();
+                    assert!(!latch.wait_for(UNIT * 2).unwrap());
+                    assert!(!latch.wait_until(begun + UNIT * 3).unwrap());
+                    assert!(begun.elapsed() >= UNIT * 3);
+                });
             })
         })
         .collect();
     for wait in waits {
-        let took = wait.join();
-        assert!(took >= UNIT * 3 && took < BEFORE_A_POLL, "{took:?}");
+        wait.join();
     }
     // Who leads gives up, who comes after it gets the news.
     let short = latch.clone();
@@ -177,12 +179,10 @@ fn a_bounded_wait_ends_at_its_deadline() {
     short.wait_asleep();
     let rest = waiters(&latch, 3);
     assert!(!short.join());
-    let begun = Instant::now();
     latch.count_down().unwrap();
     rest.into_iter().for_each(|waiter| {
         waiter.join();
     });
-    assert!(begun.elapsed() < BEFORE_A_POLL);
 }
 
 #[test]
@@ -323,9 +323,9 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     let opens = other.count_down_latch("many");
     opens.count_down().unwrap();
     opens.count_down().unwrap();
-    let opened = Instant::now();
-    let last = waiters.into_iter().map(Running::join).max().unwrap();
-    assert!(last.saturating_duration_since(opened) < BEFORE_A_POLL);
+    waiters.into_iter().for_each(|waiter| {
+        waiter.join();
+    });
     let after = Commands::so_far(&server);
     // Redisson's channel, and the latch's own.
     assert_eq!(after.of("publish") - before.of("publish"), 2);
@@ -439,55 +439,59 @@ fn the_key_and_the_messages_are_redissons() {
 fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
     let _bounded = bounded();
     let server = server();
-    let latch = latch(&client(&server), "java", 2);
-    let waiters = waiters(&latch, 3);
-    wait_subscribed(&server, &channel("java"));
-    let mut redis = server.connection();
-    let before = Commands::so_far(&server).of("get");
-    for message in ["1", "7", "x", "", "00"] {
-        let () = redis.publish(channel("java"), message).unwrap();
-        thread::sleep(UNIT / 5);
-    }
-    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-    // One question for each message at most, and none in between.
-    let asked = Commands::so_far(&server).of("get") - before;
-    assert!(asked <= 7, "{asked} questions for five messages");
-    let begun = Instant::now();
-    let () =
-        redis::pipe().atomic().del("java").publish(channel("java"), "0").query(&mut redis).unwrap();
-    waiters.into_iter().for_each(|waiter| {
-        waiter.join();
+    at_once(|| {
+        let latch = latch(&client(&server), "java", 2);
+        let waiters = waiters(&latch, 3);
+        wait_subscribed(&server, &channel("java"));
+        let mut redis = server.connection();
+        let before = Commands::so_far(&server).of("get");
+        for message in ["1", "7", "x", "", "00"] {
+            let () = redis.publish(channel("java"), message).unwrap();
+            thread::sleep(UNIT / 5);
+        }
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        // One question for each message at most, and none in between.
+        let asked = Commands::so_far(&server).of("get") - before;
+        assert!(asked <= 7, "{asked} questions for five messages");
+        let () = redis::pipe()
+            .atomic()
+            .del("java")
+            .publish(channel("java"), "0")
+            .query(&mut redis)
+            .unwrap();
+        waiters.into_iter().for_each(|waiter| {
+            waiter.join();
+        });
     });
-    assert!(begun.elapsed() < BEFORE_A_POLL);
 }
 
 #[test]
 fn a_late_message_of_the_count_before_does_not_open_the_next() {
     let _bounded = bounded();
     let server = server();
-    let proxy = Proxy::before(&server);
-    let late = Client::connect(&proxy.url()).unwrap();
-    let other = client(&server).count_down_latch("late");
-    let latch = latch(&late, "late", 1);
-    // It listens from here on, for a while after the wait too.
-    assert!(!latch.wait_for(UNIT).unwrap());
-    proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
-        contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
+    at_once(|| {
+        let proxy = Proxy::before(&server);
+        let late = Client::connect(&proxy.url()).unwrap();
+        let other = client(&server).count_down_latch("late");
+        let latch = latch(&late, "late", 1);
+        // It listens from here on, for a while after the wait too.
+        assert!(!latch.wait_for(UNIT).unwrap());
+        proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
+            contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
+        });
+        other.count_down().unwrap();
+        proxy.wait_fired(1, SOON);
+        assert!(other.try_set_count(1).unwrap());
+        let waiter = waiters(&latch, 1).remove(0);
+        let before = Commands::so_far(&server).of("get");
+        proxy.release();
+        // Each of the two messages makes it ask, and no more than that.
+        wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
+        thread::sleep(UNIT);
+        assert!(!waiter.is_finished());
+        other.count_down().unwrap();
+        waiter.join();
     });
-    other.count_down().unwrap();
-    proxy.wait_fired(1, SOON);
-    assert!(other.try_set_count(1).unwrap());
-    let waiter = waiters(&latch, 1).remove(0);
-    let before = Commands::so_far(&server).of("get");
-    proxy.release();
-    // Each of the two messages makes it ask, and no more than that.
-    wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
-    thread::sleep(UNIT);
-    assert!(!waiter.is_finished());
-    let begun = Instant::now();
-    other.count_down().unwrap();
-    waiter.join();
-    assert!(begun.elapsed() < BEFORE_A_POLL);
 }
 
 #[test]
@@ -708,21 +712,21 @@ fn an_opening_in_the_subscribers_absence_is_not_missed() {
         let () = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
     };
     for round in 0..6 {
-        let latch = latch(&opens, "absence", 1);
-        let waiters = waiters(&waits.count_down_latch("absence"), 3);
-        wait_subscribed(&server, &channel("absence"));
-        let begun = Instant::now();
-        if round % 2 == 0 {
-            kill();
-            latch.count_down().unwrap();
-        } else {
-            latch.count_down().unwrap();
-            kill();
-        }
-        waiters.into_iter().for_each(|waiter| {
-            waiter.join();
+        at_once(|| {
+            let latch = latch(&opens, "absence", 1);
+            let waiters = waiters(&waits.count_down_latch("absence"), 3);
+            wait_subscribed(&server, &channel("absence"));
+            if round % 2 == 0 {
+                kill();
+                latch.count_down().unwrap();
+            } else {
+                latch.count_down().unwrap();
+                kill();
+            }
+            waiters.into_iter().for_each(|waiter| {
+                waiter.join();
+            });
         });
-        assert!(begun.elapsed() < BEFORE_A_POLL, "round {round}: {:?}", begun.elapsed());
     }
 }
 
@@ -897,16 +901,16 @@ fn the_rights_that_the_message_names_are_enough() {
     user.set(&["-@all"]);
     let error = client.count_down_latch("rights").count_down().unwrap_err().to_string();
     user.set_as_said(&error, "a latch", "rights");
-    let latch = latch(&user.client(), "rights", 2);
-    let waiting = user.client().count_down_latch("rights");
-    let waiter = spawn(move || waiting.wait().unwrap());
-    wait_subscribed(&server, &channel("rights"));
-    waiter.wait_asleep();
-    let begun = Instant::now();
-    latch.count_down().unwrap();
-    latch.count_down().unwrap();
-    waiter.join();
-    assert!(begun.elapsed() < BEFORE_A_POLL);
-    assert!(latch.try_set_count(1).unwrap());
-    assert!(latch.delete().unwrap());
+    at_once(|| {
+        let latch = latch(&user.client(), "rights", 2);
+        let waiting = user.client().count_down_latch("rights");
+        let waiter = spawn(move || waiting.wait().unwrap());
+        wait_subscribed(&server, &channel("rights"));
+        waiter.wait_asleep();
+        latch.count_down().unwrap();
+        latch.count_down().unwrap();
+        waiter.join();
+        assert!(latch.try_set_count(1).unwrap());
+        assert!(latch.delete().unwrap());
+    });
 }

@@ -146,7 +146,7 @@ fn another(server: &Server) -> Client {
 #[track_caller]
 fn leaves_nothing(server: &Server) {
     let mut redis = server.connection();
-    let until = Instant::now() + BEFORE_A_POLL;
+    let until = Instant::now() + SOON;
     loop {
         let keys: Vec<String> = redis.keys("*").unwrap();
         if keys.is_empty() {
@@ -280,15 +280,16 @@ fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "bounded").lock().unwrap();
     for lock in [kind.make(&client, "bounded"), kind.make(&other, "bounded")] {
-        let took = elsewhere(move || {
-            let begun = Instant::now();
-            assert!(lock.try_lock_for(UNIT).unwrap().is_none());
-            assert!(lock.try_lock_until(begun + UNIT * 2).unwrap().is_none());
-            assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
-            assert!(lock.try_lock_until(begun).unwrap().is_none());
-            begun.elapsed()
+        elsewhere(move || {
+            at_once(|| {
+                let begun = Instant::now();
+                assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+                assert!(lock.try_lock_until(begun + UNIT * 2).unwrap().is_none());
+                assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+                assert!(lock.try_lock_until(begun).unwrap().is_none());
+                assert!(begun.elapsed() >= UNIT * 2);
+            });
         });
-        assert!(took >= UNIT * 2 && took < BEFORE_A_POLL, "{took:?}");
     }
     guard.unlock().unwrap();
     leaves_nothing(&server);
@@ -302,17 +303,17 @@ fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "cancelled").lock().unwrap();
     for waits in [&client, &other] {
-        let (lock, token) = (kind.make(waits, "cancelled"), CancelToken::new());
-        let cancel = token.clone();
-        let waiter = spawn(move || {
-            let first = lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind();
-            (first, lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind())
+        at_once(|| {
+            let (lock, token) = (kind.make(waits, "cancelled"), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = spawn(move || {
+                let first = lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind();
+                (first, lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind())
+            });
+            waiter.wait_asleep();
+            token.cancel();
+            assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
         });
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        token.cancel();
-        assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
-        assert!(begun.elapsed() < BEFORE_A_POLL);
     }
     guard.unlock().unwrap();
     leaves_nothing(&server);
@@ -323,24 +324,24 @@ fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for round in 0..6 {
-        let guard = kind.make(&client, "woken").lock().unwrap();
-        let waiters: Vec<_> = [&other, &client, &other]
-            .into_iter()
-            .map(|client| {
-                let lock = kind.make(client, "woken");
-                let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-                waiter.wait_asleep();
-                waiter
-            })
-            .collect();
-        let begun = Instant::now();
-        if round % 2 == 0 {
-            drop(guard);
-        } else {
-            guard.unlock().unwrap();
-        }
-        waiters.into_iter().for_each(Running::join);
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}", begun.elapsed());
+        at_once(|| {
+            let guard = kind.make(&client, "woken").lock().unwrap();
+            let waiters: Vec<_> = [&other, &client, &other]
+                .into_iter()
+                .map(|client| {
+                    let lock = kind.make(client, "woken");
+                    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                    waiter.wait_asleep();
+                    waiter
+                })
+                .collect();
+            if round % 2 == 0 {
+                drop(guard);
+            } else {
+                guard.unlock().unwrap();
+            }
+            waiters.into_iter().for_each(Running::join);
+        });
     }
     leaves_nothing(&server);
 }
@@ -358,7 +359,7 @@ fn a_lease_ends_and_is_told(kind: Kind) {
     let begun = Instant::now();
     let theirs = kind.make(&other, "leased").try_lock_for(SOON).unwrap().expect("it ends");
     let took = begun.elapsed();
-    assert!(took + UNIT / 5 >= LEASE * 9 / 10 && took < LEASE + BEFORE_A_POLL, "{took:?}");
+    assert!(took + UNIT / 5 >= LEASE * 9 / 10, "{took:?}");
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
     wait_until("it is told", SOON, || calls.load(Ordering::SeqCst) == 1);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -406,16 +407,15 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     for forces in [&client, &other] {
         let lock = kind.make(forces, "forced");
         assert!(!lock.force_unlock().unwrap());
-        let guard = kind.make(&client, "forced").lock().unwrap();
-        let waits = kind.make(&other, "forced");
-        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        assert!(lock.force_unlock().unwrap());
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL);
-        let kind = guard.unlock().unwrap_err().kind();
-        assert_eq!(kind, ErrorKind::LeaseLost);
+        at_once(|| {
+            let guard = kind.make(&client, "forced").lock().unwrap();
+            let waits = kind.make(&other, "forced");
+            let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+            waiter.wait_asleep();
+            assert!(lock.force_unlock().unwrap());
+            waiter.join();
+            assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        });
         leaves_nothing(&server);
     }
 }
@@ -431,7 +431,7 @@ fn a_java_services_hold_is_respected(kind: Kind) {
     let begun = Instant::now();
     let guard = lock.try_lock_for(SOON).unwrap().expect("the lease ends");
     let took = begun.elapsed();
-    assert!(took + UNIT >= LEASE && took < LEASE + BEFORE_A_POLL, "{took:?}");
+    assert!(took + UNIT >= LEASE, "{took:?}");
     guard.unlock().unwrap();
     leaves_nothing(&server);
 }
@@ -457,9 +457,7 @@ fn a_shutdown_ends_waits_and_holds(kind: Kind) {
     }
     assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(lock.try_lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
-    let begun = Instant::now();
-    kind.make(&other, "shut").lock().unwrap().unlock().unwrap();
-    assert!(begun.elapsed() < BEFORE_A_POLL);
+    kind.make(&other, "shut").try_lock_for(SOON).unwrap().expect("it is free").unlock().unwrap();
     leaves_nothing(&server);
 }
 
@@ -491,14 +489,14 @@ fn every_other_name_works(kind: Kind) {
     for name in
         ["{", "}", "{}", "a{b}c", "a}b", " ", "a\0b", "\n\r", "*", "a?[x]^\\", "größe", &long]
     {
-        let guard = kind.make(&client, name).lock().unwrap();
-        let waits = kind.make(&other, name);
-        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        guard.unlock().unwrap();
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL, "{:?}: {:?}", name.get(..9), begun.elapsed());
+        at_once(|| {
+            let guard = kind.make(&client, name).lock().unwrap();
+            let waits = kind.make(&other, name);
+            let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+            waiter.wait_asleep();
+            guard.unlock().unwrap();
+            waiter.join();
+        });
         leaves_nothing(&server);
     }
 }
@@ -618,26 +616,28 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     let guard = kind.make(&client, "both").lock().unwrap();
     for waits in [&client, &other] {
         // The limit first.
-        let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
-        let never = token.clone();
+        let (lock, never) = (kind.make(waits, "both"), CancelToken::new());
         elsewhere(move || {
-            let begun = Instant::now();
-            let wait = Wait::at_most(UNIT).cancelled_by(&never);
-            assert!(lock.lock_within(wait).unwrap().is_none());
-            assert!(begun.elapsed() >= UNIT && begun.elapsed() < BEFORE_A_POLL);
+            at_once(|| {
+                let begun = Instant::now();
+                let wait = Wait::at_most(UNIT).cancelled_by(&never);
+                assert!(lock.lock_within(wait).unwrap().is_none());
+                assert!(begun.elapsed() >= UNIT);
+            });
         });
         // The token first, and once it is cancelled at once.
-        let (lock, cancel) = (kind.make(waits, "both"), token.clone());
-        let waiter = spawn(move || {
-            let wait = Wait::at_most(LONG).cancelled_by(&cancel);
-            let first = lock.lock_within(wait).map(drop).unwrap_err().kind();
-            (first, lock.lock_within(wait).map(drop).unwrap_err().kind())
+        at_once(|| {
+            let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = spawn(move || {
+                let wait = Wait::at_most(LONG).cancelled_by(&cancel);
+                let first = lock.lock_within(wait).map(drop).unwrap_err().kind();
+                (first, lock.lock_within(wait).map(drop).unwrap_err().kind())
+            });
+            waiter.wait_asleep();
+            token.cancel();
+            assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
         });
-        waiter.wait_asleep();
-        let begun = Instant::now();
-        token.cancel();
-        assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
-        assert!(begun.elapsed() < BEFORE_A_POLL);
     }
     guard.unlock().unwrap();
     // Neither came.
@@ -754,17 +754,17 @@ fn an_owned_guard_is_released_by_whatever_thread_drops_it(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for drops in [true, false] {
-        let lock = kind.make(&client, "sent");
-        // Taken on a thread that has ended when it is released on another one.
-        let owned = elsewhere(move || lock.lock_owned().unwrap());
-        let waits = kind.make(&other, "sent");
-        let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
-        waiter.wait_asleep();
-        assert!(owned.is_held());
-        elsewhere(move || if drops { drop(owned) } else { owned.unlock().unwrap() });
-        let begun = Instant::now();
-        waiter.join();
-        assert!(begun.elapsed() < BEFORE_A_POLL);
+        at_once(|| {
+            let lock = kind.make(&client, "sent");
+            // Taken on a thread that has ended when it is released on another one.
+            let owned = elsewhere(move || lock.lock_owned().unwrap());
+            let waits = kind.make(&other, "sent");
+            let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
+            waiter.wait_asleep();
+            assert!(owned.is_held());
+            elsewhere(move || if drops { drop(owned) } else { owned.unlock().unwrap() });
+            waiter.join();
+        });
         leaves_nothing(&server);
     }
     // It keeps its client, too.

@@ -14,8 +14,7 @@ use redis::Commands as _;
 use redlatch::{Client, ErrorKind};
 use redlatch_testkit::{Proxy, Server};
 
-/// The logger of this process, which may be told to block. Tests take turns.
-static TURN: Mutex<()> = Mutex::new(());
+/// The logger of this process, which may be told to block.
 static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
 
 struct Logger {
@@ -48,16 +47,14 @@ impl Logger {
         self.state().lines.iter().filter(|(_, line)| line.contains(about)).cloned().collect()
     }
 
-    /// Begins a test: nobody else logs meanwhile.
-    fn turn(&'static self) -> MutexGuard<'static, ()> {
+    /// Begins a test.
+    fn install(&'static self) {
         static INSTALLED: Once = Once::new();
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         INSTALLED.call_once(|| {
             log::set_logger(self).unwrap();
             log::set_max_level(LevelFilter::Trace);
         });
         *self.state() = State::NEW;
-        turn
     }
 }
 
@@ -119,7 +116,10 @@ fn busy_client(server: &Server, url: &str) -> Client {
 
 #[test]
 fn an_outage_is_one_warning_and_its_end_is_one_line() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let server = server();
     // Not by its port, which another server may have while this one is away.
@@ -149,7 +149,10 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
 
 #[test]
 fn a_server_that_does_not_answer_is_an_outage() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let server = server();
     let client = busy_client(&server, &server.url());
@@ -167,8 +170,11 @@ fn a_server_that_does_not_answer_is_an_outage() {
 
 #[test]
 fn a_server_that_does_not_tell_of_changes_is_one_line() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
-    let _turn = LOGGER.turn();
     let Some(server) = real_server() else { return };
     let mut user = User::new(&server, "untold");
     user.set(&["-client"]);
@@ -190,7 +196,10 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
 
 #[test]
 fn a_connection_that_breaks_alone_is_no_outage() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let client = busy_client(&server, &server.url());
@@ -209,7 +218,10 @@ fn a_connection_that_breaks_alone_is_no_outage() {
 /// Its other connections work.
 #[test]
 fn a_server_that_lets_nobody_else_in_is_no_outage() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let mut redis = server.connection();
@@ -246,7 +258,10 @@ fn a_server_that_lets_nobody_else_in_is_no_outage() {
 
 #[test]
 fn a_right_that_every_wait_needs_is_missed_aloud_once() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let mut user = User::new(&server, "mute");
@@ -273,7 +288,10 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
 
 #[test]
 fn a_lease_that_ran_out_says_why() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let server = server();
     let builder = || impatient(&server.url()).watchdog_timeout(UNIT * 10);
@@ -309,7 +327,10 @@ fn a_lease_that_ran_out_says_why() {
 #[test]
 fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let server = server();
     for connections in [1, 8] {
@@ -364,7 +385,10 @@ fn lose(client: &Client, prefix: &str, locks: usize) {
 
 #[test]
 fn a_logger_that_blocks_or_panics_stops_nothing() {
-    let _turn = LOGGER.turn();
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -392,9 +416,12 @@ fn a_logger_that_blocks_or_panics_stops_nothing() {
 /// A managed service may know no INFO, CLIENT or CONFIG: all goes on, and what is given up is said.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let _turn = LOGGER.turn();
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
     let (client, other) = (user.client(), user.client());

@@ -191,8 +191,9 @@ local function hand_on(asks, alive)
         elseif not ours(head) then
             return head, false, dropped
         else
-            local message = string.format('grant %s %.0f %d %s %s %s', number(head), now(),
-                PROVISIONAL, followers(head, line, 2), database, lock)
+            -- Lua's format would end the name at a zero byte.
+            local message = string.format('grant %s %.0f %d %s %s ', number(head), now(),
+                PROVISIONAL, followers(head, line, 2), database) .. lock
             if not pcall(seat, head, PROVISIONAL) then
                 return head, false, dropped
             end

@@ -3,8 +3,10 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::HashMap;
+use std::env;
 use std::fs;
 use std::panic::resume_unwind;
+use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -23,11 +25,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const RENEWED: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// Who waits for a fair lock, a semaphore or a latch polls slowly, after 4 s at the earliest. Whoever
-/// is awake before this heard a message.
-pub(crate) const BEFORE_A_POLL: Duration = Duration::from_millis(3_500);
-/// Who waits for another lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`). Whoever is
-/// in so soon after its last question heard a message.
+/// Who waits for a lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`), and for anything
+/// else after 4 s. Whoever is in so soon after its last question heard a message.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// What no test needs. Past it something hangs.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -49,6 +48,24 @@ pub(crate) fn bounded() -> Bounded {
         }
     });
     Bounded { _ended: sender }
+}
+
+/// Whether the calling test has a process of its own, as one needs that counts threads or has a logger.
+/// If not, it is run in one, beside other tests, and has passed there when this says so.
+pub(crate) fn has_own_process() -> bool {
+    const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
+    let test = thread::current().name().unwrap_or("main").to_owned();
+    // Of tests that run one after the other, on the first thread, each is alone.
+    if env::var_os(OWN).is_some() || test == "main" {
+        return true;
+    }
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args(["--exact", &test, "--nocapture"]).env(OWN, "").output().unwrap();
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    println!("{}", said.concat());
+    assert!(output.status.success() && said[0].contains("1 passed"), "{test}: {}", output.status);
+    false
 }
 
 pub(crate) fn server() -> Server {
@@ -106,6 +123,23 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
 /// Whether these bytes, a request's say, have this in them.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+/// Whether whoever waits in these rounds is woken, and does not find out when it asks the next time. A
+/// round in which its thread comes, waits and is woken is over before that question, one at least of
+/// some: a busy machine keeps a thread from running now and then, and who is not woken is always late.
+#[track_caller]
+pub(crate) fn at_once(mut round: impl FnMut()) {
+    let (since, mut took) = (Instant::now(), Vec::new());
+    while since.elapsed() < SOON {
+        let begun = Instant::now();
+        round();
+        took.push(begun.elapsed());
+        if took.last() < Some(&BEFORE_A_QUESTION) {
+            return;
+        }
+    }
+    panic!("nobody was woken: the rounds took {took:?}");
 }
 
 /// A thread of a test. Its panic is the test's.
@@ -186,7 +220,7 @@ fn sleeps(thread: u64) -> Option<u64> {
 /// Whether the system call in which the thread sleeps is that of mutexes and condition variables.
 #[cfg(target_os = "linux")]
 fn is_parked(thread: u64) -> bool {
-    let futex = match std::env::consts::ARCH {
+    let futex = match env::consts::ARCH {
         "x86_64" => "202",
         "aarch64" => "98",
         // Not known here: that it sleeps must do.
@@ -358,7 +392,7 @@ pub(crate) struct Random(u64);
 impl Random {
     /// From the clock, or from `REDLATCH_SEED`. Printed, so that a failure can be run again.
     pub(crate) fn new() -> Self {
-        let fixed = std::env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
+        let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
             u64::try_from(now.as_nanos() & u128::from(u64::MAX)).unwrap()

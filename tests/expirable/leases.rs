@@ -1,0 +1,184 @@
+//! Leases.
+
+use super::*;
+
+#[test]
+fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let semaphore = semaphore(&one, "fixed", 1);
+    let taken = Instant::now();
+    let permit = semaphore.with_lease(LEASE).acquire().unwrap();
+    let lost = on_lost(&permit);
+    assert!(permit.remaining() <= LEASE && permit.remaining() > LEASE / 2);
+    permit.check(LEASE / 10).unwrap();
+    let error = permit.check(LEASE * 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::EndsTooSoon, "{error}");
+    assert!(error.to_string().contains("take a longer lease"), "{error}");
+    let waiting = other.expirable_semaphore("fixed");
+    let waiter = spawn(move || (waiting.acquire().unwrap(), Instant::now()));
+    let (next, entered) = waiter.join();
+    let after = entered - taken;
+    assert!(after >= LEASE, "{after:?}: before the lease's end");
+    // A poll would come after 4 s.
+    assert!(after < LEASE + UNIT * 20, "{after:?}: it slept past the lease's end");
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
+    assert!(!permit.is_held() && permit.remaining().is_zero());
+    assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
+    let error = permit.release().unwrap_err();
+    assert!(error.kind() == ErrorKind::LeaseLost && error.to_string().contains("fixed"), "{error}");
+    assert!(next.is_held());
+    assert_eq!(stored(&server, "fixed"), (0, 1), "a late release gave back what is another's");
+    for lease in [Duration::ZERO, Duration::from_micros(900), Duration::MAX] {
+        let error = semaphore.with_lease(lease).try_acquire().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}
+
+#[test]
+fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, RENEWED);
+    let semaphore = semaphore(&client, "watched", 2);
+    let permits = semaphore.acquire_many(2).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < RENEWED * 3 {
+        assert!(permits.iter().all(|permit| permit.is_held() && !permit.remaining().is_zero()));
+        assert_eq!(semaphore.available_permits().unwrap(), 0);
+        thread::sleep(UNIT / 4);
+    }
+    drop(permits);
+    stays(&server, "watched", 2, 0);
+    // None is renewed that was given back.
+    let before = Commands::so_far(&server).of("zadd");
+    thread::sleep(RENEWED);
+    assert_eq!(Commands::so_far(&server).of("zadd"), before);
+}
+
+#[test]
+fn permits_that_are_due_together_are_renewed_together() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, UNIT * 20);
+    let (one, other) = (semaphore(&client, "one", 60), semaphore(&client, "other", 60));
+    let lock = client.reentrant_lock("a lock too");
+    let _lock = lock.lock().unwrap();
+    let permits = (one.acquire_many(60).unwrap(), other.acquire_many(60).unwrap());
+    let before = Commands::so_far(&server);
+    let (mut renewed, mut scripts) = (0, 0);
+    wait_until("each was renewed four times", SOON, || {
+        let now = Commands::so_far(&server);
+        renewed = now.of("zadd") - before.of("zadd");
+        scripts = now.scripts() - before.scripts();
+        renewed >= 4 * 120
+    });
+    assert!(permits.0.iter().chain(&permits.1).all(ExpirablePermit::is_held));
+    assert!(scripts <= 24, "{scripts} scripts for {renewed} renewals of 120 permits and a lock");
+}
+
+#[test]
+fn max_hold_bounds_a_renewed_permit() {
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).watchdog_timeout(LEASE).max_hold(LEASE);
+    let client = client.connect().unwrap();
+    let semaphore = semaphore(&client, "longest", 1);
+    let permit = semaphore.acquire().unwrap();
+    let lost = on_lost(&permit);
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
+    let error = permit.release().unwrap_err().to_string();
+    assert!(error.contains("max_hold"), "{error}");
+    // The guard counts from before the request: the server's lease ends a little later.
+    wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
+}
+
+#[test]
+fn a_lease_is_asked_for_and_made_longer_by_id() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "leases", 3);
+    let id = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
+    let left = semaphore.remaining_lease(&id).unwrap().unwrap();
+    assert!(left <= LEASE && left > LEASE / 2, "{left:?}");
+    assert!(semaphore.update_lease_time(&id, LONG).unwrap());
+    assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LONG / 2);
+    assert!(semaphore.update_lease_time(&id, LEASE).unwrap());
+    assert!(semaphore.remaining_lease(&id).unwrap().unwrap() <= LEASE);
+    wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
+    assert!(!semaphore.update_lease_time(&id, LONG).unwrap(), "what has ended is not revived");
+    assert!(!semaphore.try_release(&id).unwrap());
+    // One that a guard has is only made longer, and the guard knows.
+    let permit = semaphore.with_lease(LEASE).acquire().unwrap();
+    assert!(semaphore.update_lease_time(&permit.id(), LONG).unwrap());
+    permit.check(LONG / 2).unwrap();
+    assert!(semaphore.update_lease_time(&permit.id(), UNIT).unwrap());
+    assert!(semaphore.remaining_lease(&permit.id()).unwrap().unwrap() > LONG / 2);
+    let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    permit.release().unwrap();
+    // Nor is one revived whose guard does not know yet.
+    let permit = semaphore.acquire().unwrap();
+    let id = permit.id();
+    let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
+    assert!(!semaphore.update_lease_time(&id, LONG).unwrap());
+    assert_eq!(permit.state(), HoldState::Lost(LostReason::Revoked));
+    drop(permit);
+    drop(semaphore.acquire_many(3).unwrap());
+    stays(&server, "leases", 3, 0);
+}
+
+#[test]
+fn permits_are_given_back_by_their_ids() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let semaphore = semaphore(&one, "ids", 6);
+    let theirs = other.expirable_semaphore("ids");
+    let ids: Vec<PermitId> =
+        semaphore.acquire_many(4).unwrap().into_iter().map(ExpirablePermit::into_id).collect();
+    assert_eq!(stored(&server, "ids"), (2, 4));
+    let read: PermitId = ids[0].to_string().parse().unwrap();
+    theirs.release(&read).unwrap();
+    assert_eq!(stored(&server, "ids"), (3, 3));
+    let error = theirs.release(&ids[0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
+    assert!(!theirs.try_release(&ids[0]).unwrap());
+    // All or none.
+    let error = theirs.release_many(&[ids[1], ids[0]]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
+    assert_eq!(theirs.release_many(&[ids[1], ids[1]]).unwrap_err().kind(), ErrorKind::Config);
+    assert_eq!(stored(&server, "ids"), (3, 3));
+    theirs.release_many(&ids[1..]).unwrap();
+    theirs.release_many(&[]).unwrap();
+    assert_eq!(stored(&server, "ids"), (6, 0));
+    // A guard of the same client says so, and gives nothing back twice.
+    let permit = semaphore.acquire().unwrap();
+    let lost = on_lost(&permit);
+    assert!(semaphore.try_release(&permit.id()).unwrap());
+    assert_eq!(permit.state(), HoldState::Released);
+    assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(lost.recv_timeout(SOON).is_err(), "released is not lost");
+    stays(&server, "ids", 6, 0);
+}
+
+#[test]
+fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, RENEWED), client(&server));
+    let semaphore = semaphore(&one, "others", 2);
+    let (permit, second) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let lost = on_lost(&permit);
+    other.expirable_semaphore("others").release(&permit.id()).unwrap();
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert!(!permit.is_held() && second.is_held());
+    let late = on_lost(&permit);
+    assert_eq!(late.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost);
+    drop(second);
+    stays(&server, "others", 2, 0);
+}

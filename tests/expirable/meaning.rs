@@ -1,0 +1,236 @@
+//! What it means.
+
+use super::*;
+
+#[test]
+fn permits_are_set_counted_added_and_removed() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).expirable_semaphore("numbers");
+    let counts = || {
+        let free = semaphore.available_permits().unwrap();
+        let (out, all) = (semaphore.acquired_permits().unwrap(), semaphore.permits().unwrap());
+        (free, out, all)
+    };
+    assert_eq!(semaphore.name(), "numbers");
+    assert_eq!(counts(), (0, 0, 0));
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_set_permits(3).unwrap());
+    assert!(!semaphore.try_set_permits(7).unwrap());
+    let two = semaphore.acquire_many(2).unwrap();
+    assert_eq!(counts(), (1, 2, 3));
+    semaphore.add_permits(4).unwrap();
+    assert_eq!(counts(), (5, 2, 7));
+    semaphore.set_permits(1).unwrap();
+    assert_eq!(counts(), (-1, 2, 1), "what is out stays with who has it");
+    assert!(two.iter().all(ExpirablePermit::is_held));
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    drop(two);
+    assert_eq!(counts(), (1, 0, 1));
+    semaphore.add_permits(-3).unwrap();
+    assert_eq!(counts(), (-2, 0, -2));
+    semaphore.set_permits(2).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    assert!(semaphore.delete().unwrap());
+    assert!(!semaphore.delete().unwrap());
+    assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert!(!server.connection().exists::<_, bool>("numbers").unwrap(), "it made it anew");
+}
+
+#[test]
+fn what_was_taken_comes_back_by_release_and_by_drop() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "taken", 5);
+    let one = semaphore.acquire().unwrap();
+    assert!(one.is_held() && one.state() == HoldState::Held);
+    let mut three = semaphore.try_acquire_many(3).unwrap().unwrap();
+    assert_eq!(stored(&server, "taken"), (1, 4));
+    assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    assert_eq!(stored(&server, "taken"), (1, 4), "none is taken before all are there");
+    one.release().unwrap();
+    // Permits belong to no thread, and each is given back by itself.
+    let last = three.pop().unwrap();
+    elsewhere(move || drop(last));
+    stays(&server, "taken", 3, 2);
+    drop(three);
+    assert_eq!(semaphore.available_permits().unwrap(), 5);
+    assert!(semaphore.acquire_many(0).unwrap().is_empty());
+    let error = semaphore.acquire_many(1_025).map(drop).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("1024"), "{error}");
+    semaphore.add_permits(1_024).unwrap();
+    assert_eq!(semaphore.acquire_many(1_024).unwrap().len(), 1_024);
+    stays(&server, "taken", 1_029, 0);
+}
+
+#[test]
+fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "bounded", 1);
+    let held = semaphore.try_acquire_for(SOON).unwrap().unwrap();
+    at_once(|| {
+        let begun = Instant::now();
+        assert!(semaphore.try_acquire_for(UNIT).unwrap().is_none());
+        assert!(semaphore.try_acquire_until(begun + UNIT * 2).unwrap().is_none());
+        assert!(semaphore.try_acquire_many_for(1, UNIT).unwrap().is_none());
+        assert!(semaphore.try_acquire_many_until(1, Instant::now()).unwrap().is_none());
+        assert!(semaphore.acquire_within(1, Wait::NONE).unwrap().is_none());
+        assert!(begun.elapsed() >= UNIT * 3);
+    });
+    let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
+    let waiters: Vec<_> = tokens
+        .iter()
+        .map(|token| {
+            let (semaphore, token) = (semaphore.clone(), token.clone());
+            let waiter = spawn(move || semaphore.acquire_cancellable(&token).map(drop));
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    for at in [1, 0, 2] {
+        tokens[at].cancel();
+        wait_until("it ends", SOON, || waiters[at].is_finished());
+    }
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+    let wait = Wait::at_most(SOON).cancelled_by(&tokens[0]);
+    let error = semaphore.acquire_within(1, wait).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    held.release().unwrap();
+    assert_eq!(semaphore.acquire_within(1, Wait::at_most(SOON)).unwrap().unwrap().len(), 1);
+    stays(&server, "bounded", 1, 0);
+}
+
+#[test]
+fn a_shutdown_ends_all_waits_and_gives_everything_back() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "shut", 3);
+    let held = semaphore.acquire_many(3).unwrap();
+    let lost: Vec<_> = held.iter().map(on_lost).collect();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            let waiter = spawn(move || semaphore.acquire().map(drop));
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    client.shutdown();
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    }
+    for lost in lost {
+        assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::ShutDown);
+    }
+    assert_eq!(stored(&server, "shut"), (3, 0));
+    assert_eq!(held[0].state(), HoldState::Lost(LostReason::ShutDown));
+    assert_eq!(semaphore.permits().unwrap_err().kind(), ErrorKind::ShutDown);
+    drop(held);
+    stays(&server, "shut", 3, 0);
+}
+
+#[test]
+fn threads_of_one_process_are_served_in_the_order_they_came() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.expirable_semaphore("order");
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let (sender, kept) = mpsc::channel();
+    let waiters: Vec<_> = [3, 1, 1, 2]
+        .into_iter()
+        .enumerate()
+        .map(|(at, need)| {
+            let (semaphore, served, sender) =
+                (semaphore.clone(), Arc::clone(&served), sender.clone());
+            let waiter = spawn(move || {
+                let permits = semaphore.acquire_many(need).unwrap();
+                served.lock().unwrap().push(at);
+                sender.send(permits).unwrap();
+            });
+            waiter.wait_queued();
+            waiter
+        })
+        .collect();
+    // Enough for those behind, not for the first: nobody passes it.
+    semaphore.add_permits(2).unwrap();
+    assert!(semaphore.try_acquire().unwrap().is_none(), "nor does one that does not wait");
+    thread::sleep(UNIT);
+    assert!(served.lock().unwrap().is_empty());
+    for expected in [1, 2, 3, 3, 4] {
+        semaphore.add_permits(1).unwrap();
+        wait_until("the next are served", SOON, || served.lock().unwrap().len() == expected);
+    }
+    waiters.into_iter().for_each(Running::join);
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+    drop(kept);
+    stays(&server, "order", 7, 0);
+}
+
+#[test]
+fn a_release_wakes_a_waiter_of_another_client_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let semaphore = semaphore(&one, "awake", 1);
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let permit = semaphore.acquire().unwrap();
+        let waiting = other.expirable_semaphore("awake");
+        let waiter = spawn(move || {
+            let permit = waiting.acquire().unwrap();
+            let entered = Instant::now();
+            permit.release().unwrap();
+            entered
+        });
+        wait_subscribed(&server, &channel("awake"));
+        waiter.wait_asleep();
+        let released = Instant::now();
+        drop(permit);
+        fastest = fastest.min(waiter.join().saturating_duration_since(released));
+    }
+    assert!(fastest < UNIT, "{fastest:?}");
+}
+
+#[test]
+fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "passed", 1);
+    let ids = || -> Vec<Vec<u8>> { server.connection().zrange(timeouts("passed"), 0, -1).unwrap() };
+    for is_read in [false, true] {
+        // Another try, if the machine kept this thread from within a turn.
+        let passed = (0..20).any(|_| {
+            let permit = semaphore.acquire().unwrap();
+            let first = ids();
+            let waiting = semaphore.clone();
+            let waiter = spawn(move || waiting.acquire().unwrap());
+            waiter.wait_asleep();
+            drop(permit);
+            let permit = waiter.join();
+            // The turn begins with a grant by the server.
+            let waiting = semaphore.clone();
+            let next = spawn(move || waiting.acquire().unwrap());
+            thread::sleep(Duration::from_micros(500));
+            let second = ids();
+            if is_read {
+                assert_eq!(permit.id().as_bytes().as_slice(), second[0]);
+            }
+            drop(permit);
+            let permit = next.join();
+            let third = ids();
+            assert_eq!((first.len(), second.len(), third.len()), (1, 1, 1));
+            drop(permit);
+            second == third
+        });
+        assert_eq!(passed, !is_read, "id read: {is_read}");
+    }
+    stays(&server, "passed", 1, 0);
+}

@@ -1,0 +1,311 @@
+//! The wire, and Redisson.
+
+use super::*;
+
+#[test]
+fn the_keys_and_the_messages_are_redissons() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    for (name, timeouts, channel) in [
+        ("wire", "{wire}:timeout", "redisson_sc:{wire}"),
+        ("a{b}c", "a{b}c:timeout", "redisson_sc:a{b}c"),
+        ("größe \u{1F512}", "{größe \u{1F512}}:timeout", "redisson_sc:{größe \u{1F512}}"),
+    ] {
+        let mut connection = server.connection();
+        let mut subscriber = connection.as_pubsub();
+        subscriber.subscribe(channel).unwrap();
+        let mut heard = || subscriber.get_message().unwrap().get_payload::<String>().unwrap();
+        let semaphore = client.expirable_semaphore(name);
+        assert!(semaphore.try_set_permits(2).unwrap());
+        assert_eq!(heard(), "2");
+        let before = now();
+        let permit = semaphore.acquire().unwrap();
+        assert_eq!(redis.get::<_, String>(name).unwrap(), "1");
+        let out: Vec<(Vec<u8>, u64)> = redis.zrange_withscores(timeouts, 0, -1).unwrap();
+        let id = permit.id();
+        assert_eq!(out[0].0, id.as_bytes());
+        let ends = before + u64::try_from(LONG.as_millis()).unwrap();
+        assert!((ends..ends + 10_000).contains(&out[0].1), "{} {ends}", out[0].1);
+        assert_eq!((pttl(&mut redis, name), pttl(&mut redis, timeouts)), (-1, -1));
+        permit.release().unwrap();
+        assert_eq!(heard(), "2");
+        semaphore.add_permits(3).unwrap();
+        assert_eq!(heard(), "5");
+        // A time to live that somebody gives it is that of all.
+        let () = redis.pexpire(name, 100_000).unwrap();
+        let permit = semaphore.acquire().unwrap();
+        assert!(pttl(&mut redis, timeouts) > 50_000);
+        drop(permit);
+    }
+}
+
+/// One client of Redisson's, which has a clock of its own.
+struct Redisson {
+    redis: redis::Connection,
+    name: &'static str,
+    /// How many ms its clock is ahead.
+    ahead: i64,
+}
+
+impl Redisson {
+    fn new(server: &Server, name: &'static str) -> Self {
+        Self { redis: server.connection(), name, ahead: 0 }
+    }
+
+    fn now(&self) -> i64 {
+        i64::try_from(now()).unwrap() + self.ahead
+    }
+
+    fn ends(&self, lease: Option<Duration>) -> i64 {
+        let ends = |lease: Duration| self.now() + i64::try_from(lease.as_millis()).unwrap();
+        lease.map_or(922_337_203_685_477, ends)
+    }
+
+    fn tried(&self, reply: Option<String>) -> Result<(), Option<i64>> {
+        match reply.as_deref() {
+            Some("OK") => Ok(()),
+            Some(next) => Err(Some(next.strip_prefix(':').unwrap().parse().unwrap())),
+            None => Err(None),
+        }
+    }
+
+    fn acquire_3(&mut self, id: &str, lease: Option<Duration>) -> Result<(), Option<i64>> {
+        let reply = Script::new(include_str!("acquire_3.lua"))
+            .key(&[self.name, &timeouts(self.name), &channel(self.name)])
+            .arg(1)
+            .arg(self.ends(lease))
+            .arg(id)
+            .arg(self.now())
+            .arg(922_337_203_685_477_i64)
+            .invoke(&mut self.redis);
+        self.tried(reply.unwrap())
+    }
+
+    fn release_3(&mut self, id: &[u8]) -> bool {
+        Script::new(include_str!("release_3.lua"))
+            .key(&[self.name, &channel(self.name), &timeouts(self.name)])
+            .arg(id)
+            .arg(1)
+            .invoke(&mut self.redis)
+            .unwrap()
+    }
+
+    fn acquire_4(&mut self, ids: &[PermitId], lease: Option<Duration>) -> Result<(), Option<i64>> {
+        let script = Script::new(include_str!("acquire_4.lua"));
+        let mut call = script.prepare_invoke();
+        call.key(&[self.name, &timeouts(self.name), &channel(self.name)]).arg(ids.len());
+        call.arg(self.ends(lease)).arg(self.now()).arg(922_337_203_685_477_i64).arg("PUBLISH");
+        for id in ids {
+            call.arg(id.as_bytes());
+        }
+        let reply = call.invoke(&mut self.redis);
+        self.tried(reply.unwrap())
+    }
+
+    fn release_4(&mut self, id: &PermitId) -> bool {
+        Script::new(include_str!("release_4.lua"))
+            .key(&[self.name, &channel(self.name), &timeouts(self.name)])
+            .arg(id.as_bytes())
+            .arg(1)
+            .arg(self.now())
+            .arg("PUBLISH")
+            .invoke(&mut self.redis)
+            .unwrap()
+    }
+
+    fn available_4(&mut self) -> i64 {
+        Script::new(include_str!("available_4.lua"))
+            .key(&[self.name, &timeouts(self.name), &channel(self.name)])
+            .arg(self.now())
+            .arg("PUBLISH")
+            .invoke(&mut self.redis)
+            .unwrap()
+    }
+
+    fn update_lease_time_4(&mut self, id: &PermitId, lease: Duration) -> bool {
+        Script::new(include_str!("update_lease_time_4.lua"))
+            .key(&[self.name, &timeouts(self.name), &channel(self.name)])
+            .arg(id.as_bytes())
+            .arg(self.ends(Some(lease)))
+            .arg(self.now())
+            .arg("PUBLISH")
+            .invoke(&mut self.redis)
+            .unwrap()
+    }
+
+    fn set_permits_4(&mut self, permits: u32) {
+        let () = Script::new(include_str!("set_permits_4.lua"))
+            .key(&[self.name, &channel(self.name), &timeouts(self.name)])
+            .arg(permits)
+            .arg("PUBLISH")
+            .invoke(&mut self.redis)
+            .unwrap();
+    }
+}
+
+#[test]
+fn redisson_4_and_we_share_permits_and_give_back_each_others() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = client.expirable_semaphore("java");
+    let mut java = Redisson::new(&server, "java");
+    java.set_permits_4(3);
+    let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
+    java.acquire_4(&[a, b], Some(LONG)).unwrap();
+    let ours = semaphore.acquire().unwrap();
+    // Nobody gets more than there are; it is told when the first lease ends.
+    let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
+    assert!((next - java.now()).abs() <= 61_000, "{next}");
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert_eq!((java.available_4(), semaphore.acquired_permits().unwrap()), (0, 3));
+    // Each gives back the other's.
+    semaphore.release(&a).unwrap();
+    assert!(java.release_4(&ours.id()));
+    assert!(!java.release_4(&ours.id()));
+    assert_eq!(ours.release().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
+    assert!(semaphore.update_lease_time(&b, LEASE).unwrap());
+    assert!(java.update_lease_time_4(&b, LONG));
+    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
+    assert!(java.release_4(&b));
+    // One without a lease is out for ever.
+    java.acquire_4(&[a], None).unwrap();
+    assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
+    assert!(semaphore.update_lease_time(&a, LEASE).unwrap());
+    // Its lease ends: whoever comes first has the permit, and a late release takes it from nobody.
+    let all = semaphore.try_acquire_many_for(3, SOON).unwrap().unwrap();
+    assert!(!java.release_4(&a) && java.available_4() == 0);
+    drop(all);
+    semaphore.set_permits(2).unwrap();
+    assert_eq!(java.available_4(), 2);
+    java.set_permits_4(5);
+    assert_eq!(semaphore.permits().unwrap(), 5);
+    stays(&server, "java", 5, 0);
+}
+
+#[test]
+fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "java", 2);
+    let mut java = Redisson::new(&server, "java");
+    java.acquire_3(TEXT_ID, Some(LONG)).unwrap();
+    let ours = semaphore.acquire().unwrap();
+    assert!(java.acquire_3("another", None).unwrap_err().is_some());
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    // Its ids are others: neither gives back the other's.
+    assert!(!semaphore.try_release(&TEXT_ID.parse().unwrap()).unwrap());
+    assert!(!java.release_3(ours.id().to_string().as_bytes()));
+    assert_eq!(stored(&server, "java"), (0, 2));
+    assert!(java.release_3(TEXT_ID.as_bytes()));
+    drop(ours);
+    stays(&server, "java", 2, 0);
+    // They come back by themselves, to either.
+    java.acquire_3(TEXT_ID, Some(LEASE)).unwrap();
+    drop(semaphore.try_acquire_many_for(2, SOON).unwrap().unwrap());
+    stays(&server, "java", 2, 0);
+    let short = semaphore.with_lease(LEASE).acquire_many(2).unwrap();
+    wait_until("it gets one", SOON, || java.acquire_3(TEXT_ID, Some(LONG)).is_ok());
+    wait_until("the guards know", SOON, || !short.iter().any(ExpirablePermit::is_held));
+    assert!(java.release_3(TEXT_ID.as_bytes()));
+    drop(short);
+    // It has taken back no more than it needed.
+    assert_eq!(semaphore.available_permits().unwrap(), 2);
+    drop(semaphore.try_acquire_many(2).unwrap().unwrap());
+    stays(&server, "java", 2, 0);
+}
+
+#[test]
+fn a_java_services_release_wakes_a_waiter_and_ours_is_told_to_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "java", 1);
+    let mut java = Redisson::new(&server, "java");
+    for version in [3, 4] {
+        at_once(|| {
+            let id: PermitId = TEXT_ID.parse().unwrap();
+            if version == 3 {
+                java.acquire_3(TEXT_ID, None).unwrap();
+            } else {
+                java.acquire_4(&[id], None).unwrap();
+            }
+            let waiting = semaphore.clone();
+            let waiter = spawn(move || waiting.acquire().unwrap());
+            wait_subscribed(&server, &channel("java"));
+            waiter.wait_asleep();
+            assert!(if version == 3 {
+                java.release_3(TEXT_ID.as_bytes())
+            } else {
+                java.release_4(&id)
+            });
+            let permit = waiter.join();
+            let mut connection = server.connection();
+            let mut subscriber = connection.as_pubsub();
+            subscriber.subscribe(channel("java")).unwrap();
+            drop(permit);
+            assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 1);
+        });
+    }
+}
+
+#[test]
+fn a_lease_that_ends_is_told_to_those_who_wait_by_whoever_finds_it() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "found", 3);
+    let ids: Vec<_> = semaphore.with_lease(LEASE).acquire_many(2).unwrap();
+    let ids: Vec<_> = ids.into_iter().map(ExpirablePermit::into_id).collect();
+    let mut connection = server.connection();
+    let mut subscriber = connection.as_pubsub();
+    subscriber.subscribe(channel("found")).unwrap();
+    wait_until("it ends", SOON, || semaphore.remaining_lease(&ids[0]).unwrap().is_none());
+    assert_eq!(stored(&server, "found"), (1, 2), "a question changes nothing");
+    assert_eq!(semaphore.available_permits().unwrap(), 3);
+    let permit = semaphore.try_acquire().unwrap().unwrap();
+    // Two came back, one of the three is taken.
+    assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 2);
+    assert_eq!(stored(&server, "found"), (2, 1));
+    permit.release().unwrap();
+    assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
+    // And by a release: of one that lapsed and nobody had found, too.
+    let lapsed = semaphore.with_lease(UNIT).acquire().unwrap().into_id();
+    wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
+    assert!(!semaphore.try_release(&lapsed).unwrap());
+    assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
+    stays(&server, "found", 3, 0);
+}
+
+#[test]
+fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    // Two thirds of it, 4 s, are left at the least.
+    let client = watched(&server, UNIT * 60);
+    let semaphore = semaphore(&client, "skewed", 2);
+    let permit = semaphore.acquire().unwrap();
+    let mut java = Redisson::new(&server, "skewed");
+    java.ahead = 2_000;
+    let begun = Instant::now();
+    while begun.elapsed() < UNIT * 30 {
+        assert_eq!(java.available_4(), 1);
+        thread::sleep(UNIT);
+    }
+    permit.check(Duration::from_secs(2)).unwrap();
+    // Further ahead it takes it away, and the guard is told.
+    let lost = on_lost(&permit);
+    java.ahead = 10_000;
+    assert_eq!(java.available_4(), 2);
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    // One that is behind: what it takes is over by the server's clock, and free again.
+    java.ahead = -10_000;
+    java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
+    drop(permit);
+    drop(semaphore.try_acquire_many(2).unwrap().unwrap());
+    stays(&server, "skewed", 2, 0);
+}

@@ -1,0 +1,391 @@
+//! Who dies or loses it.
+
+use super::*;
+
+#[test]
+fn a_lease_that_ends_lets_the_next_in() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let guard = one.fair_lock("lapsed").with_lease(LEASE).lock().unwrap();
+    let begun = Instant::now();
+    let mut line = Line::new(&server);
+    line.add(&other.fair_lock("lapsed"));
+    line.add(&one.fair_lock("lapsed"));
+    assert_eq!(line.join(), [0, 1]);
+    let took = begun.elapsed();
+    assert!(took + UNIT / 5 >= LEASE, "{took:?}");
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    leaves_nothing(&server, "lapsed");
+}
+
+#[test]
+fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let mut passes = 0;
+    for _ in 0..5 {
+        let lock = one.fair_lock("passed on").with_lease(LEASE);
+        let first = one.fair_lock("passed on").with_lease(LEASE);
+        let guard = other.fair_lock("passed on").lock().unwrap();
+        // The first of these passes it to the second, which keeps it past its end.
+        let first = spawn(move || {
+            drop(first.lock().unwrap());
+        });
+        wait_queue(&server, "passed on", 1);
+        let kept = Arc::new(AtomicBool::new(false));
+        let (has, done) = (Arc::new(AtomicBool::new(false)), Arc::clone(&kept));
+        let mine = Arc::clone(&has);
+        let second = spawn(move || {
+            let guard = lock.lock().unwrap();
+            mine.store(true, Ordering::SeqCst);
+            wait_until("the test goes on", SOON, || done.load(Ordering::SeqCst));
+            assert!(guard.unlock().is_err());
+        });
+        let mut line = Line::new(&server);
+        wait_queue(&server, "passed on", 2);
+        line.add(&other.fair_lock("passed on"));
+        guard.unlock().unwrap();
+        first.join();
+        wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
+        // A pass leaves who had it in the queue until the release.
+        passes += usize::from(queue(&server, "passed on").len() == 2);
+        assert_eq!(line.join(), [0]);
+        kept.store(true, Ordering::SeqCst);
+        second.join();
+        leaves_nothing(&server, "passed on");
+    }
+    println!("{passes} passes");
+}
+
+#[test]
+fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    for forces in [&one, &other] {
+        at_once(|| {
+            let guard = other.fair_lock("forced").lock().unwrap();
+            let first = one.fair_lock("forced");
+            let first = spawn(move || drop(first.lock().unwrap()));
+            wait_queue(&server, "forced", 1);
+            let (has, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+            let (mine, kept) = (Arc::clone(&has), Arc::clone(&done));
+            let lock = one.fair_lock("forced");
+            let second = spawn(move || {
+                let guard = lock.lock().unwrap();
+                mine.store(true, Ordering::SeqCst);
+                wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+                assert!(guard.unlock().is_err());
+            });
+            wait_queue(&server, "forced", 2);
+            let mut line = Line::new(&server);
+            line.add(&other.fair_lock("forced"));
+            guard.unlock().unwrap();
+            first.join();
+            wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
+            assert!(forces.fair_lock("forced").force_unlock().unwrap());
+            assert_eq!(line.join(), [0]);
+            done.store(true, Ordering::SeqCst);
+            second.join();
+        });
+        leaves_nothing(&server, "forced");
+    }
+}
+
+#[test]
+fn forced_unlocks_at_any_moment_leave_no_hold_that_nobody_has() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, theirs) = (client(&server), client(&server));
+    let end = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..6)
+        .map(|_| {
+            let (lock, end) = (ours.fair_lock("taken away"), Arc::clone(&end));
+            spawn(move || {
+                let mut grants = 0;
+                while !end.load(Ordering::SeqCst) {
+                    // Grants are read in another order than they were made in: whoever comes late
+                    // must not take the seat from a newer hold.
+                    let guard = lock.try_lock_for(SOON).unwrap().expect("nobody keeps it");
+                    assert!(lock.hold_count() <= 1, "nobody was asked");
+                    grants += 1;
+                    let _ = guard.unlock();
+                    assert!(!lock.is_held_by_current_thread(), "held without a guard");
+                }
+                grants
+            })
+        })
+        .collect();
+    let lock = theirs.fair_lock("taken away");
+    let mut random = Random::new();
+    // Time is the subject: the more moments, the better.
+    let until = Instant::now() + UNIT * 30;
+    while Instant::now() < until {
+        lock.force_unlock().unwrap();
+        thread::sleep(Duration::from_micros(random.below(300)));
+    }
+    end.store(true, Ordering::SeqCst);
+    let grants: u64 = threads.into_iter().map(Running::join).sum();
+    assert!(grants > 100, "{grants}");
+    leaves_nothing(&server, "taken away");
+}
+
+#[test]
+fn a_killed_holders_lock_goes_to_the_first_in_line() {
+    let _bounded = bounded();
+    let server = server();
+    let mut holder = process("holder", &server, "killed", 9);
+    let (one, other) = (client(&server), client(&server));
+    let mut line = Line::new(&server);
+    for client in [&one, &other, &one] {
+        line.add(&client.fair_lock("killed"));
+    }
+    holder.sigkill();
+    assert_eq!(line.join(), [0, 1, 2]);
+    leaves_nothing(&server, "killed");
+}
+
+#[test]
+fn a_killed_waiter_costs_the_others_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    for (round, dead) in [0, 2, 4].into_iter().enumerate() {
+        let name = format!("dead {dead}");
+        let clients = [client(&server), client(&server)];
+        let guard = clients[0].fair_lock(&name).lock().unwrap();
+        let mut line = Line::new(&server);
+        let (mut victim, mut owner) = (None, String::new());
+        for at in 0..5 {
+            if at == dead {
+                victim = Some(process("slow", &server, &name, round));
+                owner = queue(&server, &name).remove(at);
+            } else {
+                line.add(&clients[at % 2].fair_lock(&name));
+            }
+        }
+        let mut victim = victim.unwrap();
+        wait_subscribed(&server, &own_channel(&owner));
+        victim.sigkill();
+        // The server hears of it a moment later, and maybe behind the release.
+        wait_deaf(&server, &own_channel(&owner));
+        let begun = Instant::now();
+        guard.unlock().unwrap();
+        assert_eq!(line.join(), [0, 1, 2, 3]);
+        let took = begun.elapsed();
+        assert!(took < PROVISIONAL - UNIT * 5, "{dead}: {took:?}");
+        leaves_nothing(&server, &name);
+    }
+    assert!(served(&server).is_empty());
+}
+
+#[test]
+fn a_dead_head_makes_nobody_send_more_than_a_little() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let guard = client.fair_lock("rate").lock().unwrap();
+    let mut victim = process("slow", &server, "rate", 0);
+    let mut line = Line::new(&server);
+    for _ in 0..4 {
+        line.add(&client.fair_lock("rate"));
+    }
+    victim.sigkill();
+    let before = Commands::so_far(&server).scripts();
+    let begun = Instant::now();
+    guard.unlock().unwrap();
+    assert_eq!(line.join(), [0, 1, 2, 3]);
+    let took = begun.elapsed();
+    let sent = Commands::so_far(&server).scripts() - before;
+    println!("{took:?}, {sent} scripts");
+    // Two for each of the others at most, and a sign of life.
+    assert!(sent <= 4 * 2 + 2, "{sent} scripts in {took:?}");
+    leaves_nothing(&server, "rate");
+}
+
+#[test]
+fn a_stopped_head_costs_the_others_its_provisional_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let guard = one.fair_lock("stalls").lock().unwrap();
+    let mut worker = process("waiter", &server, "stalls", 0);
+    let mut line = Line::new(&server);
+    line.add(&other.fair_lock("stalls"));
+    // Who does not listen yet counts as dead.
+    wait_subscribed(&server, &own_channel(&queue(&server, "stalls")[0]));
+    worker.sigstop();
+    let begun = Instant::now();
+    guard.unlock().unwrap();
+    assert_eq!(line.join(), [0]);
+    let took = begun.elapsed();
+    assert!((PROVISIONAL..PROVISIONAL + UNIT * 15).contains(&took), "{took:?}");
+    // It reads of its grant now, and does not enter, since that is over: it has its place anew.
+    let guard = one.fair_lock("stalls").lock().unwrap();
+    worker.sigcont();
+    wait_queue(&server, "stalls", 1);
+    assert!(guard.is_held());
+    assert!(served(&server).is_empty());
+    guard.unlock().unwrap();
+    worker.expect_line("released", SOON);
+    leaves_nothing(&server, "stalls");
+}
+
+#[test]
+fn a_hold_that_was_granted_by_message_lasts() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    for lease in [None, Some(PROVISIONAL * 2)] {
+        let guard = one.fair_lock("lasts").lock().unwrap();
+        let lock = other.fair_lock("lasts");
+        let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
+        let waiter = spawn(move || {
+            let guard = lock.lock().unwrap();
+            thread::sleep(PROVISIONAL + UNIT * 3);
+            (guard.is_held(), guard.unlock())
+        });
+        wait_queue(&server, "lasts", 1);
+        guard.unlock().unwrap();
+        let mut redis = server.connection();
+        let raised = lease.unwrap_or(LONG) - UNIT * 10;
+        wait_until("it has its lease", SOON, || {
+            let left: i64 = redis.pttl("lasts").unwrap();
+            left > i64::try_from(raised.as_millis()).unwrap()
+        });
+        let (held, unlocked) = waiter.join();
+        assert!(held, "{lease:?}");
+        unlocked.unwrap();
+        leaves_nothing(&server, "lasts");
+    }
+}
+
+#[test]
+fn a_lease_shorter_than_a_hand_overs_ends_in_time() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let guard = one.fair_lock("short").lock().unwrap();
+    let lock = other.fair_lock("short").with_lease(UNIT * 3);
+    let (ended, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (mine, kept) = (Arc::clone(&ended), Arc::clone(&done));
+    let holder = spawn(move || {
+        let guard = lock.lock().unwrap();
+        mine.store(true, Ordering::SeqCst);
+        wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+        guard.is_held()
+    });
+    wait_queue(&server, "short", 1);
+    let mut line = Line::new(&server);
+    line.add(&one.fair_lock("short"));
+    guard.unlock().unwrap();
+    wait_until("it has the lock", SOON, || ended.load(Ordering::SeqCst));
+    let begun = Instant::now();
+    assert_eq!(line.join(), [0]);
+    assert!(begun.elapsed() < PROVISIONAL - UNIT * 5, "{:?}", begun.elapsed());
+    done.store(true, Ordering::SeqCst);
+    assert!(!holder.join());
+    leaves_nothing(&server, "short");
+}
+
+#[test]
+fn a_hand_over_costs_a_request_and_a_release() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    // The server knows the scripts, and it listens.
+    one.fair_lock("requests").lock().unwrap().unlock().unwrap();
+    let guard = one.fair_lock("requests").lock().unwrap();
+    let waits = other.fair_lock("requests");
+    assert!(elsewhere(move || waits.try_lock_for(UNIT).unwrap().is_none()));
+    wait_queue(&server, "requests", 0);
+    let before = Commands::so_far(&server).scripts();
+    let mut line = Line::new(&server);
+    line.add(&other.fair_lock("requests"));
+    guard.unlock().unwrap();
+    line.join();
+    assert_eq!(Commands::so_far(&server).scripts() - before, 3);
+    leaves_nothing(&server, "requests");
+}
+
+#[test]
+fn a_process_that_was_stopped_gets_its_place_back() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (quick(&server), quick(&server));
+    for place in [0, 1] {
+        let name = format!("stopped {place}");
+        let () = server.connection().del("served").unwrap();
+        let guard = one.fair_lock(&name).lock().unwrap();
+        let before = (place == 1).then(|| {
+            let lock = other.fair_lock(&name);
+            let before = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            wait_queue(&server, &name, 1);
+            before
+        });
+        let mut worker = process("waiter", &server, &name, 7);
+        let lock = other.fair_lock(&name);
+        let (has, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (mine, kept) = (Arc::clone(&has), Arc::clone(&done));
+        let behind = spawn(move || {
+            let guard = lock.lock().unwrap();
+            mine.store(true, Ordering::SeqCst);
+            wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+            guard.unlock().unwrap();
+        });
+        wait_queue(&server, &name, 2 + place);
+        let mut line = Line::new(&server);
+        line.add(&one.fair_lock(&name));
+        let last = queue(&server, &name).pop();
+        worker.sigstop();
+        thread::sleep(FAIR_WAIT * 2);
+        // While the lock is held a stopped one costs nothing, and is not dropped.
+        assert_eq!(queue(&server, &name).len(), 3 + place);
+        guard.unlock().unwrap();
+        if let Some(before) = before {
+            before.join();
+        }
+        wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
+        worker.sigcont();
+        // It finds out by its own sign of life, and stands before the last one.
+        wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
+        assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
+        assert!(line.served.lock().unwrap().is_empty());
+        done.store(true, Ordering::SeqCst);
+        behind.join();
+        worker.expect_line("released", SOON);
+        assert_eq!(line.join(), [0]);
+        assert_eq!(served(&server), [7]);
+        leaves_nothing(&server, &name);
+    }
+}
+
+#[test]
+fn a_waiter_is_kept_however_long_it_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (quick(&server), quick(&server));
+    let guard = one.fair_lock("patient").lock().unwrap();
+    let mut line = Line::new(&server);
+    for client in [&one, &other, &one, &other] {
+        line.add(&client.fair_lock("patient"));
+    }
+    let before = queue(&server, "patient");
+    let scripts = Commands::so_far(&server).scripts();
+    let waits = FAIR_WAIT * 5;
+    thread::sleep(waits);
+    let sent = Commands::so_far(&server).scripts() - scripts;
+    // Each of the two says it every third of the time.
+    assert!(sent <= 2 * 5 * 3 + 4, "{sent} scripts");
+    assert_eq!(wait_queue(&server, "patient", 4), before);
+    let scores: Vec<(String, f64)> =
+        server.connection().zrange_withscores(timeouts_key("patient"), 0, -1).unwrap();
+    let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+    let now = (seconds * 1_000 + micros / 1_000) as f64;
+    let wait = FAIR_WAIT.as_millis() as f64;
+    assert!(scores.iter().all(|(_, score)| *score > now && *score <= now + wait), "{scores:?}");
+    drop(guard);
+    assert_eq!(line.join(), [0, 1, 2, 3]);
+    leaves_nothing(&server, "patient");
+}

@@ -1,0 +1,252 @@
+//! Connections.
+
+use super::*;
+
+#[test]
+fn an_acquire_and_a_release_survive_a_killed_connection() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = client(&server);
+    let lock = client.reentrant_lock("killed");
+    let mut redis = server.connection();
+    for _ in 0..20 {
+        kill_clients(&mut redis, "normal");
+        let guard = lock.lock().unwrap();
+        assert_eq!(holder(&mut redis, "killed").unwrap().1, "1");
+        kill_clients(&mut redis, "normal");
+        guard.unlock().unwrap();
+        assert_eq!(holder(&mut redis, "killed"), None);
+        // A drop's release is written into a connection that is dead.
+        let guard = lock.lock().unwrap();
+        kill_clients(&mut redis, "normal");
+        drop(guard);
+        wait_free(&server, "killed", SOON);
+    }
+}
+
+#[test]
+fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_once() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let (one, other) = (client(&server), client(&server));
+    let mut redis = server.connection();
+    // The subscriber is up, and sleeps in its read.
+    let held = other.reentrant_lock("first").lock().unwrap();
+    assert!(one.reentrant_lock("first").try_lock_for(UNIT).unwrap().is_none());
+    drop(held);
+    // One name each, so that the lanes of some are not used by anybody else.
+    let mut names = (0..).map(|at| format!("later:{at}"));
+    for _ in 0..4 {
+        at_once(|| {
+            let _killed: u64 =
+                redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).query(&mut redis).unwrap();
+            let name = names.next().unwrap();
+            let held = other.reentrant_lock(&name).lock().unwrap();
+            let lock = one.reentrant_lock(&name);
+            let waiter = spawn(move || lock.lock().map(drop));
+            wait_in_line(&server, &name, 1);
+            held.unlock().unwrap();
+            waiter.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let clients = [client(&server), client(&server)];
+    let inside = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let rounds: Vec<_> = (0..6).map(|_| Arc::new(AtomicU64::new(0))).collect();
+    let threads: Vec<_> = (0..6)
+        .map(|at| {
+            let lock = clients[at % 2].reentrant_lock("contended");
+            let (round, inside, stop) =
+                (Arc::clone(&rounds[at]), Arc::clone(&inside), Arc::clone(&stop));
+            spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let guard = lock.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    if at < 3 {
+                        drop(guard);
+                    } else if let Err(error) = guard.unlock() {
+                        // Its reply was lost.
+                        assert!(error.outcome_unknown(), "{error}");
+                    }
+                    round.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    let mut random = Random::new();
+    let mut redis = server.connection();
+    for round in 0..60 {
+        // All are let in after each, and no call sees two of them: what was killed is found out first,
+        // since a lock may be passed on in a process for a while without a command.
+        for client in &clients {
+            client.reentrant_lock("contended").is_locked().unwrap();
+        }
+        let done = || rounds.iter().map(|round| round.load(Ordering::SeqCst));
+        let before: Vec<_> = done().collect();
+        wait_until("all are let in", SOON, || {
+            done().zip(&before).all(|(now, then)| now > then + 1)
+        });
+        let until = Instant::now() + Duration::from_micros(random.below(2_000));
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        kill_clients(&mut redis, if round % 3 == 0 { "pubsub" } else { "normal" });
+    }
+    stop.store(true, Ordering::SeqCst);
+    threads.into_iter().for_each(Running::join);
+    wait_free(&server, "contended", SOON);
+}
+
+#[test]
+fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let mut redis = server.connection();
+    let mut random = Random::new();
+    for round in 0..25 {
+        at_once(|| {
+            hold_as_redisson(&mut redis, "cut", LONG);
+            let lock = client.reentrant_lock("cut");
+            let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+            wait_subscribed(&server, &channel("cut"));
+            if round % 2 == 0 {
+                waiter.wait_asleep();
+            }
+            let mut wait = || {
+                let until = Instant::now() + Duration::from_micros(random.below(1_000));
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+            };
+            if round % 3 == 0 {
+                release_as_redisson(&mut redis, "cut", &channel("cut"));
+                wait();
+                proxy.cut_matching("SUBSCRIBE");
+            } else {
+                proxy.cut_matching("SUBSCRIBE");
+                wait();
+                release_as_redisson(&mut redis, "cut", &channel("cut"));
+            }
+            waiter.join();
+        });
+    }
+}
+
+#[test]
+fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    // Another try, if the machine kept somebody from running.
+    let heard = (0..5).any(|_| {
+        let proxy = Proxy::before(&server);
+        let client = behind(&proxy);
+        hold_as_redisson(&mut redis, "between", LONG);
+        // The second try is the one after the subscription. Its answer, "busy", is on its way when
+        // the message comes.
+        let tries = AtomicU64::new(0);
+        proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
+            let acquire = takes(bytes) && contains(bytes, "between");
+            acquire && tries.fetch_add(1, Ordering::SeqCst) == 1
+        });
+        let before = Commands::so_far(&server).scripts();
+        let lock = client.reentrant_lock("between");
+        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+        proxy.wait_fired(1, SOON);
+        wait_until("it is answered", SOON, || Commands::so_far(&server).scripts() == before + 2);
+        wait_subscribed(&server, &channel("between"));
+        proxy.on_reply("message", Action::DelayReply(Duration::ZERO));
+        release_as_redisson(&mut redis, "between", &channel("between"));
+        proxy.wait_fired(2, SOON);
+        // It is read by then. If not, this run shows less.
+        thread::sleep(UNIT);
+        let answered = Instant::now();
+        proxy.release();
+        waiter.join();
+        answered.elapsed() < BEFORE_A_QUESTION
+    });
+    assert!(heard, "it asked later, and did not hear");
+}
+
+#[test]
+fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "half open", LONG);
+    let lock = client.reentrant_lock("half open");
+    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    wait_subscribed(&server, &channel("half open"));
+    waiter.wait_asleep();
+    // The message and all after it go nowhere.
+    proxy.on_reply("message", Action::Silence);
+    let released = Instant::now();
+    release_as_redisson(&mut redis, "half open", &channel("half open"));
+    waiter.join();
+    // The slow poll.
+    assert!(released.elapsed() < LONG / 4, "{:?}", released.elapsed());
+}
+
+#[test]
+fn replies_that_come_byte_by_byte_are_whole() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (slow, quick) = (behind(&proxy), client(&server));
+    proxy.trickle(true);
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = [slow.clone(), slow, quick]
+        .into_iter()
+        .map(|client| {
+            let lock = client.reentrant_lock("bytes");
+            let inside = Arc::clone(&inside);
+            spawn(move || {
+                for round in 0..30 {
+                    let guard = lock.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    if round % 2 == 0 { drop(guard) } else { guard.unlock().unwrap() }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    wait_free(&server, "bytes", SOON);
+}
+
+#[test]
+fn a_far_server_costs_no_connection_for_each_drop() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    // A round trip to another continent.
+    proxy.set_delay(UNIT * 9 / 10);
+    let client = behind(&proxy);
+    let lock = client.reentrant_lock("far");
+    let mut redis = server.connection();
+    let mut connections = || {
+        let info: String = redis::cmd("INFO").arg("stats").query(&mut redis).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = connections();
+    for _ in 0..5 {
+        drop(lock.lock().unwrap());
+        // Time is the subject: the reply is on its way, and somebody waits for it.
+        thread::sleep(UNIT * 3);
+    }
+    let opened = connections() - before;
+    assert!(opened <= 1, "{opened} connections for 5 drops");
+}

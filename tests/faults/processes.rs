@@ -1,0 +1,86 @@
+//! Processes.
+
+use super::*;
+
+#[test]
+fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
+    let _bounded = bounded();
+    let server = server();
+    let mut worker = process("holder", &server, "killed", LEASE);
+    worker.expect_line("held", SOON);
+    let lock = client(&server).reentrant_lock("killed");
+    let waiter = spawn(move || {
+        let guard = lock.lock().unwrap();
+        let entered = Instant::now();
+        guard.unlock().unwrap();
+        entered
+    });
+    wait_in_line(&server, "killed", 1);
+    // Time is the subject: it has been renewed.
+    thread::sleep(LEASE);
+    worker.sigkill();
+    let killed = Instant::now();
+    let left = pttl(&mut server.connection(), "killed");
+    assert!(left > 0, "the lease is over already");
+    let took = waiter.join().saturating_duration_since(killed);
+    let left = Duration::from_millis(left.unsigned_abs());
+    assert!(took + UNIT / 10 >= left, "{took:?} with {left:?} left");
+}
+
+#[test]
+fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
+    let _bounded = bounded();
+    let server = server();
+    let mut worker = process("holder", &server, "stopped", LEASE);
+    worker.expect_line("held", SOON);
+    worker.sigstop();
+    let lock = client(&server).reentrant_lock("stopped");
+    let guard = lock.try_lock_for(SOON).unwrap().expect("the lease has ended");
+    let held = holder(&mut server.connection(), "stopped");
+    worker.send_line("look");
+    worker.sigcont();
+    let found = worker.expect_line("found", SOON);
+    assert_eq!(found, "Lost(LeaseExpired) Err(LeaseLost) Err(LeaseLost)");
+    // Time is the subject: its renewals and releases would have come.
+    thread::sleep(LEASE);
+    assert_eq!(holder(&mut server.connection(), "stopped"), held);
+    assert!(guard.is_held());
+    worker.send_line("count");
+    assert_eq!(worker.expect_line("calls", SOON), "1");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn waiters_that_die_or_stop_hold_up_nobody() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "queue", LONG);
+    let mut workers: Vec<_> = (0..5).map(|_| process("waiter", &server, "queue", LEASE)).collect();
+    workers.iter_mut().for_each(|worker| drop(worker.expect_line("waits", SOON)));
+    wait_in_line(&server, "queue", 5);
+    // The first two listen for Redisson's release.
+    wait_subscribed(&server, &channel("queue"));
+    workers[0].sigkill();
+    workers[1].sigstop();
+    workers.swap(2, 4);
+    let released = Instant::now();
+    release_as_redisson(&mut redis, "queue", &channel("queue"));
+    for _ in 0..3 {
+        let lucky = loop {
+            let got = |worker: &mut Worker| {
+                worker.try_line(UNIT / 20).is_some_and(|line| line == "got it")
+            };
+            if let Some(at) = (2..workers.len()).find(|at| got(&mut workers[*at])) {
+                break at;
+            }
+            assert!(released.elapsed() < SOON, "nobody gets it");
+        };
+        // Of the stopped one, which wants it no less than they.
+        workers[lucky].send_line("release");
+        workers[lucky].expect_line("released", SOON);
+        workers.remove(lucky);
+    }
+    workers[1].sigcont();
+    workers[1].expect_line("got it", SOON);
+}

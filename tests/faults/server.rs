@@ -1,0 +1,493 @@
+//! The server.
+
+use super::*;
+
+#[test]
+fn waiters_get_it_when_the_servers_data_is_gone() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    for way in ["FLUSHALL", "restart"] {
+        let guard = one.reentrant_lock("emptied").lock().unwrap();
+        let waiters: Vec<_> = (0..4)
+            .map(|at| {
+                let lock = [&one, &other][at % 2].reentrant_lock("emptied");
+                spawn(move || {
+                    lock.try_lock_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+                })
+            })
+            .collect();
+        waiters.iter().for_each(Running::wait_asleep);
+        wait_in_line(&server, "emptied", 1);
+        match way {
+            "FLUSHALL" => {
+                let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
+            }
+            _ => server.restart_empty(),
+        }
+        // The other client's are in at the next poll. Those behind the guard when it ends.
+        wait_until("the other client's waiters are in", SOON, || {
+            waiters.iter().skip(1).step_by(2).all(Running::is_finished)
+        });
+        // Whether it says so is another test's matter.
+        let _ = guard.unlock();
+        waiters.into_iter().for_each(Running::join);
+    }
+}
+
+#[test]
+fn a_restart_without_data_is_told_before_the_next_renewal() {
+    let _bounded = bounded();
+    let server = server();
+    // The first renewal is due long after the test.
+    let client = watched(&server, 10 * LONG);
+    let (lock, fair) = (client.reentrant_lock("forgotten"), client.fair_lock("forgotten, fair"));
+    // Never renewed.
+    let fixed = client.reentrant_lock("forgotten, fixed").with_lease(10 * LONG);
+    for by in ["the subscriber", "a command"] {
+        let guards = [lock.lock().unwrap(), fair.lock().unwrap(), fixed.lock().unwrap()];
+        let (tell, told) = mpsc::channel();
+        for guard in &guards {
+            let tell = tell.clone();
+            guard.on_lost(move |reason| tell.send(reason).unwrap());
+        }
+        let other = client.reentrant_lock("other");
+        let waiter = (by == "the subscriber").then(|| {
+            let elsewhere = self::client(&server);
+            let held = elsewhere.reentrant_lock("other").lock().unwrap();
+            // It may meet a server that is away just now.
+            let waiter = spawn(move || drop(other.try_lock_for(SOON)));
+            wait_in_line(&server, "other", 1);
+            (waiter, held)
+        });
+        server.restart_empty();
+        if waiter.is_none() {
+            assert!(!client.reentrant_lock("other").is_locked().unwrap());
+        }
+        for _ in &guards {
+            assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked), "told by {by}");
+        }
+        assert!(!guards.iter().any(|guard| guard.is_held()));
+        if let Some((waiter, held)) = waiter {
+            let _ = held.unlock();
+            waiter.join();
+        }
+    }
+}
+
+#[test]
+fn after_a_restart_the_server_is_asked_until_it_answers() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let guard = client.reentrant_lock("asked for").with_lease(LONG).lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    guard.on_lost(move |reason| tell.send(reason).unwrap());
+    // The first question gets lost on a connection that stays open.
+    on_acquire(&proxy, "asked for", 1, Action::Silence);
+    server.restart_empty();
+    wait_until("it is found again", SOON, || client.reentrant_lock("other").is_locked().is_ok());
+    proxy.wait_fired(1, SOON);
+    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn the_question_whether_a_hold_is_known_changes_nothing() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    // Each connection may lead to another run of the server, as far as this user can see.
+    let client = user(&server, &["-info"]);
+    let held = ["endless", "deleted"].map(|name| {
+        let lock = client.reentrant_lock(name).with_lease(LONG);
+        lock.lock().unwrap()
+    });
+    let (tell, told) = mpsc::channel();
+    held[1].on_lost(move |reason| tell.send(reason).unwrap());
+    let mut redis = server.connection();
+    let () = redis.persist("endless").unwrap();
+    let () = redis.del("deleted").unwrap();
+    kill_clients(&mut redis, "normal");
+    assert!(client.reentrant_lock("endless").is_locked().unwrap());
+    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert!(held[0].is_held());
+    assert_eq!(pttl(&mut redis, "endless"), -1);
+}
+
+#[test]
+fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    drop(server);
+    let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    let Ok(server) = Server::with_args(&slow) else {
+        eprintln!("left out: this server cannot load slowly");
+        return;
+    };
+    let mut redis = server.connection();
+    let mut fill = redis::pipe();
+    for at in 0..1_000 {
+        fill.set(format!("filling:{at}"), "some bytes more or less").ignore();
+    }
+    let () = fill.query(&mut redis).unwrap();
+    let () = redis::cmd("SAVE").query(&mut redis).unwrap();
+    let client = watched(&server, 10 * LONG);
+    // After it was saved: it comes back without them.
+    let guards =
+        [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
+            .map(|lock| lock.lock().unwrap());
+    let (tell, told) = mpsc::channel();
+    for guard in &guards {
+        let tell = tell.clone();
+        guard.on_lost(move |reason| tell.send(reason).unwrap());
+    }
+    let met = thread::scope(|scope| {
+        let restarted = scope.spawn(|| server.restart_empty());
+        let lock = client.reentrant_lock("other");
+        let mut met = false;
+        wait_until("it has loaded", SOON, || match lock.is_locked() {
+            Err(error) => {
+                met |= error.to_string().contains("loading");
+                false
+            }
+            Ok(_) => restarted.is_finished(),
+        });
+        met
+    });
+    if !met {
+        eprintln!("left out: it has never said LOADING");
+        return;
+    }
+    // A connection that was opened while it loaded is not kept: the next request has another one.
+    assert!(!client.reentrant_lock("other").is_locked().unwrap());
+    for _ in &guards {
+        assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    }
+}
+
+#[test]
+fn an_unlock_after_a_restart_without_data_is_no_success() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.reentrant_lock("restarted");
+    for others in [false, true] {
+        let guard = lock.lock().unwrap();
+        server.restart_empty();
+        if others {
+            // On the new connection already.
+            assert!(!client.reentrant_lock("other").is_locked().unwrap());
+        }
+        // Anybody may have had it meanwhile.
+        let error = guard.unlock().expect_err("the server knows nothing of this hold");
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+    }
+}
+
+#[test]
+fn a_flush_of_the_scripts_is_not_noticed() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [watched(&server, RENEWED), watched(&server, RENEWED)];
+    let held = clients[0].reentrant_lock("held").lock().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..4)
+        .map(|at| {
+            let lock = clients[at % 2].reentrant_lock("flushed");
+            let (stop, inside) = (Arc::clone(&stop), Arc::clone(&inside));
+            spawn(move || {
+                let mut rounds = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    let guard = lock.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    if rounds % 2 == 0 {
+                        drop(guard);
+                    } else {
+                        guard.unlock().unwrap();
+                    }
+                    rounds += 1;
+                }
+                rounds
+            })
+        })
+        .collect();
+    let mut redis = server.connection();
+    let until = Instant::now() + RENEWED * 3 / 2;
+    while Instant::now() < until {
+        let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
+        thread::yield_now();
+    }
+    assert!(held.is_held(), "it was renewed");
+    stop.store(true, Ordering::SeqCst);
+    let rounds: Vec<u64> = threads.into_iter().map(Running::join).collect();
+    assert!(rounds.iter().all(|rounds| *rounds > 0), "{rounds:?}");
+    wait_free(&server, "flushed", SOON);
+    held.unlock().unwrap();
+}
+
+#[test]
+fn without_memory_nothing_is_taken_and_all_is_released() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = watched(&server, RENEWED);
+    let mut redis = server.connection();
+    let guards: Vec<_> = ["unlocked", "dropped", "renewed"]
+        .map(|name| client.reentrant_lock(name).lock().unwrap())
+        .into_iter()
+        .collect();
+    let mut limit = |bytes: &str| {
+        let () =
+            redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).query(&mut redis).unwrap();
+    };
+    limit("1");
+    let lock = client.reentrant_lock("more");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "more", "maxmemory");
+    is_clear(&lock.try_lock().map(drop).unwrap_err(), "more", "maxmemory");
+    is_clear(&lock.try_lock_for(UNIT).map(drop).unwrap_err(), "more", "maxmemory");
+    assert!(!lock.is_locked().unwrap());
+    let mut guards = guards.into_iter();
+    guards.next().unwrap().unlock().unwrap();
+    drop(guards.next());
+    wait_free(&server, "unlocked", SOON);
+    wait_free(&server, "dropped", SOON);
+    // Time is the subject.
+    thread::sleep(RENEWED * 3 / 2);
+    let renewed = guards.next().unwrap();
+    assert!(renewed.is_held());
+    limit("0");
+    lock.lock().unwrap().unlock().unwrap();
+    renewed.unlock().unwrap();
+}
+
+#[test]
+fn a_read_only_server_refuses_clearly_and_what_was_held_is_free_afterwards() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = client(&server);
+    let replica_of = |of: [&str; 2]| {
+        let () = redis::cmd("REPLICAOF").arg(&of).query(&mut server.connection()).unwrap();
+    };
+    let unlocked = client.reentrant_lock("unlocked").lock().unwrap();
+    let dropped = client.reentrant_lock("dropped").lock().unwrap();
+    replica_of(["127.0.0.1", "1"]);
+    let error = client.reentrant_lock("more").lock().map(drop).unwrap_err();
+    is_clear(&error, "more", "replica");
+    is_clear(&unlocked.unlock().unwrap_err(), "unlocked", "replica");
+    drop(dropped);
+    replica_of(["NO", "ONE"]);
+    // Long before their leases end.
+    wait_free(&server, "unlocked", SOON);
+    wait_free(&server, "dropped", SOON);
+    client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_cannot_save_refuses_clearly() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = client(&server);
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let mut redis = server.connection();
+    let config = |name: &str, value: &str| {
+        let () = redis::cmd("CONFIG")
+            .arg(&["SET", name, value])
+            .query(&mut server.connection())
+            .unwrap();
+    };
+    let (_, folder): (String, String) =
+        redis::cmd("CONFIG").arg(&["GET", "dir"]).query(&mut redis).unwrap();
+    // A folder stands where its file should be.
+    fs::create_dir(format!("{folder}/dump.rdb")).unwrap();
+    config("save", "3600 1");
+    let _: Result<(), _> = redis::cmd("BGSAVE").query(&mut redis);
+    wait_until("saving has failed", SOON, || {
+        let info: String = redis::cmd("INFO").arg("persistence").query(&mut redis).unwrap();
+        info.contains("rdb_last_bgsave_status:err")
+    });
+    let lock = client.reentrant_lock("more");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "more", "cannot save");
+    is_clear(&guard.unlock().unwrap_err(), "held", "cannot save");
+    config("save", "");
+    lock.lock().unwrap().unlock().unwrap();
+    wait_free(&server, "held", SOON);
+}
+
+#[test]
+fn a_key_that_is_no_lock_is_left_as_it_is() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let () = redis.set("string", "precious").unwrap();
+    let lock = client.reentrant_lock("string");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "string", "something else");
+    is_clear(&lock.try_lock().map(drop).unwrap_err(), "string", "something else");
+    is_clear(&lock.try_lock_for(UNIT).map(drop).unwrap_err(), "string", "something else");
+    assert!(lock.is_locked().unwrap());
+    assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
+
+    // Written over while it is held: the release leaves it alone.
+    let guard = client.reentrant_lock("over").lock().unwrap();
+    let () = redis.set("over", "precious").unwrap();
+    assert!(guard.unlock().is_err());
+    assert_eq!(redis.get::<_, String>("over").unwrap(), "precious");
+}
+
+#[test]
+fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = watched(&server, LEASE * 3);
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let mut redis = server.connection();
+    let () = redis::cmd("CONFIG").arg(&["SET", "lua-time-limit", "5"]).query(&mut redis).unwrap();
+    let mut hog = server.connection();
+    let busy = spawn(move || {
+        let looped: Result<(), _> =
+            redis::cmd("EVAL").arg("while true do end").arg(0).query(&mut hog);
+        assert!(looped.is_err());
+    });
+    wait_until("the server is busy", SOON, || {
+        let pong: Result<String, _> = redis::cmd("PING").query(&mut redis);
+        pong.is_err_and(|error| error.code() == Some("BUSY"))
+    });
+    let lock = client.reentrant_lock("more");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "more", "busy");
+    wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+    let () = redis::cmd("SCRIPT").arg("KILL").query(&mut redis).unwrap();
+    busy.join();
+    wait_until("a renewal has succeeded", SOON, || guard.state() == HoldState::Held);
+    lock.lock().unwrap().unlock().unwrap();
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_loading_server_refuses_clearly() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    drop(server);
+    let options =
+        ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
+    let Ok(server) = Server::with_args(&options) else {
+        eprintln!("left out: this server has no DEBUG");
+        return;
+    };
+    let client = client(&server);
+    let lock = client.reentrant_lock("loading");
+    lock.lock().unwrap().unlock().unwrap();
+    let mut redis = server.connection();
+    let mut fill = redis::pipe();
+    for at in 0..2_000 {
+        fill.set(format!("filling:{at}"), "some bytes more or less").ignore();
+    }
+    let () = fill.query(&mut redis).unwrap();
+    let slow = redis::cmd("CONFIG").arg(&["SET", "key-load-delay", "500"]).exec(&mut redis);
+    if slow.is_err() {
+        eprintln!("left out: this server cannot load slowly");
+        return;
+    }
+    let mut loader = server.connection();
+    let loading = spawn(move || redis::cmd("DEBUG").arg("RELOAD").exec(&mut loader).unwrap());
+    let error = loop {
+        if let Err(error) = lock.lock().and_then(|guard| guard.unlock()) {
+            break error;
+        }
+        assert!(!loading.is_finished(), "it has never said LOADING");
+    };
+    is_clear(&error, "loading", "loading");
+    loading.join();
+    // Be it the acquire or the release that was refused.
+    wait_free(&server, "loading", SOON);
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    let timeout = IMPATIENT;
+    let held = client.reentrant_lock("held").lock().unwrap();
+    server.pause();
+    let begun = Instant::now();
+    let threads: Vec<_> = (0..12)
+        .map(|_| {
+            let lock = client.reentrant_lock("frozen");
+            spawn(move || lock.lock().map(drop).unwrap_err())
+        })
+        .collect();
+    for thread in threads {
+        // The first found no answer, those who came later no connection.
+        is_clear(&thread.join(), "frozen", "the server");
+    }
+    // A few timeouts and not twelve.
+    let took = begun.elapsed();
+    assert!(took >= timeout && took < timeout * 6, "{took:?}");
+    let error = client.reentrant_lock("short").try_lock_for(UNIT / 10).map(drop).unwrap_err();
+    is_clear(&error, "short", "the server");
+    is_clear(&held.unlock().unwrap_err(), "held", "no longer holds it");
+    server.resume();
+    // What the frozen server takes and releases when it goes on is free long before the lease.
+    for name in ["frozen", "held", "short"] {
+        client.reentrant_lock(name).try_lock_for(SOON).unwrap().expect("free").unlock().unwrap();
+        wait_free(&server, name, SOON);
+    }
+    // Nothing of the old requests comes later.
+    thread::sleep(UNIT * 5);
+    for name in ["frozen", "held", "short"] {
+        assert!(!client.reentrant_lock(name).is_locked().unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_paused_server_is_waited_for() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = client(&server);
+    let lock = client.reentrant_lock("paused");
+    lock.lock().unwrap().unlock().unwrap();
+    let pause = UNIT * 5;
+    let () = redis::cmd("CLIENT")
+        .arg("PAUSE")
+        .arg(u64::try_from(pause.as_millis()).unwrap())
+        .query(&mut server.connection())
+        .unwrap();
+    let begun = Instant::now();
+    let guard = lock.lock().unwrap();
+    assert!(begun.elapsed() > pause / 2);
+    assert!(guard.remaining() < LONG - pause / 2, "counted from the reply: {guard:?}");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).connect().unwrap();
+    hold_as_redisson(&mut server.connection(), "gone", LONG);
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = client.reentrant_lock("gone");
+            spawn(move || lock.lock().map(drop).unwrap_err())
+        })
+        .collect();
+    wait_subscribed(&server, &channel("gone"));
+    waiters.iter().for_each(Running::wait_asleep);
+    server.kill();
+    let other = client.reentrant_lock("other");
+    let error = other.lock().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert_eq!(other.is_locked().unwrap_err().kind(), ErrorKind::Redis);
+    // At the slow poll at the latest.
+    for waiter in waiters {
+        let error = waiter.join();
+        assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    }
+    server.restart_empty();
+    other.lock().unwrap().unlock().unwrap();
+    client.reentrant_lock("gone").lock().unwrap().unlock().unwrap();
+}

@@ -1,0 +1,181 @@
+//! The lease.
+
+use super::*;
+
+/// A hold of a lock that a client behind the proxy was handed by message.
+fn handed(
+    server: &Server,
+    proxy: &Proxy,
+    name: &'static str,
+    lease: Option<Duration>,
+    then: impl FnOnce(redlatch::LockGuard, Instant) + Send + 'static,
+) {
+    let giver = client(server).reentrant_lock(name).lock().unwrap();
+    let lock = behind(server, proxy).reentrant_lock(name);
+    let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
+    let asked = count_script(
+        proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        name,
+    );
+    let (tell, released) = mpsc::channel();
+    let count = Arc::clone(&asked);
+    let taker = spawn(move || {
+        let guard = lock.lock().unwrap();
+        let (entered, questions) = (Instant::now(), count.load(Ordering::SeqCst));
+        let asked: u64 = released.recv().unwrap();
+        assert_eq!(questions, asked, "it was not a message that granted it");
+        then(guard, entered);
+    });
+    wait_in_line(server, name, 1);
+    taker.wait_asleep();
+    tell.send(asked.load(Ordering::SeqCst)).unwrap();
+    giver.unlock().unwrap();
+    taker.join();
+}
+
+/// A hand-over is for two seconds, raised when the hold has lasted for a moment. Nothing that is lost
+/// on the way keeps it from that.
+#[test]
+fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are_lost() {
+    let _bounded = bounded();
+    let server = server();
+    // What is sent on a connection that breaks is sent once more by itself.
+    for (at, action) in [Action::LoseRequest, Action::LoseReply].into_iter().enumerate() {
+        let proxy = Proxy::before(&server);
+        let name = ["raised", "raised again"][at];
+        on_script(&proxy, RENEW, name, 2, action);
+        let mut redis = server.connection();
+        handed(&server, &proxy, name, None, move |guard, entered| {
+            let left = pttl(&mut redis, name);
+            // Its first request may have got through, though nobody knows it.
+            assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
+            assert!(at == 1 || guard.remaining() <= PROVISIONAL);
+            wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
+            assert!(entered.elapsed() < PROVISIONAL);
+            assert!(pttl(&mut redis, name) > millis(LONG / 2));
+            guard.unlock().unwrap();
+        });
+        assert_eq!(proxy.fired(), 2);
+        wait_left(&server, name);
+    }
+}
+
+#[test]
+fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = Duration::from_secs(4);
+    // Two attempts, of two requests each, are lost: it is raised late.
+    let renewals = count_script(&proxy, RENEW, "fixed");
+    on_script(&proxy, RENEW, "fixed", 4, Action::LoseRequest);
+    let mut redis = server.connection();
+    handed(&server, &proxy, "fixed", Some(lease), move |guard, entered| {
+        let (tell, lost) = mpsc::channel();
+        guard.on_lost(move |reason| tell.send((reason, Instant::now())).unwrap());
+        wait_until("it is raised", SOON, || pttl(&mut redis, "fixed") > millis(PROVISIONAL));
+        assert!(guard.is_held());
+        let raised = renewals.load(Ordering::SeqCst);
+        let left = pttl(&mut redis, "fixed");
+        let end = entered.elapsed() + Duration::from_millis(left.unsigned_abs());
+        // (By the time between the look at the clock and the request, on a busy machine.)
+        assert!(end < lease + UNIT * 7, "it ends {end:?} after the grant");
+        let (reason, at) = lost.recv_timeout(SOON).unwrap();
+        assert_eq!(reason, LostReason::LeaseExpired);
+        let held = at - entered;
+        assert!(held + UNIT > lease && held < lease + UNIT * 7, "held for {held:?}");
+        assert_eq!(renewals.load(Ordering::SeqCst), raised, "it was raised again");
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    });
+    wait_left(&server, "fixed");
+}
+
+/// The server would keep it for two seconds.
+#[test]
+fn a_fixed_lease_that_is_shorter_than_a_hand_overs_frees_the_lock_at_its_end() {
+    let _bounded = bounded();
+    let server = server();
+    for way in ["asleep", "late"] {
+        let proxy = Proxy::before(&server);
+        let before = lapsed(&mut server.connection());
+        handed(&server, &proxy, "short", Some(UNIT * 3), move |guard, entered| {
+            let (tell, lost) = mpsc::channel();
+            guard.on_lost(move |reason| tell.send(reason).unwrap());
+            assert!(guard.remaining() <= UNIT * 3);
+            if way == "asleep" {
+                assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
+            } else {
+                // Its own unlock is the first to know, or nearly.
+                while guard.is_held() {
+                    std::hint::spin_loop();
+                }
+            }
+            assert!(entered.elapsed() + UNIT > UNIT * 3);
+            assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        });
+        wait_left(&server, "short");
+        assert_eq!(lapsed(&mut server.connection()), before, "{way}: it stayed for nobody");
+    }
+}
+
+/// Whoever asks gets the whole lease at once, also while the raise is on its way.
+#[test]
+fn a_check_right_after_a_hand_over_raises_the_hold() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    handed(&server, &proxy, "checked", None, move |guard, _| {
+        guard.check(LONG / 6).unwrap();
+        assert!(guard.remaining() > LONG / 2);
+        guard.check(LONG / 6).unwrap();
+        guard.unlock().unwrap();
+    });
+    let held_back = Arc::new(Proxy::before(&server));
+    on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);
+    let network = Arc::clone(&held_back);
+    handed(&server, &held_back, "checked late", None, move |guard, _| {
+        network.wait_fired(1, SOON);
+        assert!(guard.remaining() <= PROVISIONAL, "its raise is on its way");
+        guard.check(LONG / 6).unwrap();
+        assert_eq!(guard.state(), HoldState::Held);
+        network.release();
+        guard.unlock().unwrap();
+    });
+    let fixed = Proxy::before(&server);
+    handed(&server, &fixed, "checked fixed", Some(LONG), move |guard, _| {
+        guard.check(LONG / 6).unwrap();
+        let error = guard.check(LONG * 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::EndsTooSoon, "{error}");
+        guard.unlock().unwrap();
+    });
+    for name in ["checked", "checked late", "checked fixed"] {
+        wait_left(&server, name);
+    }
+}
+
+/// A time that cannot be, since the server's clock was set, makes no hold longer than a hand-over's.
+#[test]
+fn a_grant_from_the_time_to_come_counts_from_its_receipt() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let guard = client(&server).reentrant_lock("clock").lock().unwrap();
+    let lock = warm(&server).reentrant_lock("clock");
+    let waiter = spawn(move || {
+        let guard = lock.lock().unwrap();
+        let remaining = guard.remaining();
+        // It was never granted by the server.
+        let _ = guard.unlock();
+        remaining
+    });
+    wait_in_line(&server, "clock", 1);
+    let place = queue(&mut redis, "clock").remove(0);
+    let (own, number) = (own_channel(&place), place.split_once(':').unwrap().1);
+    let (now, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let later = (now + 3_600) * 1_000;
+    let () = redis.publish(own, format!("grant {number} {later} 2000 lock,0,0,0 0 clock")).unwrap();
+    assert!(waiter.join() <= PROVISIONAL);
+    drop(guard);
+    wait_free(&server, "clock", SOON);
+}

@@ -1,0 +1,209 @@
+//! How a lock goes from one process to the next: nobody is passed over, nobody is inside too long,
+//! and whatever is lost on the way costs little time and no hold.
+//!
+//! The scripts alone are tried in `lock_model.rs`; here it is the library that sends them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod handed;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, Once};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use redis::{Commands as _, Connection};
+use redlatch::{CancelToken, Client, Error, ErrorKind, HoldState, LostReason, ReentrantLock};
+use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
+
+/// How long a lock is granted for by message: `lua/hand_off.lua`.
+const PROVISIONAL: Duration = Duration::from_secs(2);
+
+/// Where this executable's workers begin: a process that takes a lock and keeps it until it is told.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let guard = client.reentrant_lock(job.arg(1)).lock().unwrap();
+    job.say("in");
+    let _ = job.wait_line();
+    guard.unlock().unwrap();
+    job.say("out");
+    let _ = job.wait_line();
+}
+
+fn process(server: &Server, name: &str) -> Worker {
+    Worker::spawn_test("worker", "guest", &[&server.url(), name])
+}
+
+/// A thread that takes a lock and keeps it until it is told to leave.
+struct Guest {
+    entered: Receiver<Instant>,
+    leave: Sender<()>,
+    thread: Running<Result<(), Error>>,
+}
+
+impl Guest {
+    fn of(lock: &ReentrantLock) -> Self {
+        let lock = lock.clone();
+        let (tell, entered) = mpsc::channel();
+        let (leave, told) = mpsc::channel();
+        let thread = spawn(move || {
+            let guard = lock.lock()?;
+            tell.send(Instant::now()).unwrap();
+            // Its own words when it is to leave, or its test has failed.
+            let _ = told.recv();
+            guard.unlock()
+        });
+        Self { entered, leave, thread }
+    }
+
+    /// One that stands in line as the last of `places`.
+    fn in_line(server: &Server, client: &Client, name: &str, places: u64) -> Self {
+        let guest = Self::of(&client.reentrant_lock(name));
+        wait_in_line(server, name, places);
+        guest
+    }
+
+    fn is_in(&self) -> bool {
+        self.entered.try_recv().is_ok()
+    }
+
+    fn wait_in(&self) -> Instant {
+        self.entered.recv_timeout(SOON).expect("it is let in")
+    }
+
+    fn leaves(self) {
+        self.ends().unwrap();
+    }
+
+    fn ends(self) -> Result<(), Error> {
+        drop(self.leave);
+        self.thread.join()
+    }
+}
+
+fn queue_key(name: &str) -> String {
+    match name.contains('{') {
+        true => format!("redlatch_queue_tagged:{name}"),
+        false => format!("redlatch_queue:{{{name}}}"),
+    }
+}
+
+/// Who stands in line.
+fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
+    redis.lrange(queue_key(name), 0, -1).unwrap()
+}
+
+/// Who has the lock.
+fn owner(redis: &mut Connection, name: &str) -> Option<String> {
+    holder(redis, name).map(|(owner, _)| owner)
+}
+
+fn wait_owner(redis: &mut Connection, name: &str, expected: &str) {
+    wait_until("the lock has this owner", SOON, || {
+        owner(redis, name).is_some_and(|owner| owner == expected)
+    });
+}
+
+/// How many keys have lapsed on this server: whoever came in without one more was let in by a word,
+/// and waited for nobody's lease.
+fn lapsed(redis: &mut Connection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// Nobody has it and nobody waits.
+fn wait_left(server: &Server, name: &str) {
+    wait_free(server, name, SOON);
+    let mut redis = server.connection();
+    wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
+}
+
+const RENEW: &str = include_str!("../../lua/lock/renew.lua");
+
+macro_rules! lock_script {
+    ($($file:literal),+) => {
+        concat!($(include_str!(concat!("../../lua/lock/", $file))),+)
+    };
+}
+
+mod coming;
+mod lease;
+mod leaving;
+mod messages;
+mod missing;
+mod redisson;
+
+/// Whether it runs this script for this lock.
+fn runs(bytes: &[u8], code: &str, name: &str) -> bool {
+    let hash = redis::Script::new(code);
+    (contains(bytes, hash.get_hash()) || contains(bytes, code)) && contains(bytes, name)
+}
+
+/// Does this to the next requests that run this script for this lock.
+fn on_script(proxy: &Proxy, code: &'static str, name: &'static str, shots: usize, action: Action) {
+    proxy.on(Direction::Request, shots, action, move |bytes| runs(bytes, code, name));
+}
+
+/// Counts them from here on.
+fn count_script(proxy: &Proxy, code: &'static str, name: &'static str) -> Arc<AtomicU64> {
+    let count = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&count);
+    proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
+        if runs(bytes, code, name) {
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+        false
+    });
+    count
+}
+
+/// A client behind a network, whose connections are open and whose scripts are known. It waits for
+/// replies for as long as a test holds them back.
+fn behind(server: &Server, proxy: &Proxy) -> Client {
+    let client = Client::builder(&proxy.url())
+        .watchdog_timeout(LONG)
+        .response_timeout(SOON)
+        .connections(1)
+        .connect()
+        .unwrap();
+    let lock = client.reentrant_lock("warm");
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    guards.0.unlock().unwrap();
+    guards.1.unlock().unwrap();
+    warm_up(server, &client);
+    client
+}
+
+/// Has it listen to its own channel, as it does once it has waited: before that a script takes it
+/// for dead, and it asks once more when it listens.
+fn warm_up(server: &Server, client: &Client) {
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "warm", LONG);
+    let guest = Guest::in_line(server, client, "warm", 1);
+    let place = queue(&mut redis, "warm").remove(0);
+    wait_subscribed(server, &own_channel(&place));
+    // It has been confirmed when a release is heard, and not before.
+    wait_subscribed(server, &channel("warm"));
+    release_as_redisson(&mut redis, "warm", &channel("warm"));
+    guest.wait_in();
+    guest.leaves();
+}
+
+/// A client that listens to its own channel.
+fn warm(server: &Server) -> Client {
+    let client = client(server);
+    warm_up(server, &client);
+    client
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap()
+}

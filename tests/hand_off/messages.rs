@@ -1,0 +1,251 @@
+//! Messages.
+
+use super::*;
+
+#[test]
+fn a_grant_that_overtakes_the_reply_counts() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (one, other) = (client(&server), behind(&server, &proxy));
+    let asked = count_script(
+        &proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        "overtaken",
+    );
+    let guard = one.reentrant_lock("overtaken").lock().unwrap();
+    on_script(
+        &proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        "overtaken",
+        1,
+        Action::HoldReply,
+    );
+    let guest = Guest::in_line(&server, &other, "overtaken", 1);
+    // The reply says "refused", and waits on its way.
+    proxy.wait_fired(1, SOON);
+    proxy.on_reply("grant ", Action::DelayReply(Duration::ZERO));
+    guard.unlock().unwrap();
+    proxy.wait_fired(2, SOON);
+    // The reader of messages has it by now, or has it soon.
+    thread::sleep(UNIT / 2);
+    proxy.release();
+    guest.wait_in();
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "it had to ask once more");
+    guest.leaves();
+    wait_left(&server, "overtaken");
+}
+
+/// The next one is not kept waiting until its own next poll, and who slept over its grant is not
+/// inside together with it.
+#[test]
+fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let clients: Vec<_> = (0..4).map(|_| warm(&server)).collect();
+    let name = "stopped";
+    let played = (0..5).any(|_| {
+        let first = Guest::of(&clients[0].reentrant_lock(name));
+        first.wait_in();
+        // The two before the process and the one behind it. From the third place on a waiter asks
+        // after four seconds at the earliest: until then it is messages that are seen here.
+        let second = Guest::in_line(&server, &clients[1], name, 1);
+        let third = Guest::in_line(&server, &clients[2], name, 2);
+        let before = Commands::so_far(&server).scripts();
+        let mut stopped = process(&server, name);
+        let begun = Instant::now();
+        wait_in_line(&server, name, 3);
+        let last = Guest::in_line(&server, &clients[3], name, 4);
+        let line = queue(&mut redis, name);
+        wait_subscribed(&server, &own_channel(&line[2]));
+        // It asks once more, since it listens now, and the last one asked.
+        wait_until("it has asked again", SOON, || {
+            Commands::so_far(&server).scripts() >= before + 3
+        });
+        stopped.sigstop();
+        first.leaves();
+        for guest in [second, third] {
+            guest.wait_in();
+            guest.leaves();
+        }
+        assert_eq!(owner(&mut redis, name).as_ref(), Some(&line[2]), "it is granted the lock");
+        let granted = Instant::now();
+        let entered = last.wait_in();
+        let took = entered - granted;
+        assert!(took + UNIT > PROVISIONAL, "{took:?}");
+        let in_time = begun.elapsed() < Duration::from_millis(3_900);
+        stopped.sigcont();
+        if in_time {
+            // It has asked, and has its place again.
+            wait_in_line(&server, name, 1);
+            assert_eq!(queue(&mut redis, name), line[2..3]);
+            assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
+        }
+        last.leaves();
+        stopped.expect_line("in", SOON);
+        stopped.send_line("leave");
+        stopped.expect_line("out", SOON);
+        wait_left(&server, name);
+        in_time
+    });
+    assert!(played, "whoever comes next waits for its own poll");
+}
+
+/// Its subscriber's connection breaks around the grant: it asks for its place when it listens again.
+#[test]
+fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let clients: Vec<_> = (0..3).map(|_| warm(&server)).collect();
+    let cut_off = behind(&server, &proxy);
+    let mut redis = server.connection();
+    let mut random = Random::new();
+    for round in 0..10 {
+        at_once(|| {
+            let first = Guest::of(&clients[0].reentrant_lock("broken"));
+            first.wait_in();
+            let second = Guest::in_line(&server, &clients[1], "broken", 1);
+            let third = Guest::in_line(&server, &clients[2], "broken", 2);
+            // At the third place, by a message alone.
+            let guest = Guest::in_line(&server, &cut_off, "broken", 3);
+            first.leaves();
+            second.wait_in();
+            second.leaves();
+            third.wait_in();
+            if round % 2 == 0 {
+                proxy.cut_matching("SUBSCRIBE");
+            }
+            let until = Instant::now() + Duration::from_micros(random.below(1_000));
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            third.leaves();
+            proxy.cut_matching("SUBSCRIBE");
+            guest.wait_in();
+            guest.leaves();
+            wait_left(&server, "broken");
+        });
+    }
+    assert_eq!(lapsed(&mut redis), 0, "a lease had to end");
+}
+
+/// A connection that is dead and open costs a poll, again and again, unless somebody finds out.
+#[test]
+fn a_subscriber_that_hears_nothing_is_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (one, other) = (client(&server), behind(&server, &proxy));
+    let asked = count_script(
+        &proxy,
+        lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua"),
+        "half open",
+    );
+    proxy.on_reply("grant ", Action::Silence);
+    let mut rounds = 0;
+    loop {
+        let guard = one.reentrant_lock("half open").lock().unwrap();
+        let guest = Guest::in_line(&server, &other, "half open", 1);
+        let before = asked.load(Ordering::SeqCst);
+        guard.unlock().unwrap();
+        guest.wait_in();
+        let told = asked.load(Ordering::SeqCst) == before;
+        guest.leaves();
+        wait_left(&server, "half open");
+        if told {
+            break;
+        }
+        rounds += 1;
+        assert!(rounds < 6, "it never hears anything");
+    }
+    assert!(rounds >= 1, "the message was heard all the same");
+}
+
+/// What comes on a client's channel and is not for this lock is nobody's grant.
+#[test]
+fn a_message_for_another_lock_or_database_grants_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let guard = client(&server).reentrant_lock("mine").lock().unwrap();
+    let guest = Guest::in_line(&server, &warm(&server), "mine", 1);
+    let place = queue(&mut redis, "mine").remove(0);
+    let (own, number) = (own_channel(&place), place.split_once(':').unwrap().1);
+    let (now, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let now = now * 1_000 + 5_000;
+    for message in [
+        format!("grant {number} {now} 2000 lock,0,0,0 1 mine"),
+        format!("grant {number} {now} 2000 lock,0,0,0 0 {{mine}}"),
+        format!("grant {number} {now} 2000 lock,0,0,0 0 mine "),
+        format!("grant {number} {now} 2000 fair,0,0,0 0 mine"),
+        format!("grant {number} {now} 2000 lock,0 0 mine"),
+        format!("grant {} {now} 2000 lock,0,0,0 0 mine", u64::MAX),
+        format!("granted {number} {now} 2000 lock,0,0,0 0 mine"),
+        format!("open {number} 4 1 mine"),
+        format!("ask {number} mine"),
+        "grant".to_owned(),
+    ] {
+        let heard: u64 = redis.publish(&own, &message).unwrap();
+        assert_eq!(heard, 1);
+        guest.thread.wait_asleep();
+        assert!(!guest.is_in(), "{message:?} has let it in");
+    }
+    assert_eq!(queue(&mut redis, "mine"), [place]);
+    guard.unlock().unwrap();
+    guest.wait_in();
+    guest.leaves();
+    wait_left(&server, "mine");
+}
+
+/// A place of nobody's: a request came late, say. What it is granted goes on to the next at once.
+#[test]
+fn what_nobody_waits_for_is_given_back_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let (one, other) = (warm(&server), warm(&server));
+    for name in ["stray", "str{a}y"] {
+        let guard = one.reentrant_lock(name).lock().unwrap();
+        let own = owner(&mut redis, name).unwrap();
+        let (uuid, _) = own.split_once(':').unwrap();
+        let before = lapsed(&mut redis);
+        let () = redis.rpush(queue_key(name), format!("{uuid}:777777")).unwrap();
+        let () = redis.rpush(queue_key(name), format!("{uuid}:777778")).unwrap();
+        let guest = Guest::in_line(&server, &other, name, 3);
+        guard.unlock().unwrap();
+        guest.wait_in();
+        assert_eq!(lapsed(&mut redis), before, "{name}: a lease had to end");
+        guest.leaves();
+        wait_left(&server, name);
+    }
+}
+
+/// The same where the server refuses that at first, as it passes: that was no answer.
+#[test]
+fn what_nobody_waits_for_is_given_back_though_the_server_refused_it_first() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let one = warm(&server);
+    let guard = one.reentrant_lock("other").lock().unwrap();
+    let uuid = owner(&mut redis, "other").unwrap().split_once(':').unwrap().0.to_owned();
+    let stray = format!("{uuid}:777777");
+    let () = redis.hset("stray", &stray, 1).unwrap();
+    let () = redis.pexpire("stray", millis(LONG)).unwrap();
+    let replicate = |of: [&str; 2]| {
+        redis::cmd("REPLICAOF").arg(&of).exec(&mut server.connection()).unwrap();
+    };
+    replicate(["127.0.0.1", "1"]);
+    let message = "grant 777777 0 2000 lock,0,0,0 0 stray";
+    let heard: u64 = redis.publish(own_channel(&stray), message).unwrap();
+    assert_eq!(heard, 1);
+    wait_until("it was refused", SOON, || {
+        let errors: String = redis::cmd("INFO").arg("errorstats").query(&mut redis).unwrap();
+        errors.contains("errorstat_READONLY")
+    });
+    replicate(["NO", "ONE"]);
+    wait_free(&server, "stray", SOON);
+    guard.unlock().unwrap();
+}

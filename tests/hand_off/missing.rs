@@ -1,0 +1,179 @@
+//! What is missing.
+
+use super::*;
+
+/// What the library has logged in this process.
+struct Logger(Mutex<Vec<(Level, String)>>);
+
+static LOGGER: Logger = Logger(Mutex::new(Vec::new()));
+
+impl Logger {
+    fn listen() {
+        static INSTALLED: Once = Once::new();
+        INSTALLED.call_once(|| {
+            log::set_logger(&LOGGER).unwrap();
+            log::set_max_level(LevelFilter::Warn);
+        });
+    }
+
+    fn about(&self, name: &str) -> Vec<(Level, String)> {
+        let name = format!("{name:?}");
+        self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(&name)).cloned().collect()
+    }
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.0.lock().unwrap().push((record.level(), record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// A client that may use the lock's own key only waits as Redisson does, says so once, and all go on.
+#[test]
+fn without_the_right_to_the_queue_a_client_waits_in_public_and_says_so_once() {
+    let _bounded = bounded();
+    Logger::listen();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "poor");
+    user.set(&["resetkeys", "~shop*"]);
+    let (rich, poor) = (client(&server), user.client());
+    for name in ["shop", "shop:{1}"] {
+        for round in 0..3 {
+            // The rich one has it, the poor one waits; a second rich one stands in line.
+            let guard = rich.reentrant_lock(name).lock().unwrap();
+            let outside = Guest::of(&poor.reentrant_lock(name));
+            let public = match name {
+                "shop" => channel(name),
+                _ => format!("redisson_lock__channel:{name}"),
+            };
+            wait_subscribed(&server, &public);
+            assert!(queue(&mut redis, name).is_empty());
+            guard.unlock().unwrap();
+            outside.wait_in();
+            // And the other way round.
+            let inside = Guest::in_line(&server, &rich, name, 1);
+            outside.leaves();
+            inside.wait_in();
+            if round == 1 {
+                assert!(poor.reentrant_lock(name).try_lock().unwrap().is_none());
+                assert!(poor.reentrant_lock(name).force_unlock().unwrap());
+                assert_eq!(inside.ends().unwrap_err().kind(), ErrorKind::LeaseLost);
+            } else {
+                inside.leaves();
+            }
+            wait_left(&server, name);
+        }
+    }
+    wait_until("it is said", SOON, || !LOGGER.about("shop").is_empty());
+    let said: Vec<_> = LOGGER.about("shop");
+    let said: Vec<_> = said.iter().filter(|(_, line)| line.contains("queue")).collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert_eq!(said[0].0, Level::Warn);
+    assert!(said[0].1.contains("redlatch_queue:*"), "{}", said[0].1);
+}
+
+/// Each verb may be the first one.
+#[test]
+fn without_the_right_to_the_queue_every_verb_works() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "poorer");
+    user.set(&["resetkeys", "~shop*"]);
+    let poor = user.client();
+    assert!(!poor.reentrant_lock("shop:1").force_unlock().unwrap());
+    hold_as_redisson(&mut redis, "shop:2", LONG);
+    assert!(poor.reentrant_lock("shop:2").force_unlock().unwrap());
+    poor.reentrant_lock("shop:3").try_lock().unwrap().unwrap().unlock().unwrap();
+    poor.reentrant_lock("shop:4").lock().unwrap().unlock().unwrap();
+    let lock = poor.reentrant_lock("shop:5");
+    lock.lock().unwrap().forget();
+    lock.unlock().unwrap();
+    let left: Vec<String> = redis.keys("*").unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// A right less costs time, and no hold and no place.
+#[test]
+fn without_a_right_of_pubsub_a_lock_goes_from_one_to_the_other() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    for (at, right) in ["-publish", "-pubsub"].into_iter().enumerate() {
+        let mut user = User::new(&server, &format!("mute{at}"));
+        let (rich, poor) = (client(&server), user.client());
+        user.set(&[right]);
+        for (one, other) in [(&poor, &rich), (&rich, &poor), (&poor, &poor)] {
+            let guard = one.reentrant_lock("mute").lock().unwrap();
+            let guest = Guest::of(&other.reentrant_lock("mute"));
+            guest.thread.wait_asleep();
+            guard.unlock().unwrap();
+            guest.wait_in();
+            guest.leaves();
+            wait_left(&server, "mute");
+        }
+    }
+    assert_eq!(lapsed(&mut redis), 0);
+}
+
+#[test]
+fn something_else_under_the_queues_key_costs_the_places_only() {
+    let _bounded = bounded();
+    Logger::listen();
+    let server = server();
+    let mut redis = server.connection();
+    let () = redis.set(queue_key("odd"), "mine").unwrap();
+    let (one, other) = (client(&server), client(&server));
+    for _ in 0..3 {
+        let guard = one.reentrant_lock("odd").lock().unwrap();
+        let guest = Guest::of(&other.reentrant_lock("odd"));
+        wait_subscribed(&server, &channel("odd"));
+        guard.unlock().unwrap();
+        guest.wait_in();
+        guest.leaves();
+        wait_free(&server, "odd", SOON);
+    }
+    let there: String = redis.get(queue_key("odd")).unwrap();
+    assert_eq!(there, "mine");
+    wait_until("it is said", SOON, || !LOGGER.about("odd").is_empty());
+    let said = LOGGER.about("odd");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].1.contains("WRONGTYPE"), "{}", said[0].1);
+}
+
+/// Who waits needs no memory.
+#[test]
+fn without_memory_a_lock_that_is_waited_for_is_handed_on() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut limit = |bytes: &str| {
+        redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut redis).unwrap();
+    };
+    let (one, other, another) = (client(&server), warm(&server), warm(&server));
+    let guard = one.reentrant_lock("full").lock().unwrap();
+    let first = Guest::in_line(&server, &other, "full", 1);
+    limit("1");
+    let second = Guest::in_line(&server, &another, "full", 2);
+    guard.unlock().unwrap();
+    first.wait_in();
+    first.leaves();
+    second.wait_in();
+    // Its lease is raised without memory, too.
+    wait_until("it is raised", SOON, || {
+        pttl(&mut server.connection(), "full") > millis(PROVISIONAL)
+    });
+    second.leaves();
+    let error = one.reentrant_lock("full").lock().map(drop).unwrap_err();
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    limit("0");
+    one.reentrant_lock("full").lock().unwrap().unlock().unwrap();
+    wait_left(&server, "full");
+}

@@ -1,0 +1,76 @@
+//! Redisson.
+
+use super::*;
+
+/// One of Redisson's clients: it tries at each message, and that takes it its time.
+fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &AtomicU64) {
+    let take = redis::Script::new(
+        "if redis.call('exists', KEYS[1]) == 0 then
+             redis.call('hset', KEYS[1], ARGV[1], 1)
+             redis.call('pexpire', KEYS[1], 30000)
+             return nil
+         end
+         return redis.call('pttl', KEYS[1])",
+    );
+    let mut redis = server.connection();
+    let mut listener = server.connection();
+    let mut messages = listener.as_pubsub();
+    messages.subscribe(channel(name)).unwrap();
+    messages.set_read_timeout(Some(UNIT)).unwrap();
+    while !stop.load(Ordering::SeqCst) {
+        let left: Option<i64> = take.key(name).arg(FOREIGN).invoke(&mut redis).unwrap();
+        if left.is_some() {
+            while !stop.load(Ordering::SeqCst) && messages.get_message().is_err() {}
+            thread::sleep(REDISSONS_DELAY);
+            continue;
+        }
+        count.fetch_add(1, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(5));
+        release_as_redisson(&mut redis, name, &channel(name));
+        // Long enough for ours to have it again.
+        thread::sleep(UNIT / 20);
+    }
+}
+
+/// As measured: from a message to the request. Where nothing is left to it, it is late each time.
+const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
+
+/// A handle for each call is as good a neighbour as one that is kept.
+#[test]
+fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_each_call() {
+    let _bounded = bounded();
+    let server = Arc::new(server());
+    for ours in [1, 2] {
+        let name = ["", "alone", "beside two"][ours];
+        let (stop, theirs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads: Vec<_> = (0..ours)
+            .map(|_| {
+                let (client, stop) = (client(&server), Arc::clone(&stop));
+                spawn(move || {
+                    let mut rounds = 0_u64;
+                    while !stop.load(Ordering::SeqCst) {
+                        let guard = client.reentrant_lock(name).lock().unwrap();
+                        assert!(guard.is_held());
+                        thread::sleep(Duration::from_millis(5));
+                        // Nothing of the handle is left behind this.
+                        guard.unlock().unwrap();
+                        rounds += 1;
+                    }
+                    rounds
+                })
+            })
+            .collect();
+        let redisson = {
+            let (server, stop, count) =
+                (Arc::clone(&server), Arc::clone(&stop), Arc::clone(&theirs));
+            spawn(move || run_redisson(&server, name, &stop, &count))
+        };
+        wait_until("Redisson's had its turns", SOON, || theirs.load(Ordering::SeqCst) >= 50);
+        stop.store(true, Ordering::SeqCst);
+        let rounds: Vec<_> = threads.into_iter().map(Running::join).collect();
+        redisson.join();
+        println!("{name}: ours {rounds:?}, Redisson's {}", theirs.load(Ordering::SeqCst));
+        assert!(rounds.iter().all(|rounds| *rounds > 0), "{rounds:?}");
+        wait_left(&server, name);
+    }
+}

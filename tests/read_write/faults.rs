@@ -1,0 +1,116 @@
+//! Whatever breaks.
+
+use super::*;
+
+#[test]
+fn a_reply_that_is_lost_leaves_nothing_behind_and_lets_nobody_in() {
+    let _bounded = bounded();
+    let server = server();
+    for step in 0..6 {
+        let proxy = Proxy::before(&server);
+        let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+        let lock = client.read_write_lock("replies");
+        lock.read().lock().unwrap().unlock().unwrap();
+        // The reply to one of the next scripts is lost, with the connection.
+        let asked = AtomicU64::new(0);
+        proxy.on(Direction::Request, 1, Action::LoseReply, move |bytes| {
+            let runs = bytes.windows(7).any(|part| part.eq_ignore_ascii_case(b"EVALSHA"));
+            runs && asked.fetch_add(1, Ordering::SeqCst) == step
+        });
+        let outcome: Result<(), Error> = (|| {
+            let reading = lock.read().lock()?;
+            reading.unlock()?;
+            let writing = lock.write().lock()?;
+            let reading = lock.read().lock()?;
+            writing.unlock()?;
+            reading.unlock()
+        })();
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+        }
+        let other = common::client(&server).read_write_lock("replies");
+        let writing = other.write().try_lock_for(SOON).unwrap().expect("nothing is left");
+        writing.unlock().unwrap();
+        client.shutdown();
+        wait_left(&server, "replies");
+    }
+}
+
+/// What each command that a lock needs does where it is forbidden: an error or a slower wait, and
+/// nothing that stays.
+#[test]
+fn a_right_that_is_missing_leaves_nothing_half_done() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    for (at, command) in [
+        "time", "exists", "hexists", "hget", "hgetall", "hkeys", "hset", "hdel", "del", "pexpire",
+        "pttl", "set", "lrange", "lpos", "rpush", "lpush", "lpop", "lrem", "llen", "lindex",
+        "pubsub", "publish",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("rights-{command}");
+        let mut user = User::new(&server, &format!("user{at}"));
+        let client = user.client();
+        let lock = client.read_write_lock(&name);
+        user.set(&[&format!("-{command}")]);
+        let other = common::client(&server).read_write_lock(&name);
+        for lock in [lock.read() as &dyn Lock, lock.write()] {
+            match lock.try_lock() {
+                Ok(Some(guard)) => drop(guard.unlock()),
+                Ok(None) => {}
+                Err(error) => {
+                    let text = format!("{error:#}").to_lowercase();
+                    assert!(text.contains("a read-write lock needs"), "{command}: {error:#}");
+                }
+            }
+            let left = pttl(&mut redis, &name);
+            assert_ne!(left, -1, "{command}: a lock without an end");
+            for timeout in timeouts(&mut redis, &name) {
+                assert_ne!(pttl(&mut redis, &timeout), -1, "{command}: a timeout without an end");
+            }
+        }
+        // What was taken before the right was taken away: its end is seen to.
+        user.set(&["+@all"]);
+        let guards = [lock.read().try_lock_for(SOON).unwrap()];
+        user.set(&[&format!("-{command}")]);
+        drop(guards);
+        user.set(&["+@all"]);
+        let guard = other.write().try_lock_for(SOON).unwrap();
+        assert!(guard.is_some(), "{command}: it stays");
+        guard.unwrap().unlock().unwrap();
+        client.shutdown();
+        wait_free(&server, &name, SOON);
+        for timeout in timeouts(&mut redis, &name) {
+            // Without DEL it stays, for as long as its lease.
+            assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
+        }
+    }
+}
+
+#[test]
+fn who_may_tell_nobody_leaves_the_next_one_its_place_and_no_hold() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "mute");
+    let client = user.client();
+    let holding = client.read_write_lock("mute").write().lock().unwrap();
+    let next = Guest::of(common::client(&server).read_write_lock("mute").write());
+    wait_queue(&server, "mute", 1);
+    let place = queue(&mut redis, "mute");
+    user.set(&["-publish"]);
+    let _told = holding.unlock();
+    let (owners, places) = (owners(&mut redis, "mute"), queue(&mut redis, "mute"));
+    // (It may have asked by itself meanwhile.)
+    let is_in = next.is_in();
+    assert!(is_in || owners.is_empty() && places == place, "{owners:?}, {places:?}");
+    user.set(&["+@all"]);
+    if !is_in {
+        next.wait_in();
+    }
+    next.leaves();
+    wait_left(&server, "mute");
+}

@@ -1,0 +1,105 @@
+//! What is given back later.
+
+use super::*;
+
+#[test]
+fn what_the_server_remembers_of_a_client_does_not_grow_with_its_requests() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "bounded", 100);
+    const THREADS: usize = 8;
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            spawn(move || (0..300).for_each(|_| semaphore.acquire().unwrap().release().unwrap()))
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    let mut redis = server.connection();
+    let keys: Vec<String> = redis.keys("redlatch_request:*").unwrap();
+    assert!(keys.len() <= THREADS, "{keys:?}");
+    for key in keys {
+        let left = pttl(&mut redis, &key);
+        assert!(left > 0 && left <= 300_000, "{key:?}: {left}");
+        assert!(redis.strlen::<_, usize>(&key).unwrap() < 40);
+    }
+}
+
+#[test]
+fn who_drops_permits_never_waits_for_the_server() {
+    let _bounded = bounded();
+    let server = server();
+    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let semaphore = semaphore(&client, "many", 2_000);
+    let permits: Vec<_> = (0..2_000).map(|_| semaphore.acquire().unwrap()).collect();
+    server.pause();
+    let begun = Instant::now();
+    drop(permits);
+    let took = begun.elapsed();
+    server.resume();
+    assert!(took < SOON / 2, "{took:?}");
+    stays(&server, "many", 2_000);
+    let keys: Vec<String> = server.connection().keys("redlatch_request:*").unwrap();
+    assert!(keys.len() <= 600, "{}", keys.len());
+}
+
+#[test]
+fn what_was_given_back_in_an_outage_is_there_as_soon_as_a_connection_works() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let (dropped, counted) = (semaphore(&client, "outage", 3), client.count_down_latch("outage-"));
+    assert!(counted.try_set_count(2).unwrap());
+    let permits = dropped.acquire_many(2).unwrap();
+    // Counted, though nobody knows; then nothing is to be had for a while.
+    on_release(&proxy, "outage", 1, Action::LoseRequest);
+    proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
+        contains(bytes, "EVAL") && contains(bytes, "outage-")
+    });
+    assert!(counted.count_down().is_err());
+    proxy.refuse();
+    proxy.cut_all();
+    drop(permits);
+    // What is tried again later and later is now tried again after more than 3 s.
+    thread::sleep(UNIT * 34);
+    proxy.accept();
+    let begun = Instant::now();
+    // Anything that needs a connection.
+    wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
+    wait_permits(&server, "outage", 3);
+    wait_until("it is counted", SOON, || {
+        server.connection().get::<_, i64>("outage-").unwrap() == 1
+    });
+    let took = begun.elapsed();
+    assert!(took < UNIT * 15, "{took:?}");
+    stays(&server, "outage", 3);
+}
+
+/// Each is an orphan of its own, and all are sent again at the same moment.
+#[test]
+fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
+    const PERMITS: u32 = 400;
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let semaphore = client.semaphore("many");
+    assert!(semaphore.try_set_permits(PERMITS).unwrap());
+    for _ in 0..5 {
+        let mut all = semaphore.acquire_many(PERMITS).unwrap();
+        let permits: Vec<_> = (0..PERMITS).map(|_| all.split(1).unwrap()).collect();
+        proxy.freeze();
+        drop(permits);
+        // They did not arrive, which nobody here knows.
+        proxy.refuse();
+        proxy.cut_all();
+        proxy.thaw();
+        thread::sleep(UNIT * 5);
+        proxy.accept();
+        wait_until("all are back", SOON, || {
+            semaphore.available_permits().is_ok_and(|free| free == i64::from(PERMITS))
+        });
+    }
+}
