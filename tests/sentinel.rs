@@ -572,6 +572,57 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     assert_eq!(lost.recv_timeout(GOES_ON).unwrap(), LostReason::Revoked);
 }
 
+/// Behind a grant that too few replicas had, the wait goes on if there was an outage meanwhile.
+#[test]
+fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(LONG)) else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let failed = impatient(&sentinels.url()).replica_acks(1, UNIT * 5).connect().unwrap();
+    let master = sentinels.master();
+    let probe = || failed.reentrant_lock("probe").try_lock();
+    let in_line = || -> Vec<String> {
+        master.connection().lrange("redisson_lock_queue:{fair}", 0, -1).unwrap()
+    };
+    let wait_in_line = |places| wait_until("so many wait", SOON, || in_line().len() == places);
+    let held = client.fair_lock("fair").lock_owned().unwrap();
+    let lock = failed.fair_lock("fair");
+    let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+    let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
+    wait_in_line(1);
+    let behind = other.fair_lock("fair");
+    let behind = spawn(move || {
+        let guard = behind.lock().unwrap();
+        go_on.1.recv().unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_in_line(2);
+    master.pause();
+    wait_until("it is an outage", SOON, || probe().is_err());
+    master.resume();
+    wait_until("it is over", SOON, || probe().is_ok());
+
+    sentinels.replicas().iter().for_each(|replica| replica.pause());
+    held.unlock().unwrap();
+    // The one behind has it, and this one stands behind that.
+    wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
+    let first = in_line();
+    wait_until("it stands anew", SOON, || {
+        let now = in_line();
+        assert!(now.len() <= 1, "twice: {now:?}");
+        now.len() == 1 && now != first
+    });
+    sentinels.replicas().iter().for_each(|replica| replica.resume());
+    wait_until("replicas keep up", SOON, || probe().is_ok());
+    go_on.0.send(()).unwrap();
+    assert_eq!(had.1.recv_timeout(SOON), Ok(true));
+    waiter.join().unwrap();
+    behind.join();
+    wait_until("nobody has it, or waits", SOON, || {
+        in_line().is_empty() && holder(&mut master.connection(), "fair").is_none()
+    });
+}
+
 /// As a service has it that lets nobody look into it.
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
