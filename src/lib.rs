@@ -85,8 +85,10 @@
 //!   granted it and died before it sent that on. **Then another may have had the lock before its first
 //!   holder was told.** The same holds for what an old master grants that is cut off from its
 //!   Sentinels and not from its clients, until they hear of the new one;
-//! - a release that the old master answered and did not send on is undone: the lock is held by nobody
-//!   until its lease ends. Permits and counts may go back in the same way.
+//! - a release that the old master answered and did not send on leaves the lock to nobody. The new
+//!   master is asked for what it has of the names in use here, or used within the last second, and that
+//!   is given back at once, as long as this process lives; else the lock is free when its lease ends.
+//!   Permits and counts may go back in the same way, and stay so.
 //!
 //! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
 //! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing harm

@@ -149,8 +149,8 @@ impl Semaphore {
         let site = &self.site;
         let ticket = site.open();
         match site.scripts().drain_permits(ticket) {
-            Ok(Replied { reply, void: Some(void), .. }) if reply != 0 => {
-                Err(site.take_back(ticket, void))
+            Ok(Replied { reply: taken, void: Some(void), .. }) if taken != 0 => {
+                Err(site.take_back(ticket, taken, void))
             }
             Ok(Replied { reply: permits, .. }) => {
                 site.requests.close(ticket);

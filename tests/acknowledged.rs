@@ -565,6 +565,38 @@ fn one_question_is_for_all_who_ask_together() {
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
 }
 
+/// Each server has its own time, which is not counted twice where replicas are waited for.
+#[test]
+fn a_server_of_a_quorum_that_is_silent_costs_what_replicas_may_take_once() {
+    const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
+    let _bounded = bounded();
+    let Some(pairs) = [(); 2].map(|()| Pair::start(Duration::ZERO)).into_iter().collect() else {
+        return;
+    };
+    let pairs: Vec<Pair> = pairs;
+    let silent = Server::start().unwrap();
+    let servers = pairs.iter().map(|pair| &pair.master).chain([&silent]);
+    let clients: Vec<_> = servers
+        .map(|server| settings(&server.url()).watchdog_timeout(UNIT * 50).replica_acks(1, WITHIN))
+        .map(|builder| builder.response_timeout(LONG).connect().unwrap())
+        .collect();
+    let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("quorum")).collect();
+    let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
+    for lock in &locks[..pairs.len()] {
+        let works = || lock.lock().is_ok_and(|guard| guard.unlock().is_ok());
+        wait_until("the replica keeps up", SOON, works);
+    }
+    let quorum = MultiLock::quorum(&locks).unwrap();
+    silent.pause();
+    let begun = Instant::now();
+    let guard = quorum.try_lock().unwrap().unwrap();
+    let took = begun.elapsed();
+    assert!(took >= WITHIN, "the test shows nothing: {took:?}");
+    assert!(took < WITHIN + WITHIN / 2, "{took:?}");
+    silent.resume();
+    guard.unlock().unwrap();
+}
+
 #[test]
 fn what_is_not_usable_is_an_error_of_connect() {
     let _bounded = bounded();

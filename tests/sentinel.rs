@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{Client, ClientBuilder, Error, ErrorKind, LockGuard, LostReason, MultiLock};
+use redlatch::{Client, ClientBuilder, Error, ErrorKind, Lock, LockGuard, LostReason, MultiLock};
 use redlatch_testkit::{Job, Sentinels, SentinelsBuilder, Server, Worker};
 
 /// What may pass between the Sentinels' decision and the time when all go on. The goal is a second, the
@@ -60,6 +60,36 @@ fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
         let () = redis.del(key).unwrap();
         set(&mut redis, "yes");
     }
+}
+
+/// The replicas have again what `keys` were then: as if they had heard nothing since.
+fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
+    for replica in sentinels.replicas() {
+        let mut redis = replica.connection();
+        let set = |redis: &mut redis::Connection, value: &str| {
+            let args = ["SET", "replica-read-only", value];
+            redis::cmd("CONFIG").arg(&args).exec(redis).unwrap();
+        };
+        set(&mut redis, "no");
+        for (key, then) in keys {
+            wait_until("it has heard of the end", SOON, || !redis.exists::<_, bool>(key).unwrap());
+            let ttl = LONG.as_millis() as u64;
+            redis::cmd("RESTORE").arg(key).arg(ttl).arg(then).exec(&mut redis).unwrap();
+        }
+        set(&mut redis, "yes");
+    }
+}
+
+/// One of each kind.
+fn locks(client: &Client, name: &str) -> [Box<dyn Lock>; 5] {
+    let of = |kind: &str| format!("{name} {kind}");
+    [
+        Box::new(client.reentrant_lock(&of("reentrant"))),
+        Box::new(client.fenced_lock(&of("fenced"))),
+        Box::new(client.fair_lock(&of("fair"))),
+        Box::new(client.read_write_lock(&of("read")).read().clone()),
+        Box::new(client.read_write_lock(&of("write")).write().clone()),
+    ]
 }
 
 fn wait_replicated(sentinels: &Sentinels, key: &str) {
@@ -349,6 +379,57 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     guard.unlock().unwrap();
 }
 
+/// The old master answered the release, and the new one has not heard of it.
+#[test]
+fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let given_back = locks(&client, "given back");
+    let mut master = sentinels.master().connection();
+    let mut then: Vec<(String, Vec<u8>)> = Vec::new();
+    for lock in &given_back {
+        let guard = lock.lock().unwrap();
+        // With the timeout of who reads.
+        let keys: Vec<String> = master.keys(format!("*{}*", lock.name())).unwrap();
+        for key in keys.into_iter().filter(|key| !key.contains("token")) {
+            let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
+            then.push((key, value));
+        }
+        guard.unlock().unwrap();
+    }
+    assert_eq!(then.len(), 6, "{then:?}");
+    // What somebody has stays, in whatever way it was taken.
+    let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
+        locks.map(|lock| {
+            let tried = lock.name().starts_with("tried");
+            let guard = if tried { lock.try_lock().unwrap() } else { Some(lock.lock().unwrap()) };
+            wait_replicated(&sentinels, lock.name());
+            (lock, guard.unwrap())
+        })
+    });
+    put_back_on_replicas(&sentinels, &then);
+    sentinels.fail_over();
+    let takers = locks(&other, "given back").map(|lock| {
+        // (A reader may have it beside others.)
+        let lock: Box<dyn Lock> = match lock.name() {
+            name @ "given back read" => Box::new(other.read_write_lock(name).write().clone()),
+            _ => lock,
+        };
+        spawn(move || {
+            let guard = lock.try_lock_for(GOES_ON).unwrap();
+            guard.map(drop).ok_or_else(|| lock.name().to_owned())
+        })
+    });
+    for taker in takers {
+        taker.join().unwrap();
+    }
+    for (lock, guard) in kept.into_iter().flatten() {
+        assert!(guard.is_held(), "{}: {:?}", lock.name(), guard.state());
+        guard.unlock().unwrap();
+    }
+}
+
 /// Longer than any call waits for a connection or a reply.
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
@@ -489,6 +570,60 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     // The old one lives on, and nothing is asked of it.
     sentinels.fail_over();
     assert_eq!(lost.recv_timeout(GOES_ON).unwrap(), LostReason::Revoked);
+}
+
+/// Behind a grant that too few replicas had, the wait goes on if there was an outage meanwhile.
+#[test]
+fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(LONG)) else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let failed = impatient(&sentinels.url()).replica_acks(1, UNIT * 5).connect().unwrap();
+    let master = sentinels.master();
+    let probe = || failed.reentrant_lock("probe").try_lock();
+    let in_line = || -> Vec<String> {
+        master.connection().lrange("redisson_lock_queue:{fair}", 0, -1).unwrap()
+    };
+    let wait_in_line = |places| wait_until("so many wait", SOON, || in_line().len() == places);
+    let held = client.fair_lock("fair").lock_owned().unwrap();
+    let lock = failed.fair_lock("fair");
+    let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+    let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
+    wait_in_line(1);
+    // It sleeps over the outage: what it asked in it would be another wait, begun too late.
+    waiter.wait_queued();
+    let behind = other.fair_lock("fair");
+    let behind = spawn(move || {
+        let guard = behind.lock().unwrap();
+        go_on.1.recv().unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_in_line(2);
+    master.pause();
+    assert!(probe().is_err());
+    master.resume();
+    wait_until("it is over", SOON, || probe().is_ok());
+
+    sentinels.replicas().iter().for_each(|replica| replica.pause());
+    held.unlock().unwrap();
+    // The one behind has it, and this one stands behind that.
+    wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
+    let first = in_line();
+    wait_until("it stands anew", SOON, || {
+        let now = in_line();
+        assert!(now.len() <= 1, "twice: {now:?}");
+        assert!(!waiter.is_finished(), "its wait has ended");
+        now.len() == 1 && now != first
+    });
+    sentinels.replicas().iter().for_each(|replica| replica.resume());
+    wait_until("replicas keep up", SOON, || probe().is_ok());
+    go_on.0.send(()).unwrap();
+    assert_eq!(had.1.recv_timeout(SOON), Ok(true));
+    waiter.join().unwrap();
+    behind.join();
+    wait_until("nobody has it, or waits", SOON, || {
+        in_line().is_empty() && holder(&mut master.connection(), "fair").is_none()
+    });
 }
 
 /// As a service has it that lets nobody look into it.

@@ -72,6 +72,10 @@ fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
 }
 
 impl Pending {
+    fn is(&self, call: &Arc<Call>) -> bool {
+        matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
+    }
+
     fn fail(self, failure: &Failure) {
         match self {
             Self::Call(_, call) => call.receive(Err(failure.clone())),
@@ -175,12 +179,27 @@ impl Lane {
     /// `false`: somebody leads, or more is left. Whom a post has asked to look asks to
     /// [look again](Self::look_after).
     pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
+        // Who has asked the server to wait for replicas reads that itself, or nobody does when it is
+        // over.
+        let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
+        self.look_with(to_open, is_time, |link| link.read_all(patience))
+    }
+
+    /// As [`look`](Self::look), for one caller: until there is `enough`, and not after `until`.
+    fn look_until(&self, until: Instant, to_open: Duration, enough: impl Fn() -> bool) -> bool {
+        self.look_with(to_open, |_| true, |link| link.read_until(until, enough))
+    }
+
+    fn look_with(
+        &self,
+        to_open: Duration,
+        is_time: impl FnOnce(&Link) -> bool,
+        read: impl FnOnce(&mut Link) -> Result<(), Failure>,
+    ) -> bool {
         let mut state = self.state.lock();
         // Before the reading: a post that comes after it asks again.
         self.look_requested.store(false, Ordering::Release);
-        // Who has asked the server to wait for replicas reads that itself.
-        let waits = state.link.as_ref().map_or(Duration::ZERO, Link::waits);
-        if state.combining || !patience.is_zero() && waits > patience {
+        if state.combining || !state.link.as_ref().is_none_or(is_time) {
             return false;
         }
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {
@@ -202,7 +221,7 @@ impl Lane {
         drop(state);
         let _heard = combiner.write_and_read(packet);
         if let Some(link) = &mut combiner.link
-            && link.read_all(patience).is_err()
+            && read(link).is_err()
         {
             combiner.link = None;
         }
@@ -363,6 +382,38 @@ impl Lane {
         }
     }
 
+    /// While somebody leads, sleeps until what was written so far is read, or until `until`. The lead
+    /// itself is for others, whose time may be longer: it goes on to them.
+    fn await_leader(&self, until: Instant) {
+        let call =
+            Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+        let ping = Command::plain(&[b"PING"]);
+        let mut state = self.state.lock();
+        if !state.combining {
+            return;
+        }
+        state.queue.push_back(Pending::Call(ping, Arc::clone(&call)));
+        drop(state);
+        loop {
+            let told = std::mem::replace(&mut *call.state.lock(), CallState::Queued);
+            match told {
+                CallState::Done(_) => return,
+                CallState::Combines => break,
+                CallState::Queued => {
+                    call.thread.parker().park_until(Some(until));
+                    if Instant::now() >= until && self.abandon(&call).is_some() {
+                        return;
+                    }
+                }
+            }
+        }
+        let mut state = self.state.lock();
+        state.queue.retain(|pending| !pending.is(&call));
+        let link = state.link.take();
+        drop(state);
+        drop(Combiner::new(self, link, Duration::ZERO));
+    }
+
     /// Gives up a call whose time is over. `None`: it is answered, or its thread leads.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
@@ -372,9 +423,7 @@ impl Lane {
         if !matches!(*call.state.lock(), CallState::Queued) {
             return None;
         }
-        let own =
-            |pending: &Pending| matches!(pending, Pending::Call(_, own) if Arc::ptr_eq(own, call));
-        let Some(at) = state.queue.iter().position(own) else {
+        let Some(at) = state.queue.iter().position(|pending| pending.is(call)) else {
             // Some leader has it, and has written it or is about to.
             return Some(Failure::TimedOut(late));
         };
@@ -436,9 +485,10 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use redis::Value;
-    use redlatch_testkit::Server;
+    use redlatch_testkit::{Server, wait_until};
 
     use super::*;
+    use crate::config::ReplicaAcks;
 
     struct Panics;
 
@@ -446,6 +496,25 @@ mod tests {
         fn receive(&self, _: Outcome) {
             panic!("as a logger does whose output was closed");
         }
+    }
+
+    /// Whoever asked is gone, and the background thread leaves what it has asked for to it.
+    #[test]
+    fn what_replicas_were_asked_for_is_read_by_others_when_that_is_over() {
+        const SHORT: Duration = Duration::from_millis(100);
+        const LONG: Duration = Duration::from_secs(20);
+        let server = Server::start().unwrap();
+        if server.is_stand_in() {
+            return;
+        }
+        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        lane.connect().unwrap();
+        let acks = ReplicaAcks { count: 1, within: SHORT * 5 };
+        let reply = lane.begin(&Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks))).reply;
+        assert!(!lane.look(SHORT, LONG), "who asked may read it still");
+        wait_until("it is read", LONG, || lane.look(SHORT, LONG));
+        assert!(matches!(reply.take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
     /// One reply too few was counted: whoever comes next must not take another command's for its

@@ -89,8 +89,9 @@ pub(crate) struct Link {
     owed: VecDeque<Owed>,
     /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
     unacknowledged: Vec<(Arc<dyn ReplyReceiver>, Value)>,
-    /// How long the server may take for all of these.
-    waits: Duration,
+    /// How many WAITs are owed, and when the server has answered them at the latest.
+    waits: u32,
+    waits_until: Instant,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
@@ -132,7 +133,8 @@ impl Link {
             connection,
             owed: VecDeque::new(),
             unacknowledged: Vec::new(),
-            waits: Duration::ZERO,
+            waits: 0,
+            waits_until: begun,
             response_timeout: endpoint.response_timeout(),
             channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
@@ -217,11 +219,14 @@ impl Link {
 
     /// How long the server may take, from now on, to let those wait for replicas who asked for that.
     pub(super) fn waits(&self) -> Duration {
-        self.waits
+        match self.waits {
+            0 => Duration::ZERO,
+            _ => self.waits_until.saturating_duration_since(Instant::now()),
+        }
     }
 
     fn deadline_in(&self, time: Duration) -> Instant {
-        deadline_in(time.saturating_add(self.waits))
+        deadline_in(time.saturating_add(self.waits()))
     }
 
     /// Writes commands in one packet, their replies owed, and behind those whose writes replicas must
@@ -253,7 +258,9 @@ impl Link {
     fn owe_wait(&mut self, acks: ReplicaAcks, awaited: bool, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         bytes.extend_from_slice(command.bytes());
-        self.waits = self.waits.saturating_add(acks.within);
+        // It begins when the one before it is over.
+        self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
+        self.waits += 1;
         self.owed.push_back(Owed { command, receiver: None, awaited, retried: true });
     }
 
@@ -317,6 +324,22 @@ impl Link {
         Ok(())
     }
 
+    /// Reads replies until there is `enough`, or none is owed, and not after `until`.
+    pub(super) fn read_until(
+        &mut self,
+        until: Instant,
+        enough: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
+        // As any reply.
+        let until = until.min(self.deadline_in(self.response_timeout));
+        while !enough()
+            && let Some(owed) = self.owed.pop_front()
+        {
+            self.settle(owed, until)?;
+        }
+        Ok(())
+    }
+
     /// Reads exactly the replies owed now: a command that has to go again as `EVAL` is owed behind
     /// whatever was written after it.
     fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
@@ -371,7 +394,10 @@ impl Link {
     /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same connection.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
-        self.waits = self.waits.saturating_sub(acks.within);
+        self.waits = self.waits.saturating_sub(1);
+        // The next one begins now, if it has not begun.
+        let rest = deadline_in(acks.within.saturating_mul(self.waits));
+        self.waits_until = self.waits_until.min(rest);
         let too_few = match answer {
             Value::Int(had) if *had >= i64::from(acks.count) => None,
             Value::Int(had) => Some(too_few(*had, acks)),

@@ -214,6 +214,16 @@ impl Member for FairQueue {
         standing.iter().for_each(|standing| standing.who.thread.parker().unpark());
         self.nudge();
     }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    /// And lets the next in, of whom the lock's own scripts know nothing.
+    fn give_back(&self, owner: &str) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes());
+        self.site.core.watchdog.adopt(Orphan::stray(&self.site.name, give_up));
+    }
 }
 
 impl Drop for FairQueue {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::{Asked, Hold, Site, Terms, clock};
 use crate::error::Error;
-use crate::node::Core;
+use crate::node::{Core, LiveOwner};
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
 use crate::script::{Replied, Trouble};
@@ -29,6 +29,8 @@ const MOST_LATE: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Candidate<D> {
     pub(crate) owner: Owner,
+    /// It is live.
+    live: Arc<LiveOwner>,
     /// When its first request was sent.
     began: Option<u64>,
     /// The last request, and what the reply of some request said of the server's clock.
@@ -68,8 +70,10 @@ pub(crate) struct Granted<D> {
 
 impl<D> Candidate<D> {
     pub(crate) fn new(site: &Site) -> Self {
+        let (owner, live) = site.core.next_owner_to(site.mode);
         Self {
-            owner: site.core.id.next_owner_to(site.mode),
+            owner,
+            live,
             began: None,
             asked: None,
             anchor: None,
@@ -135,6 +139,7 @@ impl<D> Candidate<D> {
     pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
         Hold::new(None, self.owner, terms, terms.lease(&site.core), asked, self.in_doubt)
+            .of_live(&self.live)
     }
 
     /// The same, if it was read before its own deadline. Else only the server knows whether it is
@@ -179,6 +184,7 @@ impl<D> Candidate<D> {
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt);
+        let hold = hold.of_live(&self.live);
         (clock::now() < hold.deadline()).then_some((hold, granted.details))
     }
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use crate::acquire::Wake;
 use crate::connection::Command;
 use crate::error::LostReason;
-use crate::node::Core;
+use crate::node::{Core, LiveOwner};
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
@@ -153,6 +153,8 @@ pub(crate) struct Hold {
     tokens_used: AtomicU64,
     /// Messages may name it.
     _expected: Option<Arc<Expected>>,
+    /// Its owner is live until it is given back. (A permit has none.)
+    live: Option<Arc<LiveOwner>>,
     /// The request that the server granted.
     pub(crate) asked: Asked,
     /// A request of this owner was sent twice, or its outcome was not known: the first one may
@@ -190,6 +192,7 @@ impl Hold {
             details: GrantDetails::default(),
             tokens_used: AtomicU64::new(0),
             _expected: None,
+            live: None,
             asked,
             in_doubt,
             lost: AtomicU8::new(0),
@@ -217,6 +220,16 @@ impl Hold {
         let hold = Self { granted_lease: clock::nanos(lease), ..hold };
         hold.provisional.store(terms != Terms::Fixed(ours), Ordering::Relaxed);
         hold
+    }
+
+    /// Of an owner that is live.
+    pub(crate) fn of_live(self, live: &Arc<LiveOwner>) -> Self {
+        Self { live: Some(Arc::clone(live)), ..self }
+    }
+
+    /// The server has said that it is given back, or not there.
+    pub(crate) fn ended(&self) {
+        self.live.as_deref().inspect(|live| live.end());
     }
 
     /// With what its grant said of others; messages may name it.

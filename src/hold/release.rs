@@ -64,6 +64,9 @@ impl Site {
         let name = &self.name;
         // Not before the release is answered: it would find nothing to release.
         self.orphan(hold, outcome.is_err());
+        if outcome.is_ok() {
+            hold.ended();
+        }
         match outcome {
             Ok(Released::HandedOn | Released::Done) => Ok(()),
             Ok(Released::LeftToOthers) => {

@@ -13,10 +13,10 @@ use crate::connection::Route;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::node::{Core, Member};
 use crate::protocol::{LockKeys, Mode};
-use crate::script::lock::LockScripts;
+use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
 use crate::sync::Mutex;
-use crate::watchdog::{Alarm, Renewal};
+use crate::watchdog::{Alarm, Orphan, Renewal};
 
 /// A name's place in a client. All handles of one name share it, whatever kind of lock they are.
 pub(crate) struct Site {
@@ -419,6 +419,15 @@ impl Member for Site {
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let due = self.begin_renewal(true, clock::now());
         due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
+    }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    fn give_back(&self, owner: &str) {
+        let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
+        self.core.watchdog.adopt(Orphan::stray(&self.name, give_up));
     }
 }
 

@@ -52,9 +52,15 @@ impl Errands {
                 // The new server may know nothing of what is held.
                 let mut members = self.core.members.all();
                 members.retain(|member| slots.contains(&slot_of(member.name().as_bytes())));
+                let homes = members.iter().map(|member| self.home(member.name()));
+                let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
+                // Or know of what nobody holds any more.
+                for node in homes.values() {
+                    self.give_to(node, Job::Moved(slots.clone()));
+                }
             }
             Job::Adopt(orphan) => {
                 let node = self.home(orphan.name());

@@ -18,6 +18,14 @@ pub(crate) trait Member: Send + Sync + 'static {
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
+
+    /// Whether it is a lock, which owners of this client may have.
+    fn has_owners(&self) -> bool {
+        false
+    }
+
+    /// Takes an owner out of it that nobody has any more.
+    fn give_back(&self, _owner: &str) {}
 }
 
 /// The members of a client, by their kind and their name.

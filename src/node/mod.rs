@@ -17,11 +17,14 @@ mod members;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+mod owners;
 mod renewer;
 mod session;
 mod todo;
 
 pub(crate) use members::{Member, Members};
+pub(crate) use owners::LiveOwner;
+use owners::Owners;
 pub(crate) use session::Session;
 
 use crate::config::Config;
@@ -47,6 +50,7 @@ pub(crate) struct Core {
     hasher: RandomState,
     /// What there is of each name.
     pub(crate) members: Members,
+    owners: Owners,
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
@@ -96,6 +100,7 @@ impl Core {
             hasher: RandomState::new(),
             watchdog,
             members: Members::new(&process),
+            owners: Owners::default(),
             requests: Registry::new(&process),
             process,
             server_clock: Arc::default(),

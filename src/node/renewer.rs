@@ -1,6 +1,6 @@
 //! The thread that does all background I/O.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use redis::Value;
 
-use super::Core;
 use super::todo::Todo;
+use super::{Core, Member};
 use crate::connection::{
-    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
 use crate::script::lock::{RenewalKind, Renewed};
@@ -131,17 +131,24 @@ impl Renewer {
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();
-                for member in members {
+                for member in members.iter().cloned() {
                     self.try_to(|_| renewals.extend(member.renew_now()));
                 }
                 self.renew_each(renewals);
+                self.try_to(|renewer| renewer.give_back_leftovers(members));
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
             Job::Chores(chores) => self.do_chores(chores),
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
-            Job::Moved(_) | Job::End => {}
+            Job::Moved(slots) => {
+                let mut members = self.core.members.all();
+                members.retain(|member| slots.contains(&slot_of(member.name().as_bytes())));
+                members.retain(|member| self.is_home(member.name()));
+                self.try_to(|renewer| renewer.give_back_leftovers(members));
+            }
+            Job::End => {}
         }
     }
 
@@ -239,6 +246,38 @@ impl Renewer {
         }
         if unanswered {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Another server may have become the master, or this one have come back with older data: what was
+    /// given back shortly before that is perhaps an owner's there who is nobody any more. All who wait
+    /// for it would wait for the end of its lease.
+    fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
+        members.retain(|member| member.has_owners());
+        // The last one of a name: a fair lock's queue knows more than its site, and is made after it.
+        let by_name: HashMap<_, _> =
+            members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
+        let members: Vec<_> = by_name.into_iter().collect();
+        for members in members.chunks(NAMES_A_PACKET) {
+            let calls: Vec<_> = members.chunks(self.names_a_call).collect();
+            let command = |call: &&[(Arc<str>, _)]| {
+                let names: Vec<_> = call.iter().map(|(name, _)| &**name).collect();
+                script::lock::owners_command(&names, self.core.id.as_str())
+            };
+            let commands: Vec<_> = calls.iter().map(command).collect();
+            let outcomes = self.exchange(&commands, None).0;
+            for (call, outcome) in calls.into_iter().zip(outcomes) {
+                let is_lost = outcome.is_err();
+                if is_lost {
+                    self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                }
+                // Where that may not be asked, they end with their leases.
+                let Ok(owners) = script::lock::owners(outcome) else { continue };
+                for ((_, member), owners) in call.iter().zip(owners) {
+                    let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
+                    left_over.for_each(|owner| member.give_back(owner));
+                }
+            }
         }
     }
 

@@ -315,6 +315,16 @@ impl Member for Pair {
         let sites = [&self.read, &self.write].map(Arc::clone);
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    fn give_back(&self, owner: &str) {
+        let writes = owner.ends_with(Mode::Write.suffix());
+        let mode = if writes { Mode::Write } else { Mode::Read };
+        self.site(mode).give_back(owner);
+    }
 }
 
 impl Drop for Pair {

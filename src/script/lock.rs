@@ -26,10 +26,11 @@ static GIVE_UP: LazyLock<Script> = script!("hand_off.lua", "lock/holder.lua", "l
 static FORCE_UNLOCK: LazyLock<Script> =
     script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
 static RENEW: LazyLock<Script> = script!("lock/renew.lua");
+static OWNERS: LazyLock<Script> = script!("lock/owners.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW, &OWNERS] {
         LazyLock::force(script);
     }
 }
@@ -525,6 +526,26 @@ fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
         other => Renewed::Failed(unexpected(&other).into_error().to_string()),
     };
     Ok(replies.into_iter().map(renewed).collect())
+}
+
+/// Asks which owners of a client have these locks.
+pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
+    let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
+    Command::script(&OWNERS, &keys, &[client.as_bytes()])
+}
+
+/// What an [`owners_command`] was answered.
+pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
+    let parts = |reply| match reply {
+        Value::Array(parts) => Ok(parts),
+        other => Err(unexpected(&other)),
+    };
+    let owner = |reply| match reply {
+        Value::BulkString(owner) => Ok(String::from_utf8_lossy(&owner).into_owned()),
+        other => Err(unexpected(&other)),
+    };
+    let owners = |reply| parts(reply)?.into_iter().map(owner).collect();
+    parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
 }
 
 /// Raises one hold's lease now. `false`: it is not this owner's any more.

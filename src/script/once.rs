@@ -88,6 +88,12 @@ impl Requests {
         }
     }
 
+    /// Which the server remembers for a shorter time.
+    #[cfg(test)]
+    pub(crate) fn forgotten_after(self, window: Duration, memory: Duration) -> Self {
+        Self { window, memory, ..self }
+    }
+
     pub(crate) fn key(&self) -> &str {
         &self.key
     }

@@ -70,9 +70,11 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, now.
-    pub(crate) fn take_back(self, ticket: Ticket) -> Result<(), Trouble> {
-        call(self.route, &self.abandon(ticket), Rights::Semaphores).map(drop)
+    /// Undoes a request for permits, now. `false`: the server has forgotten it, and nothing was
+    /// changed.
+    pub(crate) fn take_back(self, ticket: Ticket) -> Result<bool, Trouble> {
+        let reply = call(self.route, &self.abandon(ticket), Rights::Semaphores)?;
+        Ok(!self.requests.is_late(&reply))
     }
 
     /// Undoes a request for permits that are not to be had, or whose outcome is not known.
@@ -103,6 +105,13 @@ impl SemaphoreScripts<'_> {
     pub(crate) fn add_permits(self, ticket: Ticket, permits: i64) -> Result<bool, Trouble> {
         let permits = permits.to_string();
         flag(self.call(&ADD_PERMITS, ticket, &[permits.as_bytes(), self.channel.as_bytes()])?)
+    }
+
+    /// As [`add_permits`](Self::add_permits), to be sent again until it is done.
+    pub(crate) fn add_permits_command(self, ticket: Ticket, permits: i64) -> Command {
+        let permits = permits.to_string();
+        let arguments = [permits.as_bytes(), self.channel.as_bytes()];
+        self.once(&ADD_PERMITS, ticket, &arguments).command(true)
     }
 
     pub(crate) fn drain_permits(self, ticket: Ticket) -> Result<Replied<i64>, Trouble> {

@@ -104,15 +104,20 @@ impl SemaphoreSite {
         trouble.into_error().of(&self.name).now(state)
     }
 
-    /// Too few replicas have what a request took, for this reason: gives it back.
-    pub(super) fn take_back(&self, ticket: Ticket, void: Error) -> Error {
-        let is_back = self.scripts().take_back(ticket).is_ok();
-        if is_back {
-            self.requests.close(ticket);
-        } else {
-            self.run(self.scripts().abandon(ticket), ticket);
+    /// Too few replicas have the permits that a request took, for this reason: gives them back.
+    pub(super) fn take_back(&self, ticket: Ticket, taken: i64, void: Error) -> Error {
+        let done = self.scripts().take_back(ticket);
+        match done {
+            Ok(true) => self.requests.close(ticket),
+            // They were waited for so long that they go back as others would.
+            Ok(false) => {
+                self.requests.close(ticket);
+                let ticket = self.open();
+                self.run(self.scripts().add_permits_command(ticket, taken), ticket);
+            }
+            Err(_) => self.run(self.scripts().abandon(ticket), ticket),
         }
-        void.of(&self.name).void(is_back)
+        void.of(&self.name).void(matches!(done, Ok(true)))
     }
 
     /// As [`Source::give_back`], where the caller may wait.
@@ -194,8 +199,9 @@ impl Source for SemaphoreSite {
     fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
         let ticket = self.open();
         match self.scripts().try_acquire(ticket, clients, needs) {
-            Ok(Replied { reply: 1.., void: Some(void), .. }) => {
-                Err(RequestFailed { error: self.take_back(ticket, void), alone: false })
+            Ok(Replied { reply: taken @ 1.., void: Some(void), .. }) => {
+                let error = self.take_back(ticket, taken.into(), void);
+                Err(RequestFailed { error, alone: false })
             }
             Ok(Replied { reply: taken, .. }) => {
                 self.requests.close(ticket);
@@ -329,5 +335,49 @@ impl ReplyReceiver for Posted {
         if let Err(error) = release.settle(released(outcome, &release.site.requests), true) {
             release.site.core.watchdog.tell(error);
         }
+    }
+}
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use redlatch_testkit::{Server, wait_until};
+
+    use super::*;
+    use crate::config::ClientBuilder;
+    use crate::error::ErrorKind;
+    use crate::node::Session;
+    use crate::protocol;
+
+    /// Replicas may be waited for longer than the server remembers a request.
+    #[test]
+    fn what_too_few_replicas_have_is_given_back_though_the_server_has_forgotten_the_request() {
+        const WINDOW: Duration = Duration::from_millis(500);
+        const MEMORY: Duration = Duration::from_secs(2);
+        let server = Server::start().unwrap();
+        let config = ClientBuilder::new(&server.url()).config;
+        let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+        let core = session.core();
+        let key = protocol::requests("pool", core.id.as_str());
+        let requests = Requests::new(&key, &Arc::default()).forgotten_after(WINDOW, MEMORY);
+        let site = SemaphoreSite {
+            route: core.route("pool"),
+            channel: SemaphoreKeys::channel("pool").into(),
+            requests: Arc::new(requests),
+            debt: Mutex::default(),
+            gate: PermitGate::new(core.round_trip),
+            core: Arc::clone(core),
+            name: "pool".into(),
+        };
+        assert!(site.scripts().set_permits(site.open(), 5).unwrap());
+        let ticket = site.open();
+        assert_eq!(site.scripts().try_acquire(ticket, 1, &[3]).unwrap().reply, 3);
+        thread::sleep(MEMORY + WINDOW);
+        let void = Error::new(ErrorKind::Redis, "too few replicas".to_owned());
+        assert!(site.take_back(ticket, 3, void).outcome_unknown());
+        let free = || site.scripts().available_permits().unwrap();
+        wait_until("they are given back", Duration::from_secs(20), || free() == 5);
     }
 }

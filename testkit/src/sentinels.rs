@@ -12,8 +12,11 @@ const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
 /// How long the servers and Sentinels may take until all know all others, or agree on a new master.
 const BOUND: Duration = Duration::from_secs(30);
-/// How often they tell each other what they know. (Their own is seconds, which a test would wait for.)
-const PERIOD: &str = "200";
+/// How often they look at the servers, and tell each other what they know. (Their own is seconds,
+/// which a test would wait for.) A Sentinel that has not heard of a new master makes a replica of it
+/// again after four of the second; it takes another one up to a second to see that it is one.
+const LOOKS: &str = "200";
+const TELLS: &str = "400";
 
 /// Real ones on free ports of 127.0.0.1: a master, two replicas, three Sentinels.
 #[derive(Debug)]
@@ -140,10 +143,8 @@ impl Sentinels {
     pub fn fail_over(&self) {
         let old = self.master();
         wait_until("a Sentinel begins", BOUND, || {
-            let asked = self.sentinels.iter().any(|sentinel| {
-                ask::<String>(sentinel, &["SENTINEL", "FAILOVER", SERVICE]).is_some()
-            });
-            asked || self.agreed().is_some_and(|port| port != old.known_port())
+            self.sentinels.iter().any(begins)
+                || self.agreed().is_some_and(|port| port != old.known_port())
         });
         self.wait_switched(old);
     }
@@ -170,9 +171,9 @@ impl Sentinels {
     ///
     /// If that takes long.
     pub fn wait_ready(&self) {
-        for replica in self.replicas() {
-            wait_until("a replica has its master's data", BOUND, || follows(replica));
-        }
+        // Whoever they are: the Sentinels may choose another master even now.
+        let all_follow = || self.replicas().into_iter().all(follows);
+        wait_until("each replica has its master's data", BOUND, all_follow);
         for sentinel in &self.sentinels {
             wait_until("each Sentinel knows all others", BOUND, || knows_all(sentinel));
         }
@@ -270,7 +271,7 @@ impl SentinelsBuilder {
                 builder = builder.password(password);
             }
             let sentinel = builder.start()?;
-            let faster = ["SENTINEL", "DEBUG", "INFO-PERIOD", PERIOD, "PUBLISH-PERIOD", PERIOD];
+            let faster = ["SENTINEL", "DEBUG", "INFO-PERIOD", LOOKS, "PUBLISH-PERIOD", TELLS];
             // An older one has its own pace.
             let _ = ask::<String>(&sentinel, &faster);
             sentinels.push(sentinel);
@@ -303,23 +304,37 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
+/// Has a Sentinel begin a failover. Asked for long: a second one would begin another.
+fn begins(sentinel: &Server) -> bool {
+    let question = ["SENTINEL", "FAILOVER", SERVICE];
+    match ask_within::<String>(sentinel, &question, Duration::from_secs(5)) {
+        Ok(_) => true,
+        Err(error) => error.code() == Some("INPROG"),
+    }
+}
+
 /// Asks on a connection of its own, in bounded time: who is asked may be stopped. `None`: no answer.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
-    const PATIENCE: Duration = Duration::from_millis(300);
-    let client = redis::Client::open(server.url()).ok()?;
-    let mut connection = client.get_connection_with_timeout(PATIENCE).ok()?;
-    connection.set_read_timeout(Some(PATIENCE)).ok()?;
-    let (name, rest) = question.split_first()?;
+    ask_within(server, question, Duration::from_millis(300)).ok()
+}
+
+fn ask_within<T: redis::FromRedisValue>(
+    server: &Server,
+    question: &[&str],
+    patience: Duration,
+) -> redis::RedisResult<T> {
+    let client = redis::Client::open(server.url())?;
+    let mut connection = client.get_connection_with_timeout(patience)?;
+    connection.set_read_timeout(Some(patience))?;
     let mut tries = 3;
     loop {
-        match redis::cmd(name).arg(rest).query(&mut connection) {
-            Ok(answer) => return Some(answer),
+        match redis::Cmd::new().arg(question).query(&mut connection) {
             // A child's end is a signal, which ends a read with a timeout.
             Err(error) if error.is_io_error() && !error.is_timeout() && tries > 0 => {
                 tries -= 1;
                 thread::sleep(Duration::from_millis(5));
             }
-            Err(_) => return None,
+            answered => return answered,
         }
     }
 }

@@ -205,6 +205,23 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
+/// Its guard has lost it before the server's word on a longer lease, which never comes.
+#[test]
+fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let semaphore = semaphore(&client, "doubt", 1);
+    let permit = semaphore.with_lease(LEASE).acquire().unwrap();
+    proxy.on(Direction::Request, 1, Action::Silence, |bytes| contains(bytes, "{doubt}:timeout"));
+    let error = semaphore.update_lease_time(&permit.id(), LONG).unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert_eq!(permit.state(), HoldState::Lost(LostReason::LeaseExpired));
+    assert_eq!(proxy.fired(), 1);
+    stays(&server, "doubt", 1, 0);
+}
+
 #[test]
 fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
     let _bounded = bounded();

@@ -20,6 +20,12 @@ pub(crate) struct Begun {
 #[derive(Default)]
 pub(super) struct Reply(Mutex<Option<Outcome>>);
 
+impl Reply {
+    pub(super) fn take(&self) -> Option<Outcome> {
+        self.0.lock().take()
+    }
+}
+
 impl Begun {
     pub(in crate::connection) fn lane(&self) -> Arc<Lane> {
         Arc::clone(&self.lane)
@@ -43,23 +49,20 @@ impl Begun {
 
     fn outcome(&self, until: Instant) -> Outcome {
         let Self { lane, .. } = self;
-        let mut reads = true;
         loop {
-            if let Some(outcome) = self.reply.0.lock().take() {
+            if let Some(outcome) = self.reply.take() {
                 return outcome;
-            }
-            if !reads {
-                lane.settle(until);
-                reads = true;
-                continue;
             }
             let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
                 let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
                 return Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())));
             }
-            let patience = rest.min(lane.endpoint.response_timeout());
-            reads = lane.look(patience, rest.min(lane.endpoint.connect_timeout()));
+            let to_open = rest.min(lane.endpoint.connect_timeout());
+            let is_here = || self.reply.0.lock().is_some();
+            if !lane.look_until(until, to_open, is_here) && !is_here() {
+                lane.await_leader(until);
+            }
         }
     }
 }
