@@ -42,7 +42,7 @@ impl RawPair {
                 include_str!("../../lua/lock/holder.lua"),
                 include_str!("../../lua/lock/release.lua")
             ),
-            &[OWNER, "-0", "1", &channel],
+            &[OWNER, &channel],
         );
         Self { connection, acquire, release }
     }

@@ -2,8 +2,9 @@
 --
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (It
 -- would also find the right to TIME missing: better now than when somebody waits. And a number for an
--- argument costs a server as much as a command: it writes it out as one with a fraction.)
-local redis, may = redis, redis.acl_check_cmd
+-- argument costs a server as much as a command: it writes it out as one with a fraction. And each look
+-- at a name that is not local counts.)
+local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if may and redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')

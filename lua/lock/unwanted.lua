@@ -6,15 +6,19 @@
 --
 -- One HDEL looks whose the lock is and ends it: it has one field. Where it is refused, the rest asks
 -- and deletes.
-local redis, since = redis, tonumber(ARGV[2])
-if since <= 0 and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0 then
-    local told = 0
-    if since <= -10 then
-        local heard = redis.pcall('pubsub', 'numsub', ARGV[4], ARGV[4] .. ':redlatch')
+local redis, KEYS, ARGV = redis, KEYS, ARGV
+local told = 0
+if ARGV[3] then
+    local since = tonumber(ARGV[3])
+    if since > 0 then
+        told = nil
+    elseif since <= -10 then
+        local heard = redis.pcall('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
         told = heard[2] and heard[2] == heard[4] and 3
     end
-    if told and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
-        return type(redis.pcall('publish', ARGV[4], '0')) == 'number' and told or -1
-    end
+end
+if told and redis.pcall('exists', KEYS[2]) == 0
+    and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
+    return type(redis.pcall('publish', ARGV[2], '0')) == 'number' and told or -1
 end
 

@@ -5,5 +5,5 @@
 -- ARGV as of ../lock/release.lua
 -- reply: as of ../lock/release.lua; and 4 = others hold it still. A writer's, who reads on: 4, and
 --        readers were let in
-public, database = ARGV[4], ARGV[5] or 0
-return release(ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))
+public, database = ARGV[2], ARGV[5] or 0
+return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

@@ -98,7 +98,9 @@ pub(crate) struct Link {
     /// Until its first reply that is none of a wrong server.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// When it was last heard of, on [`clock`].
+    /// When it was last trusted with a command, and of that one which was answered, on [`clock`]: so
+    /// it was heard of then or later.
+    trusted_at: u64,
     heard_at: u64,
     /// How long it took to open: a few round trips.
     opened_in: Duration,
@@ -140,6 +142,7 @@ impl Link {
             health: Arc::clone(endpoint.health()),
             untold: Some(endpoint.clone()),
             wrote_at: begun,
+            trusted_at: clock::now(),
             heard_at: clock::now(),
             opened_in: begun.elapsed(),
             is_wrong: false,
@@ -159,7 +162,8 @@ impl Link {
         if self.connection.is_closed() {
             return false;
         }
-        if clock::now().saturating_sub(self.heard_at) < TRUSTED {
+        self.trusted_at = clock::now();
+        if self.trusted_at.saturating_sub(self.heard_at) < TRUSTED {
             return true;
         }
         let until = deadline_in(self.at_least(SHORTEST_LOOK));
@@ -188,7 +192,7 @@ impl Link {
         self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
-            let until = self.deadline_in(self.response_timeout);
+            let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits));
             self.settle_all(until)?;
             let reply = self.read(until)?;
             if retried || !is_noscript(&reply) {
@@ -432,7 +436,7 @@ impl Link {
                 }
                 // The last one, to what was written last: others may have lain here for long.
                 if self.owed.is_empty() {
-                    self.heard_at = clock::now();
+                    self.heard_at = self.trusted_at;
                     self.health.works(self.wrote_at);
                 }
                 Ok(reply)
@@ -469,8 +473,11 @@ impl Drop for Link {
 }
 
 fn deadline_in(time: Duration) -> Instant {
+    later(Instant::now(), time)
+}
+
+fn later(now: Instant, time: Duration) -> Instant {
     // No timeout is longer than a year.
-    let now = Instant::now();
     now.checked_add(time).unwrap_or(now)
 }
 

@@ -61,6 +61,9 @@ pub(crate) struct Chain {
     pub(crate) count: u64,
 }
 
+/// A younger chain is of no interest yet. As AGE of `lua/hand_off.lua`, in nanoseconds.
+const AGE: u64 = 10_000_000;
+
 /// When a chain began. Who is granted the lock by reply counts by its own clock: the server's would
 /// cost each uncontended lock a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,12 +77,16 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    /// As the scripts want it: by the server's clock, or minus the age, in ms.
-    fn since(self, digits: &mut [u8; 20]) -> &[u8] {
+    /// As the scripts want it: by the server's clock, or minus the age, in ms. `None`: there is
+    /// nothing to say of it.
+    fn since(self, digits: &mut [u8; 20]) -> Option<&[u8]> {
         match self {
-            Self::Unknown => b"0",
-            Self::Server(at) => decimal(at, digits),
-            Self::Here(at) => minus(clock::now().saturating_sub(at) / 1_000_000, digits),
+            Self::Unknown => None,
+            Self::Server(at) => Some(decimal(at, digits)),
+            Self::Here(at) => {
+                let age = clock::now().saturating_sub(at);
+                (age >= AGE).then(|| minus(age / 1_000_000, digits))
+            }
         }
     }
 }
@@ -320,9 +327,17 @@ impl<'a> LockScripts<'a> {
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
-        let (mut start, mut count) = ([0; 20], [0; 20]);
-        let chain = (chain.start.since(&mut start), decimal(chain.count, &mut count));
-        self.command(script, &[owner, chain.0, chain.1, self.keys.channel.as_bytes()], None)
+        let (mut since, mut count) = ([0; 20], [0; 20]);
+        let channel = self.keys.channel.as_bytes();
+        match chain.start.since(&mut since) {
+            Some(since) => {
+                let count = decimal(chain.count, &mut count);
+                self.command(script, &[owner, channel, since, count], None)
+            }
+            // Its place, where the database stands behind it.
+            None if self.database != 0 => self.command(script, &[owner, channel, b"0", b"0"], None),
+            None => self.command(script, &[owner, channel], None),
+        }
     }
 
     /// `beside`: the writer under whose hold it reads.
@@ -626,4 +641,22 @@ pub(crate) fn remaining_lease(route: &Route, key: &str) -> Result<Option<Duratio
 /// A PTTL as a time. Zero if it has run out just now: a waiter asks again soon in any case.
 fn time_left(left: i64) -> Duration {
     Duration::from_millis(u64::try_from(left).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From that age on the server asks who else waits, and a chain that is not told of is never old.
+    #[test]
+    fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
+        let said = |start: Start| start.since(&mut [0; 20]).map(<[u8]>::to_vec);
+        let script = include_str!("../../lua/hand_off.lua");
+        assert!(script.contains(&format!("AGE, BLIND = 4, {}, 100", AGE / 1_000_000)));
+        assert_eq!(said(Start::Unknown), None);
+        assert_eq!(said(Start::Here(clock::now())), None);
+        assert_eq!(said(Start::Server(7)), Some(b"7".to_vec()));
+        let old = said(Start::Here(clock::now() - AGE)).unwrap();
+        assert!(old.starts_with(b"-10") || old.len() > 3, "{old:?}");
+    }
 }

@@ -94,7 +94,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who gives up keeps what it was granted",
         Script::GiveUp,
-        "return release(ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))",
+        "return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))",
         "return false",
         0,
     ),

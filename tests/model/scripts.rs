@@ -190,8 +190,8 @@ pub(crate) fn taking(
 }
 
 pub(crate) fn leaving(script: Script, site: &Site, owner: String, chain: Chain) -> Call {
-    let Chain { since, count } = chain;
-    let mut args = vec![owner, since.to_string(), count.to_string(), site.public.clone()];
+    let mut args = vec![owner, site.public.clone()];
+    args.extend(chain.said(site.database != 0));
     args.extend(database(site));
     Call { script, keys: site.keys(), args }
 }

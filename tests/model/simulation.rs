@@ -742,7 +742,11 @@ impl<'a> Simulation<'a> {
             }
             Fault::Flush => {
                 let keys = self.locks[lock].site.keys();
-                self.locks[lock].token = 0;
+                // `x` and `{x}` count their tokens in one key.
+                let tokens = self.locks[lock].site.tokens.clone();
+                for other in self.locks.iter_mut().filter(|other| other.site.tokens == tokens) {
+                    other.token = 0;
+                }
                 self.lose_keys(lock, &keys);
             }
             Fault::Evict => {

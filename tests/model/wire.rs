@@ -17,6 +17,16 @@ pub(crate) struct Chain {
     pub(crate) count: i64,
 }
 
+impl Chain {
+    /// What is sent of it: nothing of one that is younger than 10 ms or not known, unless something
+    /// stands behind it.
+    pub(crate) fn said(self, always: bool) -> Vec<String> {
+        let Self { since, count } =
+            if self.since > 0 || self.since <= -10 { self } else { Self::default() };
+        if since == 0 && !always { Vec::new() } else { vec![since.to_string(), count.to_string()] }
+    }
+}
+
 /// A script call; `number` is that of the owner. Leases are milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
