@@ -61,6 +61,29 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
 }
 
+/// It goes on saying that the slots are its own, as they were before.
+#[test]
+fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let slot = cluster.slot("cut off");
+    let old = cluster.owner(slot);
+    // The server that answered last is the first one to be asked.
+    let url = format!("redis-cluster://127.0.0.1:{}", old.port());
+    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("cut off");
+    lock.lock().unwrap().unlock().unwrap();
+    cluster.cut_off(old);
+    let new = cluster.take_over(slot);
+    wait_until("it finds that it is alone", SOON, || {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut old.connection()).unwrap();
+        info.contains("cluster_state:fail")
+    });
+    let guard = lock.lock().unwrap();
+    assert!(new.connection().exists::<_, bool>("cut off").unwrap());
+    guard.unlock().unwrap();
+}
+
 /// Both ways in which messages go in a cluster.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // The second one's messages are told apart from replies by the protocol.

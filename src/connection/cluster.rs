@@ -12,6 +12,11 @@
 //!
 //! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks: one
 //! thread for all.
+//!
+//! View: a server that was cut off from the others says who had the slots before, and goes on saying
+//! so. It knows that it sees no majority of the masters (`cluster_state`), and when the others choose
+//! a new one their epoch is a later one. So it is believed only where nobody says better, or as one of
+//! a majority: those cannot be the ones that were cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +36,7 @@ use crate::sync::{Condvar, Mutex};
 
 mod slots;
 
-use slots::{Range, ranges};
+use slots::{Range, Weight, ranges};
 
 /// What a server may take to say who has which slot.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
@@ -66,12 +71,16 @@ struct State {
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// Of each slot the number of the server that has it.
     owners: Vec<u16>,
-    /// Who can be asked: the last one that answered comes first.
+    /// Who can be asked: the last one that was believed comes first, who was silent last.
     known: Vec<HostPort>,
     /// Those of the URL.
     seeds: Vec<HostPort>,
     looking: bool,
     looked_at: Option<Instant>,
+    /// Those that were asked, and have not answered since.
+    silent: Vec<HostPort>,
+    /// That of the last view that was believed.
+    epoch: u64,
 }
 
 impl Cluster {
@@ -131,6 +140,8 @@ impl Cluster {
                 seeds,
                 looking: false,
                 looked_at: None,
+                silent: Vec::new(),
+                epoch: 0,
             };
             let cluster = Self {
                 manner: manner.with_channels(channels),
@@ -141,7 +152,8 @@ impl Cluster {
                 on_moved: OnceLock::new(),
                 ended: AtomicBool::new(false),
             };
-            let _everything_is_new = cluster.learn(&from, &ranges);
+            let view = View { from, ranges, weight: asked.weight };
+            let _everything_is_new = cluster.learn(&view);
             return Ok(cluster);
         }
         Err(refusal.unwrap_or_else(|| Error::new(ErrorKind::Config, "no host".to_owned())))
@@ -178,6 +190,16 @@ impl Cluster {
 
     /// The server of a slot, as far as is known; any one that tells better, if it is not.
     pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
+    /// Those that have slots, as far as is known.
+    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
+        self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
+    }
+
+    /// Whether a server has slots, as far as is known. One that has none may be gone for good.
+    pub(crate) fn is_master(&self, node: &Node) -> bool {
+        self.state.lock().has_slots(node)
+    }
+
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
         let (_, node) = state.nodes.get(owner).unwrap_or(&state.nodes[0]);
@@ -254,41 +276,70 @@ impl Cluster {
         let known = state.known.clone();
         drop(state);
         let _looking = Looking(self);
-        for place in first.into_iter().chain(known.iter().filter(|place| Some(*place) != first)) {
-            let Ok(asked) = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN) else {
-                continue;
-            };
-            // Who names nobody was removed from the cluster.
-            if let Ok(ranges) = ranges(&asked.slots, place)
-                && !ranges.is_empty()
-            {
-                let changed = self.learn(place, &ranges);
-                if !changed.is_empty() {
-                    self.tell_moved(&changed);
-                }
-                return;
-            }
+        let others = known.iter().filter(|place| Some(*place) != first);
+        let places: Vec<_> = first.into_iter().chain(others).collect();
+        let Some(view) = self.find_view(&places) else { return };
+        let changed = self.learn(&view);
+        if !changed.is_empty() {
+            self.tell_moved(&changed);
         }
     }
 
+    /// Asks one server after the other. View: the first one that sees a majority of the masters and is
+    /// not behind the last view; else the best of what a majority of the masters says, or of what can
+    /// be heard at all.
+    fn find_view(&self, places: &[&HostPort]) -> Option<View> {
+        let (masters, epoch) = {
+            let state = self.state.lock();
+            (state.masters().map(|(place, _)| place.clone()).collect::<Vec<_>>(), state.epoch)
+        };
+        let (mut best, mut heard) = (None::<View>, 0);
+        for &place in places {
+            let asked = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN);
+            self.state.lock().answered(place, asked.is_ok());
+            // Who names nobody was removed from the cluster.
+            let Ok(asked) = asked else { continue };
+            let Ok(ranges) = ranges(&asked.slots, place) else { continue };
+            if ranges.is_empty() {
+                continue;
+            }
+            let weight = asked.weight;
+            heard += usize::from(masters.contains(place));
+            if best.as_ref().is_none_or(|best| weight > best.weight) {
+                best = Some(View { from: place.clone(), ranges, weight });
+            }
+            if weight.is_up && weight.epoch >= epoch || 2 * heard > masters.len() {
+                break;
+            }
+        }
+        best
+    }
+
     /// What a server said. Returns the slots that have another server now.
-    fn learn(&self, from: &HostPort, ranges: &[Range]) -> Vec<u16> {
+    fn learn(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
         let mut owners = vec![NOBODY; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
             let number = self.number(master);
             slots.clone().for_each(|slot| owners[usize::from(slot)] = number);
         }
         let mut state = self.state.lock();
-        let others =
-            ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
+        let masters = ranges.iter().map(|range| &range.master);
+        let replicas = ranges.iter().flat_map(|range| &range.replicas);
         // Those that are gone are not asked for ever: addresses may change for months.
         let mut known = vec![from.clone()];
-        for place in others.chain(&state.seeds) {
+        for place in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(place) {
                 known.push(place.clone());
             }
         }
+        state.silent.retain(|place| known.contains(place));
+        // Each keeps the look waiting.
+        known.sort_by_key(|place| state.silent.contains(place));
         state.known = known;
+        state.epoch = weight.epoch;
+        if !weight.is_said {
+            state.nodes[0].1.endpoint.health().does_without(NO_CLUSTER_INFO);
+        }
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
             // Where nobody has it now whoever had it may have it again.
@@ -330,6 +381,24 @@ impl Cluster {
     }
 }
 
+impl State {
+    /// Those that have slots.
+    fn masters(&self) -> impl Iterator<Item = &(HostPort, Arc<Node>)> {
+        self.nodes.iter().filter(|(_, node)| self.has_slots(node))
+    }
+
+    fn has_slots(&self, node: &Node) -> bool {
+        self.owners.contains(&(node.number() as u16))
+    }
+
+    fn answered(&mut self, place: &HostPort, answers: bool) {
+        self.silent.retain(|silent| silent != place);
+        if !answers {
+            self.silent.push(place.clone());
+        }
+    }
+}
+
 /// Who looks for all. Whatever way it ends, the next one may.
 struct Looking<'a>(&'a Cluster);
 
@@ -356,10 +425,11 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
     let mut connection = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
     let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
-    connection.send_packed_command(&[slots.bytes(), shards.bytes()].concat(), now)?;
+    let all = [slots.bytes(), info.bytes(), shards.bytes()].concat();
+    connection.send_packed_command(&all, now)?;
     let slots = connection.receive_until(until)?;
     let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
-    Ok(Asked { slots, shards })
+    Ok(Asked { slots, weight, shards })
 }
 
 /// One slot of a cluster, for a name with this hash.
@@ -373,6 +443,7 @@ pub(crate) struct Slot {
 impl Slot {
     pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u64) -> Self {
         Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
+    weight: Weight,
     }
 
     pub(super) fn lane(&self) -> Arc<Lane> {
@@ -382,13 +453,25 @@ impl Slot {
     /// As [`Lane::call_once`]: what was refused was not run, and is sent again.
     pub(super) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
+    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
         let until = lane.deadline();
         let outcome = lane.call_once(command);
         self.follow(lane, outcome, false, command, None::<fn() -> Command>, until).0
+    let weight = Weight::of(&connection.receive_until(until)?);
     }
 
     pub(super) fn call_twice(
         &self,
+/// Who has which slot, by the word of one server.
+struct View {
+    from: HostPort,
+    ranges: Vec<Range>,
+    weight: Weight,
+}
+
+const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
+                               its cluster, it may be asked in vain who has which slot until it is back";
+
         command: &Command,
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
