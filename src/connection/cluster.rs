@@ -29,7 +29,9 @@ use redis::{RedisError, RedisResult, Value};
 use super::host_port::HostPort;
 use super::reply::{Redirect, redirect, redirect_of};
 use super::url::ClusterUrl;
-use super::{Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, slot_of};
+use super::{
+    Cause, Channels, Command, Endpoint, Failure, Health, Lane, Node, Outcome, SLOTS, slot_of,
+};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Condvar, Mutex};
@@ -75,12 +77,12 @@ struct State {
     known: Vec<HostPort>,
     /// Those of the URL.
     seeds: Vec<HostPort>,
-    looking: bool,
-    looked_at: Option<Instant>,
     /// Those that were asked, and have not answered since.
     silent: Vec<HostPort>,
     /// That of the last view that was believed.
     epoch: u64,
+    looking: bool,
+    looked_at: Option<Instant>,
 }
 
 impl Cluster {
@@ -138,10 +140,10 @@ impl Cluster {
                 owners: vec![NOBODY; SLOTS.into()],
                 known: seeds.clone(),
                 seeds,
-                looking: false,
-                looked_at: None,
                 silent: Vec::new(),
                 epoch: 0,
+                looking: false,
+                looked_at: None,
             };
             let cluster = Self {
                 manner: manner.with_channels(channels),
@@ -188,8 +190,6 @@ impl Cluster {
         self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
-    /// The server of a slot, as far as is known; any one that tells better, if it is not.
-    pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
     /// Those that have slots, as far as is known.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
@@ -200,6 +200,8 @@ impl Cluster {
         self.state.lock().has_slots(node)
     }
 
+    /// The server of a slot, as far as is known; any one that tells better, if it is not.
+    pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
         let (_, node) = state.nodes.get(owner).unwrap_or(&state.nodes[0]);
@@ -224,9 +226,7 @@ impl Cluster {
             let asked = slot.lane();
             return slot.follow(asked, outcome, false, command, None::<fn() -> Command>, until).0;
         }
-        let what = "the key's slot has moved, or is on its way";
-        let error = RedisError::from((redis::ErrorKind::Io, what));
-        Err(Failure::Unsent(Cause::new(error, self.manner.health())))
+        unfollowed(outcome, self.manner.health())
     }
 
     /// Whether a server refuses something since another one is to be asked, now or soon.
@@ -234,7 +234,7 @@ impl Cluster {
         match redirect_of(error) {
             None => return false,
             Some(Redirect::Moved { slot, place }) => self.learn_one(slot, &place),
-            Some(Redirect::Ask { .. } | Redirect::Later) => {}
+            Some(Redirect::Ask { .. } | Redirect::Later | Redirect::Halfway) => {}
         }
         true
     }
@@ -412,9 +412,37 @@ impl Drop for Looking<'_> {
     }
 }
 
+/// What a server has answered to a command that is not sent to the next one from here: to whoever
+/// looks after it that is a server which could not be reached, or a connection that broke.
+pub(crate) fn unfollowed(outcome: Outcome, health: &Health) -> Outcome {
+    let Ok(reply) = &outcome else { return outcome };
+    match redirect(reply) {
+        None => outcome,
+        Some(Redirect::Halfway) => halfway(outcome, health),
+        Some(_) => {
+            let what = "the key's slot has moved, or is on its way";
+            let error = RedisError::from((redis::ErrorKind::Io, what));
+            Err(Failure::Unsent(Cause::new(error, health)))
+        }
+    }
+}
+
+/// A script that was stopped in its middle may have changed something, as one whose connection broke.
+fn halfway(outcome: Outcome, health: &Health) -> Outcome {
+    match outcome {
+        Ok(Value::ServerError(error))
+            if redirect_of(&error.clone().into()) == Some(Redirect::Halfway) =>
+        {
+            Err(Failure::Reset(Cause::new(error, health)))
+        }
+        outcome => outcome,
+    }
+}
+
 /// What a server says of the cluster.
 struct Asked {
     slots: Value,
+    weight: Weight,
     /// It knows the channels of shards.
     shards: bool,
 }
@@ -424,13 +452,25 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
     let until = now.checked_add(within).unwrap_or(now);
     let mut connection = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
+    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
     let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
     let all = [slots.bytes(), info.bytes(), shards.bytes()].concat();
     connection.send_packed_command(&all, now)?;
     let slots = connection.receive_until(until)?;
+    let weight = Weight::of(&connection.receive_until(until)?);
     let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
     Ok(Asked { slots, weight, shards })
 }
+
+/// Who has which slot, by the word of one server.
+struct View {
+    from: HostPort,
+    ranges: Vec<Range>,
+    weight: Weight,
+}
+
+const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
+                               its cluster, it may be asked in vain who has which slot until it is back";
 
 /// One slot of a cluster, for a name with this hash.
 #[derive(Clone)]
@@ -443,7 +483,6 @@ pub(crate) struct Slot {
 impl Slot {
     pub(super) fn of(cluster: &Arc<Cluster>, key: &[u8], hash: u64) -> Self {
         Self { cluster: Arc::clone(cluster), number: slot_of(key), hash }
-    weight: Weight,
     }
 
     pub(super) fn lane(&self) -> Arc<Lane> {
@@ -453,25 +492,13 @@ impl Slot {
     /// As [`Lane::call_once`]: what was refused was not run, and is sent again.
     pub(super) fn call_once(&self, command: &Command) -> Outcome {
         let lane = self.lane();
-    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
         let until = lane.deadline();
         let outcome = lane.call_once(command);
         self.follow(lane, outcome, false, command, None::<fn() -> Command>, until).0
-    let weight = Weight::of(&connection.receive_until(until)?);
     }
 
     pub(super) fn call_twice(
         &self,
-/// Who has which slot, by the word of one server.
-struct View {
-    from: HostPort,
-    ranges: Vec<Range>,
-    weight: Weight,
-}
-
-const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
-                               its cluster, it may be asked in vain who has which slot until it is back";
-
         command: &Command,
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
@@ -495,6 +522,7 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut of
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
+            outcome = halfway(outcome, asked.endpoint().health());
             if outcome.is_err() && Instant::now() >= until {
                 return (outcome, in_doubt);
             }
@@ -502,6 +530,9 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut of
                 Ok(reply) => match redirect(reply) {
                     None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
+                    Some(Redirect::Ask { .. }) if self.is_over(until) => {
+                        return (outcome.map(Self::nobody), in_doubt);
+                    }
                     Some(Redirect::Ask { place }) => {
                         let number = self.cluster.number(&place);
                         let node = self.cluster.nodes().swap_remove(number.into());
@@ -511,7 +542,7 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut of
                             continue;
                         }
                     }
-                    Some(Redirect::Later) => self.cluster.look(),
+                    Some(Redirect::Later | Redirect::Halfway) => self.cluster.look(),
                 },
                 Err(Failure::Unsent(_)) => self.cluster.look(),
                 // It has run.
@@ -531,7 +562,7 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut of
                     in_doubt = true;
                 }
             }
-            if Instant::now() + pause >= until || self.cluster.is_ended() {
+            if self.is_over(until.checked_sub(pause).unwrap_or(until)) {
                 return (outcome.map(Self::nobody), in_doubt);
             }
             thread::sleep(pause);
@@ -539,6 +570,10 @@ const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut of
             asked = self.lane();
             outcome = asked.call_once(copied.as_ref().unwrap_or(command));
         }
+    }
+
+    fn is_over(&self, until: Instant) -> bool {
+        Instant::now() >= until || self.cluster.is_ended()
     }
 
     /// The last word of servers that sent a command to each other until its time was over.
@@ -562,3 +597,6 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster").field("nodes", &self.nodes()).finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

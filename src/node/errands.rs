@@ -142,3 +142,6 @@ impl Errands {
         let _ = renewer.send(job);
     }
 }
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

@@ -27,6 +27,7 @@ pub(crate) use session::Session;
 use crate::config::Config;
 use crate::connection::{
     self, Command, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers, slot_of,
+    unfollowed,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
@@ -195,7 +196,14 @@ impl Core {
     /// Sends a command whose reply nobody waits for; after the end of the client, when nobody would
     /// read the reply, waits for it.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
-        self.post_to(&route.lane(), command, receiver);
+        let lane = route.lane();
+        if !self.is_cluster() {
+            return self.post_to(&lane, command, receiver);
+        }
+        // Nobody sends it to the next server from here: its receiver has it sent again.
+        let health = Arc::clone(lane.endpoint().health());
+        let receiver = move |outcome| receiver.receive(unfollowed(outcome, &health));
+        self.post_to(&lane, command, Arc::new(receiver));
     }
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
