@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, SOON, UNIT, bounded, real_server, spawn, wait_until};
+use common::{LONG, RENEWED, SOON, UNIT, bounded, real_server, spawn, wait_until};
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, MultiLock};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
@@ -777,6 +777,58 @@ fn process() {
     let client =
         Client::builder(job.arg(0)).watchdog_timeout(LONG).response_timeout(UNIT * 20).connect();
     let client = client.unwrap();
+/// Holds a lock, waits for another one in its slot, and says how many threads it has.
+#[test]
+fn follower() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
+    let guard = client.reentrant_lock("{left}:held").lock().unwrap();
+    let waited = client.reentrant_lock("{left}:waited");
+    let waiting = spawn(move || waited.lock().unwrap().unlock().unwrap());
+    job.say("ready");
+    while job.wait_line() == "threads" {
+        // The names' first 15 characters.
+        let is_one = |name: &&String| ["redlatch-renewe", "redlatch-subscr"].contains(&&***name);
+        job.say(&format!("threads {}", common::thread_names().iter().filter(is_one).count()));
+    }
+    waiting.join();
+    guard.unlock().unwrap();
+    job.done();
+}
+
+#[test]
+fn nothing_stays_at_a_server_that_has_lost_its_slots() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let slot = cluster.slot("{left}");
+    let old = cluster.owner(slot);
+    let others = client(&cluster);
+    let held = others.reentrant_lock("{left}:waited").lock_owned().unwrap();
+    let mut follower = Worker::spawn_test("follower", "follower", &[&cluster.url()]);
+    follower.expect_line("ready", SOON);
+    let has = |server: &Server, kind: &str| {
+        let list =
+            redis::cmd("CLIENT").arg(&["LIST", "TYPE", kind]).query(&mut server.connection());
+        let list: String = list.unwrap();
+        list.lines().count()
+    };
+    wait_until("it listens", SOON, || has(old, "pubsub") > 0);
+    let mut threads = || -> usize {
+        follower.send_line("threads");
+        follower.expect_line("threads", SOON).parse().unwrap()
+    };
+    wait_until("one renews, one listens", SOON, || threads() == 2);
+    let new = cluster.take_over(slot);
+    wait_until("it listens at the new master", SOON, || has(new, "pubsub") > 0);
+    wait_until("the old one's threads end", SOON, || threads() == 2);
+    wait_until("nobody is connected there but this test", SOON, || {
+        has(old, "pubsub") == 0 && has(old, "normal") == 1
+    });
+    held.unlock().unwrap();
+    follower.send_line("end");
+    assert!(follower.wait_exit(SOON).success());
+}
+
     let over = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU32::new(0));
     let threads = KINDS.map(|kind| {

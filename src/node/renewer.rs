@@ -61,7 +61,7 @@ impl Renewer {
         Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
     }
 
-    /// The thread's whole life: until the client's end and the last job.
+    /// The thread's whole life: until the client's end and the last job, or until nobody gives it any.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
@@ -80,7 +80,10 @@ impl Renewer {
                 None => match jobs.recv_timeout(self.pause()) {
                     Ok(job) => todo.put(job),
                     Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        self.orphans.into_iter().for_each(|it| self.core.watchdog.adopt(it));
+                        return;
+                    }
                 },
             }
             let now = clock::now();
@@ -385,9 +388,10 @@ fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
 }
 
 impl Core {
-    /// Shows the subscriber that its connection is alive.
-    pub(super) fn heartbeat(&self) {
-        if self.heartbeat_due() {
+    /// Shows the subscriber that its connection is alive. `false`: it is not time to yet.
+    pub(super) fn heartbeat(&self) -> bool {
+        let is_due = self.heartbeat_due();
+        if is_due {
             self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
             self.members.sweep();
             for node in self.pubsub.heartbeats() {
@@ -397,5 +401,6 @@ impl Core {
     }
 }
 
+        is_due
 #[cfg(all(test, testkit, not(shuttle)))]
 mod tests;

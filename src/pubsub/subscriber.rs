@@ -78,25 +78,52 @@ impl PubSub {
     }
 
     /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
-    /// down.
+    /// down, or the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
-        let server = subscriber.node.number();
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
-        let is_to_track =
-            |state: &State| state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
-        while !state.entries.values().any(|entry| entry.home() == server)
-            && !subscriber.own.is_listened_to()
-            && !(subscriber.tracks() && (is_tracked || is_to_track(&state)))
-            && !self.is_shut_down()
-        {
+        while !self.is_wanted(subscriber, is_tracked, &state) && !self.is_shut_down() {
+            if self.is_left(subscriber) {
+                state.desks.remove(&subscriber.node.number());
+                return false;
+            }
             state = subscriber.work.wait(state);
         }
         !self.is_shut_down()
     }
 
+    /// Whether anybody listens there, or something is to be tracked.
+    fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &State) -> bool {
+        let server = subscriber.node.number();
+        let is_to_track = || state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
+        state.entries.values().any(|entry| entry.home() == server)
+            || subscriber.own.is_listened_to()
+            || subscriber.tracks() && (is_tracked || is_to_track())
+    }
+
+    /// Whether the server has no slots any more, and may be gone for good: then the thread ends where
+    /// nobody wants it. Whoever wants it later finds no desk, and starts another one: both under the
+    /// mutex of all channels.
+    fn is_left(&self, subscriber: &Subscriber) -> bool {
+        self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
+    }
+
+    /// As [`wait_for_work`](Self::wait_for_work), while there is a connection.
+    fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+        if !self.is_left(subscriber) {
+            return false;
+        }
+        let is_tracked = tracking.is_needed();
+        let mut state = self.state.lock();
+        let is_over = !self.is_wanted(subscriber, is_tracked, &state);
+        if is_over {
+            state.desks.remove(&subscriber.node.number());
+        }
+        is_over
+    }
+
     /// Connects, subscribes to every channel there is, and dispatches until something breaks
-    /// (`Err`) or the client is shut down (`Ok`).
+    /// (`Err`), or the client is shut down or the server has left the cluster (`Ok`).
     fn serve(
         &self,
         subscriber: &Arc<Subscriber>,
@@ -177,6 +204,9 @@ impl PubSub {
                             asked.extend(self.look(subscriber, &mut connection, tracking)?);
                         }
                         Some(Said::Fence { number, channel }) => {
+                            if self.is_over(subscriber, tracking) {
+                                return Ok(());
+                            }
                             if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
                                 entry.pass(number);
                             }
