@@ -74,7 +74,10 @@ impl Errands {
                 self.renew(renewals.flatten().collect());
             }
             Job::Adopt(orphan) => {
-                let node = self.home(orphan.name());
+                let node = match orphan.server() {
+                    Some(number) => self.cluster.nodes().swap_remove(number),
+                    None => self.home(orphan.name()),
+                };
                 self.give_to(&node, Job::Adopt(orphan));
             }
             Job::Chores(chores) => {

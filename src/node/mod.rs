@@ -249,7 +249,8 @@ impl Core {
             // Until it arrives, the channels that it tells of are not asked for.
             Err(_) if !self.is_shut_down() => {
                 let name = Arc::from("the subscriber");
-                self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message(node)));
+                let message = self.pubsub.control_message(node);
+                self.watchdog.adopt(Orphan::unheard(&name, message, node.number()));
             }
             Err(_) => {}
         }

@@ -251,7 +251,10 @@ impl Renewer {
         let mut due: VecDeque<_> = due.collect();
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another one's.
-            let (here, elsewhere) = due.into_iter().partition(|orphan| self.is_home(orphan.name()));
+            let (here, elsewhere) = due.into_iter().partition(|orphan| match orphan.server() {
+                Some(number) => number == self.server,
+                None => self.is_home(orphan.name()),
+            });
             due = here;
             let elsewhere: VecDeque<_> = elsewhere;
             elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
@@ -398,9 +401,9 @@ impl Core {
                 self.tell_subscriber(&node);
             }
         }
+        is_due
     }
 }
 
-        is_due
 #[cfg(all(test, testkit, not(shuttle)))]
 mod tests;
