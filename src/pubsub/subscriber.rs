@@ -181,7 +181,9 @@ impl PubSub {
                 }
                 Event::Unsubscribed(channel) => match asked.front() {
                     Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
-                        asked.pop_front();
+                        if !self.is_fenced() {
+                            asked.pop_front();
+                        }
                     }
                     // The slot has left this server, which says where when it is asked again.
                     _ => {
@@ -202,11 +204,11 @@ impl PubSub {
                     match Said::parse(&message) {
                         Some(Said::Look) => {
                             asked.extend(self.look(subscriber, &mut connection, tracking)?);
-                        }
-                        Some(Said::Fence { number, channel }) => {
                             if self.is_over(subscriber, tracking) {
                                 return Ok(());
                             }
+                        }
+                        Some(Said::Fence { number, channel }) => {
                             if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
                                 entry.pass(number);
                             }
@@ -221,6 +223,11 @@ impl PubSub {
                 Event::Changed(keys) => {
                     let steps = tracking.changed(keys.as_deref());
                     asked.extend(take_steps(&mut connection, steps)?);
+                }
+                Event::Pong => {
+                    if let Some(Asked::Unsubscribe(_)) = asked.front() {
+                        asked.pop_front();
+                    }
                 }
                 Event::Reply(reply) => {
                     if let Some(step) = pop_step(&mut asked) {
@@ -249,6 +256,9 @@ impl PubSub {
                         entry.stand(Standing::Refused(refused(&error)));
                     }
                     // What still comes there finds nobody.
+                    Some(left @ Asked::Unsubscribe(_)) if self.is_fenced() => {
+                        asked.push_front(left);
+                    }
                     Some(Asked::Unsubscribe(_)) => {}
                     Some(Asked::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
@@ -331,6 +341,13 @@ impl PubSub {
         self.shut_down.load(Ordering::SeqCst)
     }
 
+    /// Whether a PING stands behind each channel that is given up, and only its answer says that this is
+    /// done. When a slot leaves a server, that ends the subscriptions by itself and says so in the words
+    /// of an answer, and then refuses to end them: one question would have two answers, or one.
+    fn is_fenced(&self) -> bool {
+        self.channels == Channels::Sharded
+    }
+
     /// One command a channel: the server refuses or takes each by itself. What makes a thread look is
     /// published where it looks: it belongs to no slot.
     fn send_each(
@@ -352,6 +369,9 @@ impl PubSub {
             };
             let command = Command::plain(&[command, entry.channel().as_bytes()]);
             bytes.extend_from_slice(command.bytes());
+            if matches!(ask, Ask::Unsubscribe) && self.is_fenced() {
+                bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
+            }
         }
         if bytes.is_empty() {
             return Ok(());
