@@ -481,10 +481,21 @@ fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
                 move || drop(semaphore.acquire().unwrap())
             }),
         ];
-        waiters.iter().for_each(common::Running::wait_asleep);
-        cluster.move_slot(slot, cluster.another(slot));
+        let (from, to) = (cluster.owner(slot), cluster.another(slot));
+        let kind = if sharded { "SHARDCHANNELS" } else { "CHANNELS" };
+        let heard = |server: &Server| -> Vec<String> {
+            let channels =
+                redis::cmd("PUBSUB").arg(kind).arg("*{w}*").query(&mut server.connection());
+            let mut channels: Vec<String> = channels.unwrap();
+            channels.retain(|channel| channel.contains(&format!("{sharded}")));
+            channels.sort();
+            channels
+        };
+        let listens = |server| waiters.len() == heard(server).len();
+        wait_until("each listens", SOON, || listens(from));
+        cluster.move_slot(slot, to);
         // Where messages go to all servers nobody says that the slot has moved: a poll finds out.
-        thread::sleep(if sharded { 5 * UNIT } else { 15 * UNIT });
+        wait_until("each listens at the new server", SOON, || listens(to));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let begun = Instant::now();
         guard.unlock().unwrap();
@@ -766,17 +777,6 @@ fn a_cluster_is_used_over_tls() {
 
 // Several processes.
 
-/// So many processes, each with a thread for each kind of lock in the slot.
-const PROCESSES: usize = 3;
-const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
-
-/// Takes locks of one slot again and again. A server of its own counts who is inside.
-#[test]
-fn process() {
-    let Some(job) = Job::from_env() else { return };
-    let client =
-        Client::builder(job.arg(0)).watchdog_timeout(LONG).response_timeout(UNIT * 20).connect();
-    let client = client.unwrap();
 /// Holds a lock, waits for another one in its slot, and says how many threads it has.
 #[test]
 fn follower() {
@@ -829,6 +829,17 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     assert!(follower.wait_exit(SOON).success());
 }
 
+/// So many processes, each with a thread for each kind of lock in the slot.
+const PROCESSES: usize = 3;
+const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
+
+/// Takes locks of one slot again and again. A server of its own counts who is inside.
+#[test]
+fn process() {
+    let Some(job) = Job::from_env() else { return };
+    let client =
+        Client::builder(job.arg(0)).watchdog_timeout(LONG).response_timeout(UNIT * 20).connect();
+    let client = client.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU32::new(0));
     let threads = KINDS.map(|kind| {
