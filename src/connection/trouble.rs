@@ -219,7 +219,10 @@ impl Rights {
                  its key, on redlatch_request:* and on its channels"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
-            Self::Subscriptions => "waiting needs SUBSCRIBE on the channel",
+            Self::Subscriptions => {
+                "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
+                 sharded_channels(false) where some servers are older than Redis 7.0)"
+            }
         }
     }
 }
