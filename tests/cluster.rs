@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, SOON, UNIT, bounded, real_server, spawn, wait_until};
+use common::{LONG, RENEWED, SOON, UNIT, bounded, real_server, spawn, wait_until};
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, MultiLock};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
@@ -59,6 +59,29 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     assert!(error.to_string().contains("has a slot yet"), "{error}");
     let both = format!("{},127.0.0.1:{}", url(left.port()), to.port());
     connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
+}
+
+/// It goes on saying that the slots are its own, as they were before.
+#[test]
+fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let slot = cluster.slot("cut off");
+    let old = cluster.owner(slot);
+    // The server that answered last is the first one to be asked.
+    let url = format!("redis-cluster://127.0.0.1:{}", old.port());
+    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("cut off");
+    lock.lock().unwrap().unlock().unwrap();
+    cluster.cut_off(old);
+    let new = cluster.take_over(slot);
+    wait_until("it finds that it is alone", SOON, || {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut old.connection()).unwrap();
+        info.contains("cluster_state:fail")
+    });
+    let guard = lock.lock().unwrap();
+    assert!(new.connection().exists::<_, bool>("cut off").unwrap());
+    guard.unlock().unwrap();
 }
 
 /// Both ways in which messages go in a cluster.
@@ -458,10 +481,21 @@ fn who_waits_for_anything_is_woken_after_its_slot_has_moved() {
                 move || drop(semaphore.acquire().unwrap())
             }),
         ];
-        waiters.iter().for_each(common::Running::wait_asleep);
-        cluster.move_slot(slot, cluster.another(slot));
+        let (from, to) = (cluster.owner(slot), cluster.another(slot));
+        let kind = if sharded { "SHARDCHANNELS" } else { "CHANNELS" };
+        let heard = |server: &Server| -> Vec<String> {
+            let channels =
+                redis::cmd("PUBSUB").arg(kind).arg("*{w}*").query(&mut server.connection());
+            let mut channels: Vec<String> = channels.unwrap();
+            channels.retain(|channel| channel.contains(&format!("{sharded}")));
+            channels.sort();
+            channels
+        };
+        let listens = |server| waiters.len() == heard(server).len();
+        wait_until("each listens", SOON, || listens(from));
+        cluster.move_slot(slot, to);
         // Where messages go to all servers nobody says that the slot has moved: a poll finds out.
-        thread::sleep(if sharded { 5 * UNIT } else { 15 * UNIT });
+        wait_until("each listens at the new server", SOON, || listens(to));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let begun = Instant::now();
         guard.unlock().unwrap();
@@ -742,6 +776,58 @@ fn a_cluster_is_used_over_tls() {
 }
 
 // Several processes.
+
+/// Holds a lock, waits for another one in its slot, and says how many threads it has.
+#[test]
+fn follower() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
+    let guard = client.reentrant_lock("{left}:held").lock().unwrap();
+    let waited = client.reentrant_lock("{left}:waited");
+    let waiting = spawn(move || waited.lock().unwrap().unlock().unwrap());
+    job.say("ready");
+    while job.wait_line() == "threads" {
+        // The names' first 15 characters.
+        let is_one = |name: &&String| ["redlatch-renewe", "redlatch-subscr"].contains(&&***name);
+        job.say(&format!("threads {}", common::thread_names().iter().filter(is_one).count()));
+    }
+    waiting.join();
+    guard.unlock().unwrap();
+    job.done();
+}
+
+#[test]
+fn nothing_stays_at_a_server_that_has_lost_its_slots() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let slot = cluster.slot("{left}");
+    let old = cluster.owner(slot);
+    let others = client(&cluster);
+    let held = others.reentrant_lock("{left}:waited").lock_owned().unwrap();
+    let mut follower = Worker::spawn_test("follower", "follower", &[&cluster.url()]);
+    follower.expect_line("ready", SOON);
+    let has = |server: &Server, kind: &str| {
+        let list =
+            redis::cmd("CLIENT").arg(&["LIST", "TYPE", kind]).query(&mut server.connection());
+        let list: String = list.unwrap();
+        list.lines().count()
+    };
+    wait_until("it listens", SOON, || has(old, "pubsub") > 0);
+    let mut threads = || -> usize {
+        follower.send_line("threads");
+        follower.expect_line("threads", SOON).parse().unwrap()
+    };
+    wait_until("one renews, one listens", SOON, || threads() == 2);
+    let new = cluster.take_over(slot);
+    wait_until("it listens at the new master", SOON, || has(new, "pubsub") > 0);
+    wait_until("the old one's threads end", SOON, || threads() == 2);
+    wait_until("nobody is connected there but this test", SOON, || {
+        has(old, "pubsub") == 0 && has(old, "normal") == 1
+    });
+    held.unlock().unwrap();
+    follower.send_line("end");
+    assert!(follower.wait_exit(SOON).success());
+}
 
 /// So many processes, each with a thread for each kind of lock in the slot.
 const PROCESSES: usize = 3;

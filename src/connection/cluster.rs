@@ -12,6 +12,11 @@
 //!
 //! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks: one
 //! thread for all.
+//!
+//! View: a server that was cut off from the others says who had the slots before, and goes on saying
+//! so. It knows that it sees no majority of the masters (`cluster_state`), and when the others choose
+//! a new one their epoch is a later one. So it is believed only where nobody says better, or as one of
+//! a majority: those cannot be the ones that were cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +29,16 @@ use redis::{RedisError, RedisResult, Value};
 use super::host_port::HostPort;
 use super::reply::{Redirect, redirect, redirect_of};
 use super::url::ClusterUrl;
-use super::{Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, slot_of};
+use super::{
+    Cause, Channels, Command, Endpoint, Failure, Health, Lane, Node, Outcome, SLOTS, slot_of,
+};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Condvar, Mutex};
 
 mod slots;
 
-use slots::{Range, ranges};
+use slots::{Range, Weight, ranges};
 
 /// What a server may take to say who has which slot.
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
@@ -66,10 +73,14 @@ struct State {
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// Of each slot the number of the server that has it.
     owners: Vec<u16>,
-    /// Who can be asked: the last one that answered comes first.
+    /// Who can be asked: the last one that was believed comes first, who was silent last.
     known: Vec<HostPort>,
     /// Those of the URL.
     seeds: Vec<HostPort>,
+    /// Those that were asked, and have not answered since.
+    silent: Vec<HostPort>,
+    /// That of the last view that was believed.
+    epoch: u64,
     looking: bool,
     looked_at: Option<Instant>,
 }
@@ -129,6 +140,8 @@ impl Cluster {
                 owners: vec![NOBODY; SLOTS.into()],
                 known: seeds.clone(),
                 seeds,
+                silent: Vec::new(),
+                epoch: 0,
                 looking: false,
                 looked_at: None,
             };
@@ -141,7 +154,8 @@ impl Cluster {
                 on_moved: OnceLock::new(),
                 ended: AtomicBool::new(false),
             };
-            let _everything_is_new = cluster.learn(&from, &ranges);
+            let view = View { from, ranges, weight: asked.weight };
+            let _everything_is_new = cluster.learn(&view);
             return Ok(cluster);
         }
         Err(refusal.unwrap_or_else(|| Error::new(ErrorKind::Config, "no host".to_owned())))
@@ -176,6 +190,16 @@ impl Cluster {
         self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
+    /// Those that have slots, as far as is known.
+    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
+        self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
+    }
+
+    /// Whether a server has slots, as far as is known. One that has none may be gone for good.
+    pub(crate) fn is_master(&self, node: &Node) -> bool {
+        self.state.lock().has_slots(node)
+    }
+
     /// The server of a slot, as far as is known; any one that tells better, if it is not.
     pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
@@ -202,9 +226,7 @@ impl Cluster {
             let asked = slot.lane();
             return slot.follow(asked, outcome, false, command, None::<fn() -> Command>, until).0;
         }
-        let what = "the key's slot has moved, or is on its way";
-        let error = RedisError::from((redis::ErrorKind::Io, what));
-        Err(Failure::Unsent(Cause::new(error, self.manner.health())))
+        unfollowed(outcome, self.manner.health())
     }
 
     /// Whether a server refuses something since another one is to be asked, now or soon.
@@ -212,7 +234,7 @@ impl Cluster {
         match redirect_of(error) {
             None => return false,
             Some(Redirect::Moved { slot, place }) => self.learn_one(slot, &place),
-            Some(Redirect::Ask { .. } | Redirect::Later) => {}
+            Some(Redirect::Ask { .. } | Redirect::Later | Redirect::Halfway) => {}
         }
         true
     }
@@ -254,41 +276,70 @@ impl Cluster {
         let known = state.known.clone();
         drop(state);
         let _looking = Looking(self);
-        for place in first.into_iter().chain(known.iter().filter(|place| Some(*place) != first)) {
-            let Ok(asked) = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN) else {
-                continue;
-            };
-            // Who names nobody was removed from the cluster.
-            if let Ok(ranges) = ranges(&asked.slots, place)
-                && !ranges.is_empty()
-            {
-                let changed = self.learn(place, &ranges);
-                if !changed.is_empty() {
-                    self.tell_moved(&changed);
-                }
-                return;
-            }
+        let others = known.iter().filter(|place| Some(*place) != first);
+        let places: Vec<_> = first.into_iter().chain(others).collect();
+        let Some(view) = self.find_view(&places) else { return };
+        let changed = self.learn(&view);
+        if !changed.is_empty() {
+            self.tell_moved(&changed);
         }
     }
 
+    /// Asks one server after the other. View: the first one that sees a majority of the masters and is
+    /// not behind the last view; else the best of what a majority of the masters says, or of what can
+    /// be heard at all.
+    fn find_view(&self, places: &[&HostPort]) -> Option<View> {
+        let (masters, epoch) = {
+            let state = self.state.lock();
+            (state.masters().map(|(place, _)| place.clone()).collect::<Vec<_>>(), state.epoch)
+        };
+        let (mut best, mut heard) = (None::<View>, 0);
+        for &place in places {
+            let asked = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN);
+            self.state.lock().answered(place, asked.is_ok());
+            // Who names nobody was removed from the cluster.
+            let Ok(asked) = asked else { continue };
+            let Ok(ranges) = ranges(&asked.slots, place) else { continue };
+            if ranges.is_empty() {
+                continue;
+            }
+            let weight = asked.weight;
+            heard += usize::from(masters.contains(place));
+            if best.as_ref().is_none_or(|best| weight > best.weight) {
+                best = Some(View { from: place.clone(), ranges, weight });
+            }
+            if weight.is_up && weight.epoch >= epoch || 2 * heard > masters.len() {
+                break;
+            }
+        }
+        best
+    }
+
     /// What a server said. Returns the slots that have another server now.
-    fn learn(&self, from: &HostPort, ranges: &[Range]) -> Vec<u16> {
+    fn learn(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
         let mut owners = vec![NOBODY; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
             let number = self.number(master);
             slots.clone().for_each(|slot| owners[usize::from(slot)] = number);
         }
         let mut state = self.state.lock();
-        let others =
-            ranges.iter().flat_map(|range| std::iter::once(&range.master).chain(&range.replicas));
+        let masters = ranges.iter().map(|range| &range.master);
+        let replicas = ranges.iter().flat_map(|range| &range.replicas);
         // Those that are gone are not asked for ever: addresses may change for months.
         let mut known = vec![from.clone()];
-        for place in others.chain(&state.seeds) {
+        for place in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(place) {
                 known.push(place.clone());
             }
         }
+        state.silent.retain(|place| known.contains(place));
+        // Each keeps the look waiting.
+        known.sort_by_key(|place| state.silent.contains(place));
         state.known = known;
+        state.epoch = weight.epoch;
+        if !weight.is_said {
+            state.nodes[0].1.endpoint.health().does_without(NO_CLUSTER_INFO);
+        }
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
             // Where nobody has it now whoever had it may have it again.
@@ -330,6 +381,24 @@ impl Cluster {
     }
 }
 
+impl State {
+    /// Those that have slots.
+    fn masters(&self) -> impl Iterator<Item = &(HostPort, Arc<Node>)> {
+        self.nodes.iter().filter(|(_, node)| self.has_slots(node))
+    }
+
+    fn has_slots(&self, node: &Node) -> bool {
+        self.owners.contains(&(node.number() as u16))
+    }
+
+    fn answered(&mut self, place: &HostPort, answers: bool) {
+        self.silent.retain(|silent| silent != place);
+        if !answers {
+            self.silent.push(place.clone());
+        }
+    }
+}
+
 /// Who looks for all. Whatever way it ends, the next one may.
 struct Looking<'a>(&'a Cluster);
 
@@ -343,9 +412,37 @@ impl Drop for Looking<'_> {
     }
 }
 
+/// What a server has answered to a command that is not sent to the next one from here: to whoever
+/// looks after it that is a server which could not be reached, or a connection that broke.
+pub(crate) fn unfollowed(outcome: Outcome, health: &Health) -> Outcome {
+    let Ok(reply) = &outcome else { return outcome };
+    match redirect(reply) {
+        None => outcome,
+        Some(Redirect::Halfway) => halfway(outcome, health),
+        Some(_) => {
+            let what = "the key's slot has moved, or is on its way";
+            let error = RedisError::from((redis::ErrorKind::Io, what));
+            Err(Failure::Unsent(Cause::new(error, health)))
+        }
+    }
+}
+
+/// A script that was stopped in its middle may have changed something, as one whose connection broke.
+fn halfway(outcome: Outcome, health: &Health) -> Outcome {
+    match outcome {
+        Ok(Value::ServerError(error))
+            if redirect_of(&error.clone().into()) == Some(Redirect::Halfway) =>
+        {
+            Err(Failure::Reset(Cause::new(error, health)))
+        }
+        outcome => outcome,
+    }
+}
+
 /// What a server says of the cluster.
 struct Asked {
     slots: Value,
+    weight: Weight,
     /// It knows the channels of shards.
     shards: bool,
 }
@@ -355,12 +452,25 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
     let until = now.checked_add(within).unwrap_or(now);
     let mut connection = endpoint.open_within(within)?;
     let slots = Command::plain(&[b"CLUSTER", b"SLOTS"]);
+    let info = Command::plain(&[b"CLUSTER", b"INFO"]);
     let shards = Command::plain(&[b"PUBSUB", b"SHARDNUMSUB"]);
-    connection.send_packed_command(&[slots.bytes(), shards.bytes()].concat(), now)?;
+    let all = [slots.bytes(), info.bytes(), shards.bytes()].concat();
+    connection.send_packed_command(&all, now)?;
     let slots = connection.receive_until(until)?;
+    let weight = Weight::of(&connection.receive_until(until)?);
     let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
-    Ok(Asked { slots, shards })
+    Ok(Asked { slots, weight, shards })
 }
+
+/// Who has which slot, by the word of one server.
+struct View {
+    from: HostPort,
+    ranges: Vec<Range>,
+    weight: Weight,
+}
+
+const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: where a server is cut off from the others of \
+                               its cluster, it may be asked in vain who has which slot until it is back";
 
 /// One slot of a cluster, for a name with this hash.
 #[derive(Clone)]
@@ -412,6 +522,7 @@ impl Slot {
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
+            outcome = halfway(outcome, asked.endpoint().health());
             if outcome.is_err() && Instant::now() >= until {
                 return (outcome, in_doubt);
             }
@@ -419,6 +530,9 @@ impl Slot {
                 Ok(reply) => match redirect(reply) {
                     None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
+                    Some(Redirect::Ask { .. }) if self.is_over(until) => {
+                        return (outcome.map(Self::nobody), in_doubt);
+                    }
                     Some(Redirect::Ask { place }) => {
                         let number = self.cluster.number(&place);
                         let node = self.cluster.nodes().swap_remove(number.into());
@@ -428,7 +542,7 @@ impl Slot {
                             continue;
                         }
                     }
-                    Some(Redirect::Later) => self.cluster.look(),
+                    Some(Redirect::Later | Redirect::Halfway) => self.cluster.look(),
                 },
                 Err(Failure::Unsent(_)) => self.cluster.look(),
                 // It has run.
@@ -448,7 +562,7 @@ impl Slot {
                     in_doubt = true;
                 }
             }
-            if Instant::now() + pause >= until || self.cluster.is_ended() {
+            if self.is_over(until.checked_sub(pause).unwrap_or(until)) {
                 return (outcome.map(Self::nobody), in_doubt);
             }
             thread::sleep(pause);
@@ -456,6 +570,10 @@ impl Slot {
             asked = self.lane();
             outcome = asked.call_once(copied.as_ref().unwrap_or(command));
         }
+    }
+
+    fn is_over(&self, until: Instant) -> bool {
+        Instant::now() >= until || self.cluster.is_ended()
     }
 
     /// The last word of servers that sent a command to each other until its time was over.
@@ -479,3 +597,6 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster").field("nodes", &self.nodes()).finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

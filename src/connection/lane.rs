@@ -259,6 +259,16 @@ impl Lane {
         self.look(Duration::ZERO, Duration::ZERO);
     }
 
+    /// Closes the connection if nothing is on its way over it. The next command opens another one.
+    pub(crate) fn hang_up(&self) {
+        let mut state = self.state.lock();
+        let is_busy = state.combining || !state.queue.is_empty();
+        let link = state.link.take_if(|link| !is_busy && link.owed() == 0);
+        // Not under the mutex.
+        drop(state);
+        drop(link);
+    }
+
     /// Says that [`look`](Self::look) will be called though no post asked for it.
     pub(crate) fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {

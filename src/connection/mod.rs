@@ -30,7 +30,7 @@ mod tls;
 mod trouble;
 mod url;
 
-pub(crate) use cluster::Cluster;
+pub(crate) use cluster::{Cluster, unfollowed};
 pub(crate) use command::{Channels, Command, Script, decimal};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};

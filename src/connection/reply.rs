@@ -34,7 +34,8 @@ pub(super) fn is_wrong_server(reply: &Value) -> bool {
     matches!(code(error.code(), error.details()), "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
-/// Where a server of a cluster sends who has asked it: it has run nothing.
+/// Where a server of a cluster sends who has asked it. It has run nothing, but for
+/// [`Halfway`](Self::Halfway).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// The slot is the server's there, from now on.
@@ -43,6 +44,8 @@ pub(super) enum Redirect {
     Ask { place: HostPort },
     /// To nobody else, now: the slot's keys are in two places, or nobody has it, or not yet.
     Later,
+    /// The same, in the middle of a script, which may have changed something before.
+    Halfway,
 }
 
 /// Of a reply to a command; `None`: the server has taken it.
@@ -71,9 +74,11 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
         }
         "ASK" => Some(place().map_or(Redirect::Later, |(_, place)| Redirect::Ask { place })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
-        // Of a script, in whose middle it found that a key is at another server already. Each may be
-        // run again: for the same owner, or under the same number.
-        "ERR" if details.is_some_and(|it| it.contains("a non local key")) => Some(Redirect::Later),
+        // While its slot is on its way a key that is not there counts as another server's: one that the
+        // script has just deleted, too.
+        "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
+            Some(Redirect::Halfway)
+        }
         _ => None,
     }
 }
@@ -144,7 +149,7 @@ mod tests {
             ("-CLUSTERDOWN Hash slot not served\r\n", Some(Redirect::Later)),
             (
                 "-ERR Script attempted to access a non local key in a cluster node script: f_1\r\n",
-                Some(Redirect::Later),
+                Some(Redirect::Halfway),
             ),
             ("-WRONGTYPE no\r\n", None),
             ("+OK\r\n", None),

@@ -45,6 +45,11 @@ impl From<Failure> for Trouble {
         let what = match &failure {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
+            // In a cluster: the server's word is the source.
+            Failure::Reset(_) if error.code().is_some() => format!(
+                "the server at {address} stopped the script in its middle: a key of it is on its way to \
+                 another server"
+            ),
             Failure::Reset(_) => format!("the connection to the server at {address} broke"),
             Failure::TimedOut(_) => format!(
                 "the server at {address} did not answer in time (raise response_timeout if it is \
@@ -214,7 +219,10 @@ impl Rights {
                  its key, on redlatch_request:* and on its channels"
             }
             Self::ReplicaAcks => "replica_acks needs WAIT",
-            Self::Subscriptions => "waiting needs SUBSCRIBE on the channel",
+            Self::Subscriptions => {
+                "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
+                 sharded_channels(false) where some servers are older than Redis 7.0)"
+            }
         }
     }
 }

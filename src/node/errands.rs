@@ -1,5 +1,8 @@
 //! In a cluster: which server's renewer does what. It has no connection of its own and waits for
 //! nobody, so that a server that does not answer delays what is due at the others by nothing.
+//!
+//! A server that has no slot any more may be gone for good. Its renewer ends, and hands back what it
+//! has; so does its subscriber's thread, and its lanes are closed, once nothing is on its way over them.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +44,21 @@ impl Errands {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.core.heartbeat();
+            if self.core.heartbeat() {
+                self.let_go();
+            }
+        }
+    }
+
+    /// Ends what is left at servers without slots.
+    fn let_go(&mut self) {
+        for node in self.cluster.nodes() {
+            if !self.cluster.is_master(&node) {
+                // Its thread does what it has been given, and finds that there is nobody any more.
+                self.renewers.remove(&node.number());
+                self.core.pubsub.let_go(&node);
+                node.lanes().iter().for_each(|lane| lane.hang_up());
+            }
         }
     }
 
@@ -63,7 +80,10 @@ impl Errands {
                 }
             }
             Job::Adopt(orphan) => {
-                let node = self.home(orphan.name());
+                let node = match orphan.server() {
+                    Some(number) => self.cluster.nodes().swap_remove(number),
+                    None => self.home(orphan.name()),
+                };
                 self.give_to(&node, Job::Adopt(orphan));
             }
             Job::Chores(chores) => {
@@ -91,7 +111,7 @@ impl Errands {
             }
             Job::RenewAll => {
                 // Each asks for what is in its own slots.
-                for node in self.cluster.nodes() {
+                for node in self.cluster.masters() {
                     self.give_to(&node, Job::RenewAll);
                 }
             }
@@ -148,3 +168,6 @@ impl Errands {
         let _ = renewer.send(job);
     }
 }
+
+#[cfg(all(test, testkit, not(shuttle)))]
+mod tests;

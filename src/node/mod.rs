@@ -30,6 +30,7 @@ pub(crate) use session::Session;
 use crate::config::Config;
 use crate::connection::{
     self, Command, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers, slot_of,
+    unfollowed,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
@@ -200,7 +201,14 @@ impl Core {
     /// Sends a command whose reply nobody waits for; after the end of the client, when nobody would
     /// read the reply, waits for it.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
-        self.post_to(&route.lane(), command, receiver);
+        let lane = route.lane();
+        if !self.is_cluster() {
+            return self.post_to(&lane, command, receiver);
+        }
+        // Nobody sends it to the next server from here: its receiver has it sent again.
+        let health = Arc::clone(lane.endpoint().health());
+        let receiver = move |outcome| receiver.receive(unfollowed(outcome, &health));
+        self.post_to(&lane, command, Arc::new(receiver));
     }
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
@@ -246,7 +254,8 @@ impl Core {
             // Until it arrives, the channels that it tells of are not asked for.
             Err(_) if !self.is_shut_down() => {
                 let name = Arc::from("the subscriber");
-                self.watchdog.adopt(Orphan::unheard(&name, self.pubsub.control_message(node)));
+                let message = self.pubsub.control_message(node);
+                self.watchdog.adopt(Orphan::unheard(&name, message, node.number()));
             }
             Err(_) => {}
         }

@@ -61,7 +61,7 @@ impl Renewer {
         Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
     }
 
-    /// The thread's whole life: until the client's end and the last job.
+    /// The thread's whole life: until the client's end and the last job, or until nobody gives it any.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
@@ -80,7 +80,10 @@ impl Renewer {
                 None => match jobs.recv_timeout(self.pause()) {
                     Ok(job) => todo.put(job),
                     Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        self.orphans.into_iter().for_each(|it| self.core.watchdog.adopt(it));
+                        return;
+                    }
                 },
             }
             let now = clock::now();
@@ -287,7 +290,10 @@ impl Renewer {
         let mut due: VecDeque<_> = due.collect();
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another one's.
-            let (here, elsewhere) = due.into_iter().partition(|orphan| self.is_home(orphan.name()));
+            let (here, elsewhere) = due.into_iter().partition(|orphan| match orphan.server() {
+                Some(number) => number == self.server,
+                None => self.is_home(orphan.name()),
+            });
             due = here;
             let elsewhere: VecDeque<_> = elsewhere;
             elsewhere.into_iter().for_each(|orphan| self.core.watchdog.adopt(orphan));
@@ -424,15 +430,17 @@ fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
 }
 
 impl Core {
-    /// Shows the subscriber that its connection is alive.
-    pub(super) fn heartbeat(&self) {
-        if self.heartbeat_due() {
+    /// Shows the subscriber that its connection is alive. `false`: it is not time to yet.
+    pub(super) fn heartbeat(&self) -> bool {
+        let is_due = self.heartbeat_due();
+        if is_due {
             self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
             self.members.sweep();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
             }
         }
+        is_due
     }
 }
 

@@ -13,6 +13,8 @@ pub(super) enum Event {
     /// These keys have changed; `None`: any may have.
     Changed(Option<Vec<Arc<str>>>),
     Refused(RedisError),
+    /// The answer to a PING.
+    Pong,
     /// The answer to a question.
     Reply(Value),
     /// Nothing that anybody waits for.
@@ -30,6 +32,7 @@ impl Event {
                             b"subscribe" | b"ssubscribe" => Self::Subscribed(channel),
                             b"unsubscribe" | b"sunsubscribe" => Self::Unsubscribed(channel),
                             b"message" | b"smessage" => Self::message(channel, parts.next()),
+                            b"pong" => Self::Pong,
                             _ => Self::Other,
                         }
                     }
@@ -55,6 +58,7 @@ impl Event {
                 }
             }
             Value::ServerError(error) => Self::Refused(error.into()),
+            Value::SimpleString(word) if word == "PONG" => Self::Pong,
             reply => Self::Reply(reply),
         }
     }

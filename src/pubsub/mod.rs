@@ -427,6 +427,14 @@ impl PubSub {
         reading.map(|desk| Arc::clone(&desk.subscriber.node)).collect()
     }
 
+    /// A server has left the cluster: a thread that sleeps there ends. (One that reads looks when it is
+    /// told anything.)
+    pub(crate) fn let_go(&self, node: &Node) {
+        if let Some(desk) = self.state.lock().desks.get(&node.number()) {
+            desk.subscriber.work.notify_one();
+        }
+    }
+
     /// Ends the thread, unless it is opening a connection just now, and every wait.
     pub(crate) fn shut_down(&self) {
         // Before the look for a connection: one that is opened now finds it when it has left its

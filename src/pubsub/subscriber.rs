@@ -78,25 +78,52 @@ impl PubSub {
     }
 
     /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
-    /// down.
+    /// down, or the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
-        let server = subscriber.node.number();
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
-        let is_to_track =
-            |state: &State| state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
-        while !state.entries.values().any(|entry| entry.home() == server)
-            && !subscriber.own.is_listened_to()
-            && !(subscriber.tracks() && (is_tracked || is_to_track(&state)))
-            && !self.is_shut_down()
-        {
+        while !self.is_wanted(subscriber, is_tracked, &state) && !self.is_shut_down() {
+            if self.is_left(subscriber) {
+                state.desks.remove(&subscriber.node.number());
+                return false;
+            }
             state = subscriber.work.wait(state);
         }
         !self.is_shut_down()
     }
 
+    /// Whether anybody listens there, or something is to be tracked.
+    fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &State) -> bool {
+        let server = subscriber.node.number();
+        let is_to_track = || state.desks.get(&server).is_some_and(|desk| !desk.to_track.is_empty());
+        state.entries.values().any(|entry| entry.home() == server)
+            || subscriber.own.is_listened_to()
+            || subscriber.tracks() && (is_tracked || is_to_track())
+    }
+
+    /// Whether the server has no slots any more, and may be gone for good: then the thread ends where
+    /// nobody wants it. Whoever wants it later finds no desk, and starts another one: both under the
+    /// mutex of all channels.
+    fn is_left(&self, subscriber: &Subscriber) -> bool {
+        self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
+    }
+
+    /// As [`wait_for_work`](Self::wait_for_work), while there is a connection.
+    fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+        if !self.is_left(subscriber) {
+            return false;
+        }
+        let is_tracked = tracking.is_needed();
+        let mut state = self.state.lock();
+        let is_over = !self.is_wanted(subscriber, is_tracked, &state);
+        if is_over {
+            state.desks.remove(&subscriber.node.number());
+        }
+        is_over
+    }
+
     /// Connects, subscribes to every channel there is, and dispatches until something breaks
-    /// (`Err`) or the client is shut down (`Ok`).
+    /// (`Err`), or the client is shut down or the server has left the cluster (`Ok`).
     fn serve(
         &self,
         subscriber: &Arc<Subscriber>,
@@ -154,7 +181,9 @@ impl PubSub {
                 }
                 Event::Unsubscribed(channel) => match asked.front() {
                     Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
-                        asked.pop_front();
+                        if !self.is_fenced() {
+                            asked.pop_front();
+                        }
                     }
                     // The slot has left this server, which says where when it is asked again.
                     _ => {
@@ -175,6 +204,9 @@ impl PubSub {
                     match Said::parse(&message) {
                         Some(Said::Look) => {
                             asked.extend(self.look(subscriber, &mut connection, tracking)?);
+                            if self.is_over(subscriber, tracking) {
+                                return Ok(());
+                            }
                         }
                         Some(Said::Fence { number, channel }) => {
                             if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
@@ -191,6 +223,11 @@ impl PubSub {
                 Event::Changed(keys) => {
                     let steps = tracking.changed(keys.as_deref());
                     asked.extend(take_steps(&mut connection, steps)?);
+                }
+                Event::Pong => {
+                    if let Some(Asked::Unsubscribe(_)) = asked.front() {
+                        asked.pop_front();
+                    }
                 }
                 Event::Reply(reply) => {
                     if let Some(step) = pop_step(&mut asked) {
@@ -219,6 +256,9 @@ impl PubSub {
                         entry.stand(Standing::Refused(refused(&error)));
                     }
                     // What still comes there finds nobody.
+                    Some(left @ Asked::Unsubscribe(_)) if self.is_fenced() => {
+                        asked.push_front(left);
+                    }
                     Some(Asked::Unsubscribe(_)) => {}
                     Some(Asked::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
@@ -301,6 +341,13 @@ impl PubSub {
         self.shut_down.load(Ordering::SeqCst)
     }
 
+    /// Whether a PING stands behind each channel that is given up, and only its answer says that this is
+    /// done. When a slot leaves a server, that ends the subscriptions by itself and says so in the words
+    /// of an answer, and then refuses to end them: one question would have two answers, or one.
+    fn is_fenced(&self) -> bool {
+        self.channels == Channels::Sharded
+    }
+
     /// One command a channel: the server refuses or takes each by itself. What makes a thread look is
     /// published where it looks: it belongs to no slot.
     fn send_each(
@@ -322,6 +369,9 @@ impl PubSub {
             };
             let command = Command::plain(&[command, entry.channel().as_bytes()]);
             bytes.extend_from_slice(command.bytes());
+            if matches!(ask, Ask::Unsubscribe) && self.is_fenced() {
+                bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
+            }
         }
         if bytes.is_empty() {
             return Ok(());

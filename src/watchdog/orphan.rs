@@ -25,6 +25,8 @@ const _: () = assert!(BRIEF.as_nanos() > renewal::PROVISIONAL as u128);
 /// connection is opened.
 pub(crate) struct Orphan {
     name: Arc<str>,
+    /// In a cluster: the number of the one server that it is for. `None`: whichever has the name.
+    server: Option<usize>,
     what: What,
     /// When it is given up, whatever became of it.
     until: u64,
@@ -82,9 +84,10 @@ impl Orphan {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
 
-    /// A message to this client itself that was lost. Until it is answered, or the next one is due.
-    pub(crate) fn unheard(name: &Arc<str>, message: Command) -> Self {
-        Self::new(name, What::Tell(message), BRIEF)
+    /// A message to this client itself that was lost, at the server where it listens. Until it is
+    /// answered, or the next one is due.
+    pub(crate) fn unheard(name: &Arc<str>, message: Command, server: usize) -> Self {
+        Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
     }
 
     /// A numbered request that may have been applied. Until it is, or the server would forget that.
@@ -111,12 +114,18 @@ impl Orphan {
     /// Due now.
     fn new(name: &Arc<str>, what: What, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
-        Self { name: Arc::clone(name), what, until, due: 0, tried: 0, retry: FIRST_RETRY }
+        let (name, server) = (Arc::clone(name), None);
+        Self { name, server, what, until, due: 0, tried: 0, retry: FIRST_RETRY }
     }
 
     /// Of what.
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// The number of the server that it is for, if that is not the one that has the name.
+    pub(crate) fn server(&self) -> Option<usize> {
+        self.server
     }
 
     pub(crate) fn due(&self) -> u64 {
@@ -278,7 +287,7 @@ mod tests {
             ("queued", Orphan::queued(&name, command(), short), 600, 600),
             ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
             ("stray", Orphan::stray(&name, command()), 0, 3),
-            ("unheard", Orphan::unheard(&name, command()), 0, 3),
+            ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
         ] {
             let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {

@@ -303,6 +303,36 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
+    /// Cuts a server off from the others: it neither sees nor hears them any more. (They see it.)
+    pub fn cut_off(&self, server: &Server) {
+        for other in self.servers.iter().filter(|other| other.port() != server.port()) {
+            let _: Value = cmd("CLUSTER")
+                .arg("FORGET")
+                .arg(self.id(other))
+                .query(&mut server.connection())
+                .unwrap_or_else(|error| panic!("FORGET: {error}"));
+        }
+    }
+
+    /// The replica of a slot's master takes its place, without its word and the others'. Returns when
+    /// all others know that, which one.
+    pub fn take_over(&self, slot: u16) -> &Server {
+        let old = self.owner(slot).port();
+        let at = self.servers.iter().position(|server| server.port() == old);
+        let new = &self.servers[at.unwrap_or_default() + self.masters];
+        let _: Value = cmd("CLUSTER")
+            .arg("FAILOVER")
+            .arg("TAKEOVER")
+            .query(&mut new.connection())
+            .unwrap_or_else(|error| panic!("TAKEOVER: {error}"));
+        let id = self.id(new);
+        wait_until("all others know the new master", BOUND, || {
+            let others = self.servers.iter().filter(|server| server.port() != old);
+            others.into_iter().all(|it| line(it, &id).is_some_and(|it| names(&it, slot)))
+        });
+        new
+    }
+
     fn id(&self, server: &Server) -> String {
         cmd("CLUSTER")
             .arg("MYID")

@@ -1,4 +1,4 @@
-//! What `CLUSTER SLOTS` says.
+//! What `CLUSTER SLOTS` says, and, by `CLUSTER INFO`, how much that counts.
 
 use std::ops::RangeInclusive;
 
@@ -13,6 +13,33 @@ pub(super) struct Range {
     pub(super) slots: RangeInclusive<u16>,
     pub(super) master: HostPort,
     pub(super) replicas: Vec<HostPort>,
+}
+
+/// How much a server's word counts. More: it sees a majority of the masters; of two that do, the later
+/// epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Weight {
+    pub(super) is_up: bool,
+    /// Grows with each master that takes another one's place.
+    pub(super) epoch: u64,
+    /// `false`: it must not say, and is taken for one that has nothing to fear.
+    pub(super) is_said: bool,
+}
+
+impl Weight {
+    /// Reads the answer to `CLUSTER INFO`.
+    pub(super) fn of(reply: &Value) -> Self {
+        let text = match reply {
+            Value::BulkString(text) => String::from_utf8_lossy(text),
+            Value::VerbatimString { text, .. } => text.as_str().into(),
+            _ => return Self { is_up: true, epoch: 0, is_said: false },
+        };
+        let fields = || text.lines().filter_map(|line| line.trim().split_once(':'));
+        let field = |name: &str| fields().find(|(field, _)| *field == name).map(|(_, it)| it);
+        let epoch = field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
+        let is_up = field("cluster_state") == Some("ok");
+        Self { is_up, epoch: epoch.unwrap_or(0), is_said: true }
+    }
 }
 
 /// Reads the answer of the server at `from`. `Err`: it is no cluster's, and why.
@@ -80,6 +107,19 @@ mod tests {
         assert_eq!((first.slots.clone(), &first.master), (0..=5_460, &at("one", 1)));
         assert_eq!(first.replicas, [at("two", 2)]);
         assert_eq!((second.slots.clone(), &second.master), (5_461..=16_383, &at("here", 3)));
+    }
+
+    #[test]
+    fn who_sees_a_majority_counts_more_and_then_who_knows_of_the_later_master() {
+        let says = |state: &str, epoch: u64| {
+            let info = format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n");
+            Weight::of(&Value::BulkString(info.into()))
+        };
+        assert!(says("ok", 7) > says("fail", 9));
+        assert!(says("ok", 8) > says("ok", 7));
+        let silent = Weight::of(&redis::parse_redis_value(b"-NOPERM no\r\n").unwrap());
+        assert!(silent.is_up && !silent.is_said);
+        assert!(silent < says("ok", 1) && silent > says("fail", 9));
     }
 
     #[test]

@@ -1,0 +1,67 @@
+//! What is sent to the servers of a cluster while a slot is on its way.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::LazyLock;
+
+use redis::Commands as _;
+use redlatch_testkit::{Cluster as Servers, Server};
+
+use super::*;
+use crate::config::ClientBuilder;
+use crate::connection::Script;
+
+const KEY: &str = "moved";
+
+/// A cluster, and the slot of [`KEY`] there. `None`: there is only a stand-in.
+fn slot() -> Option<(Servers, Slot)> {
+    if Server::start().unwrap().is_stand_in() {
+        return None;
+    }
+    let servers = Servers::without_replicas().unwrap();
+    let config = ClientBuilder::new("redis://localhost").config;
+    let cluster = Cluster::connect(&servers.url(), &config).unwrap().unwrap();
+    Some((servers, Slot::of(&cluster, KEY.as_bytes(), 0)))
+}
+
+#[test]
+fn a_script_that_was_stopped_in_its_middle_counts_as_one_that_may_have_run() {
+    static AGAIN: LazyLock<Script> = LazyLock::new(|| {
+        Script::new("redis.call('del', KEYS[1]) return redis.call('incr', KEYS[1])")
+    });
+    let Some((servers, slot)) = slot() else { return };
+    let mut redis = servers.home(KEY).connection();
+    let keys = [KEY, "{moved} too"];
+    keys.iter().for_each(|key| redis.set(key, 7).unwrap());
+    servers.begin_move(slot.number, servers.another(slot.number));
+    let [once, twice] = keys.map(|key| Command::script(&AGAIN, &[key.as_bytes()], &[]));
+    let outcome = slot.call_once(&once);
+    assert!(matches!(outcome, Err(Failure::Reset(_))), "{outcome:?}");
+    let count = redis::cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(slot.number).query(&mut redis);
+    assert_eq!(count, Ok(1), "it has run to its middle");
+    let mut copies = 0;
+    let (outcome, in_doubt) = slot.call_twice(&twice, || {
+        copies += 1;
+        Command::plain(&[b"EXISTS", KEY.as_bytes()])
+    });
+    assert!(in_doubt && copies == 1, "{outcome:?}, {copies} copies");
+    assert!(matches!(outcome, Ok(Value::Int(0))), "{outcome:?}");
+}
+
+#[test]
+fn nobody_is_asked_when_the_time_of_a_call_is_over() {
+    let Some((servers, slot)) = slot() else { return };
+    let to = servers.another(slot.number);
+    servers.begin_move(slot.number, to);
+    let (asked, command) = (slot.lane(), Command::plain(&[b"INCR", KEY.as_bytes()]));
+    let sent = asked.call_once(&command);
+    assert!(matches!(&sent, Ok(reply) if matches!(redirect(reply), Some(Redirect::Ask { .. }))));
+    let follow = |until| {
+        let none = None::<fn() -> Command>;
+        slot.follow(Arc::clone(&asked), sent.clone(), false, &command, none, until).0
+    };
+    let late = follow(Instant::now());
+    assert!(matches!(&late, Ok(Value::ServerError(error)) if error.code() == "CLUSTERDOWN"));
+    let in_time = follow(Instant::now() + Duration::from_secs(10));
+    assert!(matches!(in_time, Ok(Value::Int(1))), "{in_time:?}: the first one was sent");
+}

@@ -1,0 +1,118 @@
+//! What a client has in the background at the servers of a cluster, while a slot leaves one.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+use redlatch_testkit::{Cluster as Servers, Server, wait_until};
+
+use crate::config::ClientBuilder;
+use crate::connection::{Cause, Command, Failure, Outcome};
+use crate::node::{Core, Session};
+use crate::protocol::LockKeys;
+use crate::pubsub::News;
+use crate::sync::Mutex;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// `None`: there is only a stand-in.
+fn cluster() -> Option<Servers> {
+    let is_real = !Server::start().unwrap().is_stand_in();
+    is_real.then(|| Servers::without_replicas().unwrap())
+}
+
+fn session(cluster: &Servers, stray: fn(&Arc<Core>, u64, &News<'_>)) -> Session {
+    Session::open(&cluster.url(), ClientBuilder::new("redis://localhost").config, stray).unwrap()
+}
+
+fn ignore(_: &Arc<Core>, _: u64, _: &News<'_>) {}
+
+/// Another name at the server of this one, in another slot.
+fn neighbour(cluster: &Servers, name: &str) -> String {
+    let (slot, port) = (cluster.slot(name), cluster.home(name).port());
+    let is_one = |other: &String| cluster.slot(other) != slot && cluster.home(other).port() == port;
+    (0..).map(|number| format!("other{number}")).find(is_one).unwrap()
+}
+
+#[test]
+fn what_is_posted_to_a_server_that_has_lost_the_slot_was_not_sent() {
+    let Some(cluster) = cluster() else { return };
+    let session = session(&cluster, ignore);
+    let core = session.core();
+    let slot = cluster.slot("moved");
+    cluster.move_slot(slot, cluster.another(slot));
+    let heard = Arc::new(Mutex::new(None));
+    let receiver = {
+        let heard = Arc::clone(&heard);
+        move |outcome: Outcome| *heard.lock() = Some(outcome)
+    };
+    core.post(&core.route("moved"), Command::plain(&[b"DEL", b"moved"]), Arc::new(receiver));
+    wait_until("it is answered", SOON, || heard.lock().is_some());
+    assert!(matches!(*heard.lock(), Some(Err(Failure::Unsent(_)))), "{:?}", heard.lock());
+}
+
+#[test]
+fn a_lost_control_message_is_sent_again_to_its_own_server() {
+    let Some(cluster) = cluster() else { return };
+    let session = session(&cluster, ignore);
+    let core = session.core();
+    let published = |server: &Server| {
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+        stats.contains("cmdstat_publish:")
+    };
+    for (number, server) in cluster.servers().iter().enumerate() {
+        let name = (0..).map(|number| format!("name{number}"));
+        let name = name.into_iter().find(|it| cluster.home(it).port() == server.port()).unwrap();
+        let node = core.servers.home(name.as_bytes());
+        let error = Arc::new(RedisError::from(std::io::Error::other("broken")));
+        let cause = Cause { error, address: "there".into() };
+        core.told_subscriber(&node, &Err(Failure::Reset(cause)));
+        wait_until("it is sent there", SOON, || published(server));
+        let others = &cluster.servers()[number + 1..];
+        assert!(!others.iter().any(published), "it is sent elsewhere");
+    }
+}
+
+/// The server ends a subscription when the slot leaves it, and refuses to end it once more: one
+/// question with the words of two answers.
+#[test]
+fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
+    static HOLDS: AtomicBool = AtomicBool::new(true);
+    static HELD: AtomicBool = AtomicBool::new(false);
+    let Some(cluster) = cluster() else { return };
+    let session = session(&cluster, |_, _, _| {
+        HELD.store(true, Ordering::SeqCst);
+        while HOLDS.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let core = session.core();
+    let (slot, other) = (cluster.slot("moved"), neighbour(&cluster, "moved"));
+    let node = core.servers.home(b"moved");
+    let moved = core.pubsub.listen(&"{moved}".into());
+    let stays = core.pubsub.listen_to_own(&other);
+    wait_until("both are heard", SOON, || moved.is_confirmed() && stays.is_confirmed());
+    let version = stays.version();
+    // The thread that listens stands still, and finds all that happens now, in this order.
+    let channel = LockKeys::own_channel(&other, core.id.as_str());
+    let mut redis = cluster.home("moved").connection();
+    let heard: u64 =
+        redis::cmd("SPUBLISH").arg(channel).arg("ask 1 lock").query(&mut redis).unwrap();
+    assert_eq!(heard, 1);
+    wait_until("it is held", SOON, || HELD.load(Ordering::SeqCst));
+    let told = node.any_lane().call_once(&core.pubsub.control_message(&node));
+    assert!(matches!(told, Ok(Value::Int(1))), "{told:?}");
+    cluster.move_slot(slot, cluster.another(slot));
+    let asked = core.route("moved").call_once(&Command::plain(&[b"EXISTS", b"moved"]));
+    assert!(matches!(asked, Ok(Value::Int(0))), "{asked:?}");
+    let new = core.pubsub.listen(&format!("{{{other}}}").into());
+    HOLDS.store(false, Ordering::SeqCst);
+    wait_until("all are heard", SOON, || moved.is_confirmed() && new.is_confirmed());
+    assert!(stays.is_confirmed());
+    assert_eq!(stays.version(), version, "it was asked for once more");
+}
