@@ -192,7 +192,7 @@ impl Link {
         self.write(&command.bytes_for(self.channels))?;
         let mut retried = false;
         loop {
-            let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits));
+            let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits()));
             self.settle_all(until)?;
             let reply = self.read(until)?;
             if retried || !is_noscript(&reply) {
