@@ -305,6 +305,37 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
+/// The old master lives on, and closes no connection: who waits would listen there, and the new one,
+/// which counts those who listen, would take it for dead.
+#[test]
+fn who_waits_listens_where_the_address_leads_to_now() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("waited for");
+    let guard = lock.lock().unwrap();
+    let (owner, _) = holder(&mut old.connection(), "waited for").unwrap();
+    guard.unlock().unwrap();
+    hold_as_redisson(&mut old.connection(), "waited for", LONG);
+    assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+    wait_subscribed(&old, &own_channel(&owner));
+    replicate(&new, Some(&old));
+    let mut redis = new.connection();
+    wait_until("it is replicated", SOON, || holder(&mut redis, "waited for").is_some());
+    replicate(&new, None);
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    let waiter = spawn(move || {
+        // The first question meets the old one, perhaps, which refuses it.
+        let guard = lock.lock().or_else(|_| lock.lock()).unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_subscribed(&new, &own_channel(&owner));
+    release_as_redisson(&mut redis, "waited for", &channel("waited for"));
+    waiter.join();
+}
+
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let _bounded = bounded();
