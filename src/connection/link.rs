@@ -462,7 +462,8 @@ fn is_noscript(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-#[cfg(all(test, testkit, not(shuttle)))]
+#[cfg(test)]
+#[cfg(all(testkit, not(shuttle)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
