@@ -44,6 +44,15 @@ local function length()
     return type(places) == 'number' and places or 0
 end
 
+-- Why there is no place. A replica takes no writes at all: that is the script's error, and none of the
+-- place. Whoever waited there would do so until the lock is free, and be refused then.
+local function why(trouble)
+    if string.find(trouble.err, 'READONLY', 1, true) then
+        redis.call('pexpire', queue, KEPT)
+    end
+    return trouble.err
+end
+
 -- Puts an owner at one end of the queue: nil and its place, or the refusal and nothing done. The
 -- first PEXPIRE is refused before the push where a later one would be refused after it. It also
 -- makes room: after a command that writes, memory is no reason to refuse.
@@ -69,12 +78,12 @@ local function stand(owner)
     if refused(place) then
         return -1, 0, place.err
     elseif place then
-        redis.pcall('pexpire', queue, KEPT)
-        return place, 0
+        local trouble = refused(redis.pcall('pexpire', queue, KEPT))
+        return place, 0, trouble and why(trouble)
     end
     local trouble, last = enqueue('rpush', owner)
     if trouble then
-        return -1, 0, trouble.err
+        return -1, 0, why(trouble)
     end
     return last, 1
 end

@@ -272,7 +272,8 @@ impl ExpirableSemaphore {
     ///
     /// # Blocking
     ///
-    /// One round trip; none if a thread of this process waits.
+    /// One round trip; none if a thread of this process waits. A process that keeps taking permits
+    /// which others want lets those go first now and then: for a millisecond and two round trips.
     pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, Wait::NONE).map(first)
     }

@@ -102,7 +102,8 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if there are none, if one name on one server is listed as two
-    /// kinds of lock, or if one is not a lock of this library.
+    /// kinds of lock, or if one is not a lock of this library; [`Forked`](ErrorKind::Forked) in a
+    /// forked child.
     pub fn new(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::with_capacity(locks.len());
         for part in parts(locks)? {
@@ -179,7 +180,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if there are none, if two of them are on one server, or if one
-    /// is not a lock of this library.
+    /// is not a lock of this library; [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn quorum(locks: &[&dyn Lock]) -> Result<Self, Error> {
         let parts = parts(locks)?;
         for (at, part) in parts.iter().enumerate() {
@@ -386,6 +387,8 @@ impl MultiLock {
     }
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Levels>, Error> {
+        // Before anything that another thread may have locked when this process was forked.
+        self.parts.iter().try_for_each(check_process)?;
         if self.rule == Rule::Majority {
             return quorum::acquire(&self.parts, thread, &wait);
         }
@@ -497,7 +500,14 @@ fn parts(locks: &[&dyn Lock]) -> Result<Vec<Arc<dyn Part>>, Error> {
         let message = "to be taken together there must be one lock at least";
         return Err(Error::new(ErrorKind::Config, message.to_owned()));
     }
-    locks.iter().map(|lock| LockPart::of(*lock)).collect()
+    let parts: Vec<_> = locks.iter().map(|lock| LockPart::of(*lock)).collect::<Result<_, _>>()?;
+    parts.iter().try_for_each(check_process)?;
+    Ok(parts)
+}
+
+fn check_process(part: &Arc<dyn Part>) -> Result<(), Error> {
+    let site = &part.handle().site;
+    site.core.check_process(&site.name)
 }
 
 /// Sends the requests for all of them. Each must be called, whatever the others say: a lock may be

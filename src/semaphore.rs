@@ -244,7 +244,8 @@ impl Semaphore {
     ///
     /// # Blocking
     ///
-    /// One round trip; none if a thread of this process waits.
+    /// One round trip; none if a thread of this process waits. A process that keeps taking permits
+    /// which others want lets those go first now and then: for a millisecond and two round trips.
     pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
         self.try_acquire_many(1)
     }

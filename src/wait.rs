@@ -85,6 +85,11 @@ impl<'a> Wait<'a> {
     /// Fails if the wait was cancelled, the client shut down or the process forked.
     pub(crate) fn check(&self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
         core.check(name)?;
+        self.check_cancelled(name)
+    }
+
+    /// Fails if the wait was cancelled.
+    pub(crate) fn check_cancelled(&self, name: &Arc<str>) -> Result<(), Error> {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::cancelled(name));
         }

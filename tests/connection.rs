@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
-use redlatch::{Client, Error, ErrorKind, HoldState, LockGuard};
+use redlatch::{Client, Error, ErrorKind, HoldState, LockGuard, MultiLock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn info(server: &Server, section: &str, field: &str) -> u64 {
@@ -72,11 +72,12 @@ impl Drop for Signals {
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_change_nothing() {
-    const ROUNDS: usize = 400;
+    const ROUNDS: usize = 150;
     let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     clients[0].semaphore("permits").try_set_permits(2).unwrap();
+    clients[0].expirable_semaphore("leased").try_set_permits(2).unwrap();
     let inside = Arc::new(AtomicU64::new(0));
     let work = |client: &Client, own: String| {
         let (client, inside) = (client.clone(), Arc::clone(&inside));
@@ -84,12 +85,24 @@ fn signals_change_nothing() {
             let own = client.reentrant_lock(&own);
             let (shared, fair) = (client.reentrant_lock("shared"), client.fair_lock("fair"));
             let (permits, latch) = (client.semaphore("permits"), client.count_down_latch("open"));
+            let (prices, leased) =
+                (client.read_write_lock("prices"), client.expirable_semaphore("leased"));
+            let several =
+                MultiLock::new(&[&client.fenced_lock("one"), &client.reentrant_lock("two")]);
+            let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
             for _ in 0..rounds {
+                drop(prices.read().lock().unwrap());
+                drop(prices.write().lock().unwrap());
+                drop(leased.acquire().unwrap());
+                several.lock().unwrap().unlock().unwrap();
                 own.lock().unwrap().unlock().unwrap();
                 drop(own.lock().unwrap());
                 let guard = shared.lock().unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
+                // Left, waited for, and had again.
+                changed.notify_all().unwrap();
+                changed.wait_for(&guard, UNIT / 50).unwrap();
                 drop(guard);
                 fair.lock().unwrap().unlock().unwrap();
                 drop(permits.acquire().unwrap());
@@ -305,6 +318,37 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
+/// The old master lives on, and closes no connection: who waits would listen there, and the new one,
+/// which counts those who listen, would take it for dead.
+#[test]
+fn who_waits_listens_where_the_address_leads_to_now() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("waited for");
+    let guard = lock.lock().unwrap();
+    let (owner, _) = holder(&mut old.connection(), "waited for").unwrap();
+    guard.unlock().unwrap();
+    hold_as_redisson(&mut old.connection(), "waited for", LONG);
+    assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+    wait_subscribed(&old, &own_channel(&owner));
+    replicate(&new, Some(&old));
+    let mut redis = new.connection();
+    wait_until("it is replicated", SOON, || holder(&mut redis, "waited for").is_some());
+    replicate(&new, None);
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    let waiter = spawn(move || {
+        // The first question meets the old one, perhaps, which refuses it.
+        let guard = lock.lock().or_else(|_| lock.lock()).unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_subscribed(&new, &own_channel(&owner));
+    release_as_redisson(&mut redis, "waited for", &channel("waited for"));
+    waiter.join();
+}
+
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let _bounded = bounded();
@@ -384,17 +428,33 @@ fn worker() {
     lock.lock().unwrap().unlock().unwrap();
     job.say("ready");
     assert_eq!(job.wait_line(), "go");
-    let outcome = lock.lock().map(drop);
+    let outcome = if job.role() == "waits" {
+        lock.lock().map(drop)
+    } else {
+        // Over a connection of its own.
+        let other = impatient(job.arg(0)).connect().unwrap().reentrant_lock("too");
+        MultiLock::new(&[&lock, &other]).unwrap().lock().map(drop)
+    };
     job.say(&format!("outcome {outcome:?}"));
     job.done();
 }
 
 #[test]
 fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
+    finds_the_reply("waits");
+}
+
+/// Of one it reads the reply, the other's lies there meanwhile.
+#[test]
+fn a_process_that_is_stopped_while_it_waits_for_several_finds_all_replies() {
+    finds_the_reply("waits for several");
+}
+
+fn finds_the_reply(role: &str) {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
-    let mut worker = Worker::spawn_test("worker", "waits", &[&proxy.url()]);
+    let mut worker = Worker::spawn_test("worker", role, &[&proxy.url()]);
     worker.expect_line("ready", SOON);
     proxy.on_request("stopped", Action::HoldReply);
     worker.send_line("go");
@@ -402,7 +462,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     worker.sigstop();
     proxy.release();
     // Time is the subject.
-    thread::sleep(IMPATIENT * 2);
+    thread::sleep(IMPATIENT * 3);
     worker.sigcont();
     assert_eq!(worker.expect_line("outcome", SOON), "Ok(())");
     assert!(worker.wait_exit(SOON).success());

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use fork::{Fork, fork, waitpid_nohang};
-use redlatch::{Client, Error, ErrorKind, HoldState, LostReason, PermitId};
+use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LostReason, MultiLock, PermitId};
+use redlatch_testkit::Cluster;
 
 /// A forked child, which does some work and ends.
 #[must_use]
@@ -55,7 +56,7 @@ fn is_forked<T>(outcome: Result<T, Error>) {
 }
 
 /// Whatever the child is given, it uses all of it and drops it.
-fn use_all(client: Client) {
+fn use_all(client: Client, several: MultiLock) {
     let lock = client.reentrant_lock("lock");
     is_forked(lock.lock());
     is_forked(lock.try_lock());
@@ -70,6 +71,30 @@ fn use_all(client: Client) {
     is_forked(fair.lock());
     is_forked(fair.try_lock());
     is_forked(fair.unlock());
+    is_forked(fair.force_unlock());
+    let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));
+    is_forked(fenced.lock());
+    is_forked(fenced.lock_owned());
+    for lock in [prices.read() as &dyn Lock, prices.write()] {
+        is_forked(lock.lock());
+        is_forked(lock.try_lock());
+        is_forked(lock.lock_owned());
+        is_forked(lock.unlock());
+        is_forked(lock.force_unlock());
+        is_forked(lock.is_locked());
+        assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
+    }
+    is_forked(MultiLock::new(&[&lock, &fair, prices.read(), &fenced]));
+    is_forked(MultiLock::quorum(&[&lock]));
+    is_forked(several.lock());
+    is_forked(several.try_lock());
+    is_forked(several.lock_owned());
+    is_forked(several.with(|_| Ok::<_, Error>(())));
+    for changed in [lock.new_condition("changed"), fair.new_condition("changed")] {
+        is_forked(changed.notify_one());
+        is_forked(changed.notify_all());
+        assert!(!format!("{changed:?}").is_empty());
+    }
     let semaphore = client.semaphore("semaphore");
     is_forked(semaphore.acquire());
     is_forked(semaphore.try_acquire());
@@ -90,8 +115,10 @@ fn use_all(client: Client) {
     is_forked(latch.delete());
     let shown = format!("{client:?} {lock:?} {fair:?} {semaphore:?} {expirable:?} {latch:?}");
     assert!(!shown.is_empty());
+    let shown = format!("{fenced:?} {prices:?} {several:?}");
+    assert!(!shown.is_empty());
     client.shutdown();
-    drop((lock, fair, semaphore, expirable, latch));
+    drop((lock, fair, fenced, prices, several, semaphore, expirable, latch));
     drop(client);
 }
 
@@ -112,16 +139,36 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let leased = expirable.acquire_many(3).unwrap();
     let latch = client.count_down_latch("latch");
     latch.try_set_count(1).unwrap();
+    let fenced = client.fenced_lock("fenced").lock().unwrap();
+    let prices = client.read_write_lock("prices");
+    let (written, read) = (prices.write().lock().unwrap(), prices.read().lock().unwrap());
+    let several = [client.reentrant_lock("one"), client.reentrant_lock("two")];
+    let both = MultiLock::new(&[&several[0], &several[1]]).unwrap();
+    let several = both.lock_owned().unwrap();
     // A subscription and its connection.
     assert!(elsewhere({
         let lock = lock.clone();
         move || lock.try_lock_for(UNIT).unwrap().is_none()
     }));
 
+    let mut later = Some((fenced, written, read, several));
     let mut all = Some((guard, fair, kept, owned, permit, other, leased, client, lock.clone()));
     let child = Child::of(|| {
+        let (fenced, written, read, several) = later.take().unwrap();
+        for state in [fenced.state(), written.state(), read.state(), several.state()] {
+            assert_eq!(state, HoldState::Lost(LostReason::Forked));
+        }
+        for checked in [fenced.check(UNIT), written.check(UNIT), several.check(UNIT)] {
+            is_forked(checked);
+        }
+        several.on_lost(|_| panic!("the parent's"));
+        assert!(format!("{fenced:?} {written:?} {several:?}").contains("Forked"));
+        is_forked(several.unlock());
+        is_forked(read.unlock());
+        drop((fenced, written));
         let (guard, fair, kept, owned, permit, other, mut leased, client, lock) =
             all.take().unwrap();
+        is_forked(lock.new_condition("changed").wait(&guard));
         let one = leased.pop().unwrap();
         assert!(!one.is_held() && one.remaining().is_zero());
         assert_eq!(one.state(), HoldState::Lost(LostReason::Forked));
@@ -143,15 +190,21 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         kept.forget();
         is_forked(permit.release());
         drop((other, lock));
-        use_all(client);
+        use_all(client, both);
     });
     child.join();
 
     let (guard, fair, kept, owned, permit, other, leased, ..) = all.take().unwrap();
+    let (fenced, written, read, several) = later.take().unwrap();
     let mut redis = server.connection();
-    for name in ["lock", "fair", "kept", "owned"] {
+    for name in ["lock", "fair", "kept", "owned", "fenced", "one", "two"] {
         assert!(holder(&mut redis, name).is_some(), "{name}");
     }
+    assert!(fenced.is_held() && written.is_held() && read.is_held() && several.is_held());
+    fenced.unlock().unwrap();
+    several.unlock().unwrap();
+    read.unlock().unwrap();
+    written.unlock().unwrap();
     assert!(guard.is_held() && fair.is_held() && kept.is_held());
     assert_eq!(expirable.acquired_permits().unwrap(), 3);
     leased.into_iter().for_each(|permit| permit.release().unwrap());
@@ -226,40 +279,56 @@ fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
     guard.unlock().unwrap();
 }
 
-/// At each fork some other thread has locked some mutex, which nobody will unlock in the child.
 #[test]
 fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
     let _bounded = bounded();
     let server = server();
-    let client = client(&server);
+    fork_in_the_middle(&client(&server), &server.url());
+}
+
+/// There each call looks up which server has the name's slot.
+#[test]
+fn nor_does_one_of_a_process_that_uses_a_cluster() {
+    let _bounded = bounded();
+    if real_server().is_none() {
+        return;
+    }
+    let cluster = Cluster::without_replicas().unwrap();
+    let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();
+    fork_in_the_middle(&client, &cluster.url());
+}
+
+/// At each fork some other thread has locked some mutex, which nobody will unlock in the child.
+fn fork_in_the_middle(client: &Client, url: &str) {
     client.semaphore("semaphore").try_set_permits(3).unwrap();
     let over = Arc::new(AtomicBool::new(false));
-    let threads: Vec<_> = (0..6)
+    let threads: Vec<_> = (0..8)
         .map(|at| {
             let (client, over) = (client.clone(), Arc::clone(&over));
             spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    match at % 3 {
+                    match at % 4 {
                         0 => drop(client.reentrant_lock("lock").lock().unwrap()),
                         1 => drop(client.semaphore("semaphore").acquire().unwrap()),
+                        2 => drop(client.read_write_lock("prices").read().lock().unwrap()),
                         _ => drop(client.fair_lock("fair").lock().unwrap()),
                     }
                 }
             })
         })
         .collect();
-    let lock = client.reentrant_lock("mine");
+    let (lock, other) = (client.reentrant_lock("mine"), client.reentrant_lock("other"));
+    let several = MultiLock::new(&[&lock, &other]).unwrap();
     for round in 0..100 {
         let guard = lock.lock().unwrap();
         let mut permit = Some(client.semaphore("semaphore").acquire().unwrap());
         let mut guards = Some((guard, lock.lock().unwrap()));
         let mut copy = Some(client.clone());
-        let url = server.url();
         let child = Child::of(|| {
             drop((permit.take(), guards.take()));
-            use_all(copy.take().unwrap());
+            use_all(copy.take().unwrap(), several.clone());
             if round % 10 == 0 {
-                let own = Client::connect(&url).unwrap();
+                let own = Client::connect(url).unwrap();
                 let threads: Vec<_> = (0..3)
                     .map(|_| own.reentrant_lock("own"))
                     .map(|lock| std::thread::spawn(move || drop(lock.lock().unwrap())))

@@ -773,6 +773,19 @@ fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time
     }
 }
 
+/// Also where the lock is to be had at once.
+#[test]
+fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
+    let _bounded = bounded();
+    let servers = [server()];
+    let quorum = voting(&servers);
+    let token = CancelToken::new();
+    token.cancel();
+    let error = quorum.lock_cancellable(&token).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+}
+
 #[test]
 fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
     let _bounded = bounded();

@@ -288,7 +288,7 @@ fn go_on<S: Synchronizer>(
 const TAKEN_OVER: Duration = Duration::from_millis(100);
 
 /// Sleeps until there is `news`, or until `until`.
-fn doze(
+pub(crate) fn doze(
     core: &Core,
     name: &Arc<str>,
     thread: &Arc<Thread>,

@@ -291,6 +291,11 @@ impl Endpoint {
         (self.number as u64) << 32 | self.runs.incarnation()
     }
 
+    /// Whether the server says which run of it a connection leads to.
+    pub(crate) fn says_its_run(&self) -> bool {
+        self.server().is_some_and(|server| server.says_its_run())
+    }
+
     /// What the server said of itself when it was met last.
     pub(super) fn server(&self) -> Option<Server> {
         self.runs.last()

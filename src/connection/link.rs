@@ -88,7 +88,7 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
-    unacknowledged: Vec<(Arc<dyn ReplyReceiver>, Value)>,
+    unacknowledged: VecDeque<(Arc<dyn ReplyReceiver>, Value)>,
     /// How many WAITs are owed, and when the server has answered them at the latest.
     waits: u32,
     waits_until: Instant,
@@ -134,7 +134,7 @@ impl Link {
         Ok(Self {
             connection,
             owed: VecDeque::new(),
-            unacknowledged: Vec::new(),
+            unacknowledged: VecDeque::new(),
             waits: 0,
             waits_until: begun,
             response_timeout: endpoint.response_timeout(),
@@ -166,7 +166,7 @@ impl Link {
         if self.trusted_at.saturating_sub(self.heard_at) < TRUSTED {
             return true;
         }
-        let until = deadline_in(self.at_least(SHORTEST_LOOK));
+        let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
         self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
             && self.settle_all(until).is_ok()
             && self.read(until).is_ok()
@@ -357,13 +357,11 @@ impl Link {
     /// Reads the reply to `owed` and hands it over. `false`: the server did not know the script,
     /// so the command is owed again, as EVAL and behind all others.
     fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
-        let reply = match self.read(until) {
+        let reply = match self.receive(until) {
             Ok(reply) => reply,
             Err(failure) => {
-                if let Some(receiver) = owed.receiver {
-                    receiver.receive(Err(failure.clone()));
-                }
-                return Err(failure);
+                self.owed.push_front(owed);
+                return Err(self.fail(failure));
             }
         };
         let Some(receiver) = owed.receiver else {
@@ -388,7 +386,7 @@ impl Link {
         match reply {
             // The WAIT behind it is owed: its answer comes later than this one.
             reply if owed.command.acks().is_some() && !matches!(reply, Value::ServerError(_)) => {
-                self.unacknowledged.push((receiver, reply));
+                self.unacknowledged.push_back((receiver, reply));
             }
             reply => receiver.receive(Ok(reply)),
         }
@@ -409,7 +407,8 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| Cause::new(error, &self.health));
-        for (receiver, reply) in self.unacknowledged.drain(..) {
+        // One by one: if one panics, the others hear when the link goes.
+        while let Some((receiver, reply)) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
                 Some(cause) => Err(Failure::Unacknowledged(reply, cause.clone())),
@@ -423,8 +422,12 @@ impl Link {
         written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
     }
 
-    /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
     fn read(&mut self, until: Instant) -> Outcome {
+        self.receive(until).map_err(|failure| self.fail(failure))
+    }
+
+    /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
+    fn receive(&mut self, until: Instant) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => {
                 self.is_wrong |= is_wrong_server(&reply);
@@ -446,17 +449,19 @@ impl Link {
                 if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
                     self.health.failed(self.wrote_at, &error);
                 }
-                Err(self.fail(Failure::after_write(error, &self.health)))
+                Err(Failure::after_write(error, &self.health))
             }
         }
     }
 
     /// Tells everybody who is owed a reply that none will come.
     fn fail(&mut self, failure: Failure) -> Failure {
-        let unacknowledged = self.unacknowledged.drain(..).map(|(receiver, _)| receiver);
-        let owed = self.owed.drain(..).filter_map(|owed| owed.receiver);
-        for receiver in unacknowledged.chain(owed) {
+        // One by one: if one panics, the others hear when the link goes.
+        while let Some((receiver, _)) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
+        }
+        while let Some(owed) = self.owed.pop_front() {
+            owed.receiver.inspect(|receiver| receiver.receive(Err(failure.clone())));
         }
         failure
     }
@@ -488,4 +493,68 @@ fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
 
 fn is_noscript(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+#[cfg(test)]
+#[cfg(all(testkit, not(shuttle)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use redlatch_testkit::Server;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn link(server: &Server) -> Link {
+        Link::open(&Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap()).unwrap()
+    }
+
+    fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
+        let heard = Arc::<Mutex<Option<Outcome>>>::default();
+        let receiver = Arc::clone(&heard);
+        (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
+    }
+
+    fn panics(_: Outcome) {
+        panic!("as nothing should");
+    }
+
+    /// No replica there: the answer takes as long as it may.
+    const ACKS: ReplicaAcks = ReplicaAcks { count: 1, within: Duration::from_millis(500) };
+
+    /// It would be broken for those who wait, whose commands may have run.
+    #[test]
+    fn a_connection_is_alive_while_the_server_waits_for_replicas() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let (heard, receiver) = hears();
+        let command = Command::plain(&[b"PING"]).acknowledged(Some(ACKS));
+        link.send_one(command, receiver).unwrap();
+        link.heard_at = 0;
+        assert!(link.is_alive());
+        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
+    }
+
+    #[test]
+    fn a_panic_of_one_who_hears_leaves_the_others_not_without_a_word() {
+        let server = Server::start().unwrap();
+        let command = |acks| Command::plain(&[b"PING"]).acknowledged(acks);
+        for acks in [None, Some(ACKS)] {
+            let mut link = link(&server);
+            let (first, last) = (hears(), hears());
+            let batch = [first.1, Arc::new(panics), last.1];
+            let batch = batch.map(|receiver| (command(acks), receiver, false));
+            if acks.is_none() {
+                // It breaks before a reply comes.
+                link.connection.closer().close();
+            }
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                link.send(batch).and_then(|()| link.read_all(TIMEOUT))
+            }));
+            assert!(done.is_err());
+            drop(link);
+            assert!(first.0.lock().is_some() && last.0.lock().is_some(), "{acks:?}");
+        }
+    }
 }

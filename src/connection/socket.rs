@@ -25,6 +25,8 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 /// The socket's own timeout may be later than the deadline by this much, so that it is not set
 /// anew for each exchange.
 const LATE: Duration = Duration::from_millis(10);
+/// What has come before the deadline is read in so many pieces: over TLS a record is two.
+const LOOKS: u32 = 16;
 #[cfg(unix)]
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
@@ -35,8 +37,8 @@ pub(super) struct Socket {
     left: Option<Duration>,
     /// What the stream's own timeouts are set to: of reads, of writes.
     armed: [Duration; 2],
-    /// Whether it was looked, after the deadline, for what has come before it.
-    looked: bool,
+    /// How often it was looked, after the deadline, for what has come before it.
+    looks: u32,
 }
 
 struct Open {
@@ -118,14 +120,14 @@ impl Socket {
 
     fn new(stream: Stream, deadline: Instant) -> Self {
         let open = Arc::new(Open { stream, closed: AtomicBool::new(false) });
-        Self { open, deadline, left: None, armed: [Duration::MAX; 2], looked: false }
+        Self { open, deadline, left: None, armed: [Duration::MAX; 2], looks: 0 }
     }
 
     /// Until when what is read and written from here on must be done.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
         self.left = None;
-        self.looked = false;
+        self.looks = 0;
     }
 
     /// The same, from `now` on.
@@ -148,9 +150,9 @@ impl Socket {
     /// `anew`: the last one ended too early.
     fn arm(&mut self, way: Way, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
-            // A process that was stopped in its read finds the reply here: one look.
-            Err(_) if matches!(way, Way::Read) && !self.looked => {
-                self.looked = true;
+            // A process that was stopped in its read finds the reply here, if there is one.
+            Err(_) if matches!(way, Way::Read) && self.looks < LOOKS => {
+                self.looks += 1;
                 Duration::from_micros(1)
             }
             left => left?,
@@ -181,8 +183,14 @@ impl Socket {
             self.arm(way, anew)?;
             match attempt(&self.open.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The socket's own timeout was an earlier deadline's.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => anew = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Nothing is there.
+                    if self.looks > 0 {
+                        return Err(late());
+                    }
+                    // The socket's own timeout was an earlier deadline's.
+                    anew = true;
+                }
                 // The system has given the other side up: that is a broken connection, and no word
                 // on how long the server takes.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -219,9 +227,13 @@ impl Closer {
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"));
+        return Err(late());
     }
     Ok(left)
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time")
 }
 
 impl Read for Socket {
@@ -294,5 +306,41 @@ mod tests {
             assert_eq!(connect(addresses).unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
         assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// A process that was stopped in its read finds the reply there; over TLS a record's head comes
+    /// before the rest of it.
+    #[test]
+    fn what_came_before_the_deadline_is_read_after_it_in_however_many_pieces() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let soon = Instant::now() + Duration::from_secs(1);
+        let address = listener.local_addr().unwrap();
+        let mut socket = Socket::to_one_of(&[address], soon).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        other.write_all(b"abc").unwrap();
+        let mut piece = [0];
+        socket.read_exact(&mut piece).unwrap();
+        socket.set_deadline(Instant::now());
+        for expected in [b"b", b"c"] {
+            socket.read_exact(&mut piece).unwrap();
+            assert_eq!(&piece, expected);
+        }
+        assert_eq!(socket.read(&mut piece).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Who says a little again and again does not keep anybody for ever.
+    #[test]
+    fn after_the_deadline_it_ends_though_more_comes_all_the_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let soon = Instant::now() + Duration::from_secs(1);
+        let address = listener.local_addr().unwrap();
+        let mut socket = Socket::to_one_of(&[address], soon).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        other.write_all(&[0; 1_000]).unwrap();
+        let mut piece = [0];
+        socket.read_exact(&mut piece).unwrap();
+        socket.set_deadline(Instant::now());
+        let ends = (0..999).find_map(|_| socket.read(&mut piece).err());
+        assert_eq!(ends.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 }

@@ -34,6 +34,8 @@ pub(super) fn acquire(
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
 ) -> Result<Option<Levels>, Error> {
+    // What each is asked for below knows of no token.
+    wait.check_cancelled(&parts[0].handle().site.name)?;
     let needed = parts.len() / 2 + 1;
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
     loop {

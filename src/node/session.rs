@@ -111,7 +111,12 @@ impl Core {
         let core = Arc::downgrade(self);
         let watch = move |node: &Arc<Node>| {
             let Some(core) = core.upgrade() else { return };
-            node.endpoint.on_new_run(core.watchdog.renew_all());
+            let (renew, pubsub) = (core.watchdog.renew_all(), Arc::downgrade(&core.pubsub));
+            let server = node.number();
+            node.endpoint.on_new_run(move || {
+                renew();
+                pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
+            });
             node.endpoint.on_moved(core.watchdog.renew_all());
             node.endpoint.health().on_news(core.watchdog.log_news());
             node.endpoint.on_opened(core.watchdog.connected());

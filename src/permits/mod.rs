@@ -10,12 +10,12 @@ mod turn;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::gate::{Asking, PermitQueue, first_unmet};
 use self::turn::Before;
 use crate::acquire::{
-    Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, slow_poll,
+    Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, doze, slow_poll,
 };
 use crate::error::Error;
 use crate::node::Core;
@@ -152,8 +152,16 @@ impl<S: Source> Synchronizer for Arc<S> {
         // Who finds the gate open is first in line, and after the process's turn it stays away like
         // any other: its release and its next request, one behind the other, would win every race.
         // Not where nobody else listens: behind a gate that is closed each thread asks alone.
-        if wait.blocks() && is_turn_over(&**self) {
+        if is_turn_over(&**self) {
             place.rest = rest_of_yield(&**self);
+        }
+        if !wait.blocks() && !place.rest.is_zero() {
+            // It asks once, when others have had their chance.
+            let until = Instant::now().checked_add(std::mem::take(&mut place.rest));
+            doze(self.core(), self.name(), thread, wait, until, || false)?;
+            if let Some(entered) = gate.enter(thread, *need, false) {
+                return Ok(entered);
+            }
         }
         if place.rest.is_zero() {
             if let Asked { own: Some(own), .. } = ask(self, &[*need], 1)? {

@@ -374,9 +374,21 @@ impl PubSub {
         if dead {
             *suspected = None;
             drop(suspected);
-            if let Some(closer) = &*subscriber.closer.lock() {
-                closer.close();
-            }
+            subscriber.end_connection();
+        }
+    }
+
+    /// A connection has led to another run of this server, or to another server. The one for messages
+    /// may lead to the last one still, which lives on: it ends here, and the next one begins.
+    pub(crate) fn met_new_run(&self, server: usize) {
+        let state = self.state.lock();
+        let subscriber = state.desks.get(&server).map(|desk| Arc::clone(&desk.subscriber));
+        drop(state);
+        // Where the server does not say which run it is each connection counts as a new one.
+        if let Some(subscriber) = subscriber
+            && subscriber.node.endpoint.says_its_run()
+        {
+            subscriber.end_connection();
         }
     }
 

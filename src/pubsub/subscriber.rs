@@ -385,6 +385,13 @@ impl Subscriber {
         self.tracks.load(Ordering::Relaxed)
     }
 
+    /// The thread opens the next one.
+    pub(super) fn end_connection(&self) {
+        if let Some(closer) = &*self.closer.lock() {
+            closer.close();
+        }
+    }
+
     fn does_not_track(&self) {
         self.tracks.store(false, Ordering::Relaxed);
         self.node.endpoint.health().does_without(NO_TRACKING);

@@ -118,6 +118,40 @@ fn a_process_that_keeps_taking_it_does_not_starve_another() {
     greedy.join();
 }
 
+/// One thread that finds it free again and again, since its release and its next request come one
+/// behind the other.
+#[test]
+fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let mine = semaphore(&clients[0], "tried", 1);
+    let theirs = clients[1].semaphore("tried");
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let greedy = spawn(move || {
+        let mut taken = 0_u32;
+        while !stopped.load(Ordering::SeqCst) {
+            let Some(permit) = mine.try_acquire().unwrap() else { continue };
+            taken += 1;
+            thread::sleep(UNIT / 100);
+            drop(permit);
+        }
+        taken
+    });
+    let mut longest = Duration::ZERO;
+    for _ in 0..800 {
+        let begun = Instant::now();
+        let permit = theirs.acquire().unwrap();
+        longest = longest.max(begun.elapsed());
+        thread::sleep(UNIT / 100);
+        drop(permit);
+    }
+    stop.store(true, Ordering::SeqCst);
+    assert!(greedy.join() > 0);
+    assert!(longest < UNIT * 5, "{longest:?}");
+}
+
 #[test]
 fn timeouts_and_cancels_that_race_with_grants_lose_no_permit() {
     let _bounded = bounded();
