@@ -256,6 +256,30 @@ fn those_of_a_process_who_wait_together_hear_of_it_together() {
     taken(&lock).unlock().unwrap();
 }
 
+/// A refusal proves nothing that a replica must have.
+#[test]
+fn who_is_refused_waits_for_no_replica() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
+    // (A fair lock's word for that is a number, which others' grants are, too.)
+    for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
+        let (lock, barrier) =
+            (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
+        // Its script is known then.
+        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+        pair.cut_off(true);
+        let guard = barrier.lock().unwrap();
+        let begun = Instant::now();
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
+        guard.unlock().unwrap();
+        pair.cut_off(false);
+        // What the server still waits for is no other's answer.
+        lock.try_lock().unwrap().unwrap().unlock().unwrap();
+    }
+}
+
 /// Processes hand each other the lock: the grant was written over another's connection.
 #[test]
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {

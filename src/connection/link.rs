@@ -88,7 +88,7 @@ pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
     /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
-    unacknowledged: VecDeque<(Arc<dyn ReplyReceiver>, Value)>,
+    unacknowledged: VecDeque<Unacknowledged>,
     /// How many WAITs are owed, and when the server has answered them at the latest.
     waits: u32,
     waits_until: Instant,
@@ -108,6 +108,12 @@ pub(crate) struct Link {
     is_wrong: bool,
     /// The scripts that this link has used: the server knows them.
     known: Vec<usize>,
+}
+
+struct Unacknowledged {
+    receiver: Arc<dyn ReplyReceiver>,
+    reply: Value,
+    awaited: bool,
 }
 
 struct Owed {
@@ -241,31 +247,30 @@ impl Link {
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Result<(), Failure> {
         let mut bytes = Vec::new();
-        let (mut acks, mut waited_for) = (None, false);
+        let mut acks = None;
         for (command, receiver, awaited) in batch {
             bytes.extend_from_slice(&command.bytes_for(self.channels));
             if command.acks().is_some() {
                 acks = command.acks();
-                waited_for |= awaited;
             }
             // Owed before it is written: whatever goes wrong from here on, its receiver hears.
             let receiver = Some(receiver);
             self.owed.push_back(Owed { command, receiver, awaited, retried: false });
         }
         if let Some(acks) = acks {
-            self.owe_wait(acks, waited_for, &mut bytes);
+            self.owe_wait(acks, &mut bytes);
         }
         self.write(&bytes)
     }
 
     /// Asks, behind all that is in `bytes`, whether replicas have it.
-    fn owe_wait(&mut self, acks: ReplicaAcks, awaited: bool, bytes: &mut Vec<u8>) {
+    fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         bytes.extend_from_slice(command.bytes());
         // It begins when the one before it is over.
         self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
         self.waits += 1;
-        self.owed.push_back(Owed { command, receiver: None, awaited, retried: true });
+        self.owed.push_back(Owed { command, receiver: None, awaited: false, retried: true });
     }
 
     /// As [`send`](Self::send), for a single command.
@@ -305,14 +310,14 @@ impl Link {
     pub(crate) fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
-        while awaited > 0 {
+        // A WAIT is read if there is something that it answers.
+        while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
-            let (counts, is_followed) = (owed.awaited, owed.command.acks().is_some());
+            let counts = owed.awaited;
             if self.settle(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // It was sent anew just now, with a WAIT of its own if it had one.
-                awaited += usize::from(counts && is_followed);
+                // It was sent anew just now.
                 until = self.deadline_in(patience);
             }
         }
@@ -374,19 +379,22 @@ impl Link {
         {
             // The scripts were flushed: of none is it known any more.
             self.known.clear();
-            let (acks, awaited) = (owed.command.acks(), owed.awaited);
+            let acks = owed.command.acks();
             self.owed.push_back(Owed { retried: true, receiver: Some(receiver), ..owed });
             if let Some(acks) = acks {
                 // The WAIT that was written with it is answered before it runs.
-                self.owe_wait(acks, awaited, &mut eval);
+                self.owe_wait(acks, &mut eval);
             }
             self.write(&eval)?;
             return Ok(false);
         }
         match reply {
+            // It has granted nothing, and who was refused waits for nobody.
+            Value::ServerError(_) | Value::Nil => receiver.receive(Ok(reply)),
             // The WAIT behind it is owed: its answer comes later than this one.
-            reply if owed.command.acks().is_some() && !matches!(reply, Value::ServerError(_)) => {
-                self.unacknowledged.push_back((receiver, reply));
+            reply if owed.command.acks().is_some() => {
+                let awaited = owed.awaited;
+                self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
             }
             reply => receiver.receive(Ok(reply)),
         }
@@ -408,7 +416,7 @@ impl Link {
         };
         let cause = too_few.map(|error| Cause::new(error, &self.health));
         // One by one: if one panics, the others hear when the link goes.
-        while let Some((receiver, reply)) = self.unacknowledged.pop_front() {
+        while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
                 Some(cause) => Err(Failure::Unacknowledged(reply, cause.clone())),
@@ -457,7 +465,7 @@ impl Link {
     /// Tells everybody who is owed a reply that none will come.
     fn fail(&mut self, failure: Failure) -> Failure {
         // One by one: if one panics, the others hear when the link goes.
-        while let Some((receiver, _)) = self.unacknowledged.pop_front() {
+        while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }
         while let Some(owed) = self.owed.pop_front() {
