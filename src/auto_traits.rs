@@ -4,7 +4,8 @@ use crate::{
     CancelToken, Client, ClientBuilder, Condition, CountDownLatch, Error, ErrorKind,
     ExpirablePermit, ExpirableSemaphore, FairLock, FencedLock, FencedLockGuard, FencingToken,
     HoldState, Lock, LockGuard, LostReason, MultiLock, MultiLockGuard, OwnedFencedLockGuard,
-    OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId, ReentrantLock, Semaphore, Wait,
+    OwnedLockGuard, OwnedMultiLockGuard, Permit, PermitId, ReadLock, ReadWriteLock, ReentrantLock,
+    Semaphore, Wait, WriteLock,
 };
 
 const fn goes_anywhere<T: Send + Sync + Unpin>() {}
@@ -32,9 +33,12 @@ const _: () = {
     goes_anywhere::<OwnedMultiLockGuard>();
     goes_anywhere::<Permit>();
     goes_anywhere::<PermitId>();
+    goes_anywhere::<ReadLock>();
+    goes_anywhere::<ReadWriteLock>();
     goes_anywhere::<ReentrantLock>();
     goes_anywhere::<Semaphore>();
     goes_anywhere::<Wait<'_>>();
+    goes_anywhere::<WriteLock>();
     goes_anywhere::<Box<dyn Lock>>();
     may_be_asked_anywhere::<LockGuard>();
     may_be_asked_anywhere::<FencedLockGuard>();
