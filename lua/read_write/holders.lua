@@ -67,8 +67,9 @@ end
 local function hold(owner, lease)
     local left = redis.pcall('pttl', lock)
     local trouble = refused(left) or denied('pexpire', lock, lease)
-    if left == -2 and not redis.acl_check_cmd then
-        trouble = refused(redis.pcall('pexpire', lock, lease))
+    if not trouble and not redis.acl_check_cmd then
+        -- It changes nothing: of a lock that is free, or by what it has.
+        trouble = refused(redis.pcall('pexpire', lock, left > 0 and left or lease))
     end
     if trouble then
         return trouble
