@@ -71,6 +71,18 @@ local function enqueue(push, owner)
     return nil, places - 1
 end
 
+-- Why nobody may be taken off the queue; nil: one may. Whoever is taken off may have to be put back, and
+-- `enqueue` needs PEXPIRE. Servers before 7.0 cannot be asked; there it is tried.
+local function stuck()
+    if not queue then
+        return nil
+    elseif not redis.acl_check_cmd then
+        return refused(redis.pcall('pexpire', queue, KEPT))
+    elseif not redis.acl_check_cmd('pexpire', queue, KEPT) then
+        return redis.error_reply('NOPERM the user may not run PEXPIRE on the queue')
+    end
+end
+
 -- The owner's place, at the end of the queue if it had none: place, 1 if that is new, and why there
 -- is none (-1).
 local function stand(owner)

@@ -107,6 +107,29 @@ impl FencedLock {
 }
 
 /// What orders two holds of one lock: the later one has the higher token. Never the same for two.
+///
+/// ```no_run
+/// use redlatch::FencingToken;
+///
+/// /// What is written to remembers the highest token it has seen.
+/// struct Record {
+///     highest: Option<FencingToken>,
+///     text: String,
+/// }
+///
+/// impl Record {
+///     fn write(&mut self, token: FencingToken, text: &str) -> Result<(), FencingToken> {
+///         match self.highest {
+///             Some(highest) if token < highest => Err(highest), // a late writer
+///             _ => {
+///                 self.highest = Some(token);
+///                 self.text = text.to_owned();
+///                 Ok(())
+///             }
+///         }
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
@@ -133,11 +156,34 @@ impl From<FencingToken> for i64 {
 }
 
 /// A held [`FencedLock`]: a [`LockGuard`], and its token.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use redlatch::{Error, FencedLockGuard};
+///
+/// fn write(guard: &FencedLockGuard, send: impl FnOnce(i64)) -> Result<(), Error> {
+///     guard.check(Duration::from_secs(1))?; // as of any guard
+///     send(guard.token().into()); // a database's BIGINT
+///     Ok(())
+/// }
+/// ```
 #[must_use = "dropping the guard releases the lock at once; bind it, or use `with`"]
 #[derive(Debug)]
 pub struct FencedLockGuard(LockGuard);
 
 /// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`], and its token.
+///
+/// ```no_run
+/// # use redlatch::{Error, FencedLock};
+/// # fn example(lock: &FencedLock) -> Result<(), Error> {
+/// let guard = lock.lock_owned()?;
+/// std::thread::spawn(move || {
+///     println!("written under token {}", guard.token());
+///     drop(guard); // released here
+/// });
+/// # Ok(()) }
+/// ```
 #[must_use = "dropping the guard releases the lock at once; bind it"]
 #[derive(Debug)]
 pub struct OwnedFencedLockGuard(OwnedLockGuard);

@@ -103,6 +103,13 @@ pub struct ReadWriteLock {
 /// [`try_lock`](Self::try_lock) takes it only if no writer waits (a free one past everybody).
 /// [`is_locked`](Self::is_locked) says whether somebody reads and nobody writes, and
 /// [`force_unlock`](Self::force_unlock) ends the holds of all who read.
+///
+/// ```no_run
+/// # use redlatch::{Error, ReadLock};
+/// fn price(prices: &ReadLock, look: impl FnOnce() -> Result<u64, Error>) -> Result<u64, Error> {
+///     prices.with(|_guard| look()) // beside all others who read
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ReadLock {
     handle: Handle,
@@ -115,6 +122,22 @@ pub struct ReadLock {
 /// [`WouldDeadlock`](ErrorKind::WouldDeadlock) in a thread that holds the read lock.
 /// [`is_locked`](Self::is_locked) says whether somebody writes, and
 /// [`force_unlock`](Self::force_unlock) ends the hold of who does, and what it reads under that.
+///
+/// ```no_run
+/// use redlatch::{Error, ErrorKind, WriteLock};
+///
+/// fn set(prices: &WriteLock, change: impl FnOnce()) -> Result<bool, Error> {
+///     match prices.try_lock() {
+///         Ok(Some(guard)) => {
+///             change(); // alone
+///             guard.unlock().map(|()| true)
+///         }
+///         Ok(None) => Ok(false), // somebody reads or writes
+///         Err(error) if error.kind() == ErrorKind::WouldDeadlock => Ok(false), // this thread reads
+///         Err(error) => Err(error),
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct WriteLock {
     handle: Handle,

@@ -593,6 +593,71 @@ fn what_answers_ok_to_everything_is_no_redis() {
     }
 }
 
+/// As a Valkey that was built without.
+#[test]
+fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
+    let _bounded = bounded();
+    let stranger = Stranger::start(|stream, stop| {
+        let mut said = [0; 4096];
+        while !stop.load(Ordering::SeqCst) {
+            let reply = match stream.read(&mut said) {
+                Ok(0) => return,
+                Ok(length) if contains(&said[..length], "EVAL") => {
+                    "-ERR Could not find scripting engine 'lua'\r\n"
+                }
+                Ok(_) => "$21\r\nredis_version:9.1.0\r\n\r\n",
+                Err(_) => continue,
+            };
+            if stream.write_all(reply.as_bytes()).is_err() {
+                return;
+            }
+        }
+    });
+    let error = stranger.connect(UNIT * 10);
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.to_string().contains("redlatch needs Lua scripts"), "{error}");
+    assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
+}
+
+/// Redis says it to whoever comes from another machine, unasked, and hangs up.
+#[test]
+fn a_server_in_protected_mode_says_so() {
+    let _bounded = bounded();
+    let stranger = Stranger::start(|stream, _| {
+        let denied =
+            b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
+        // Who hangs up first may lose it.
+        let _ = (stream.write_all(denied), stream.read(&mut [0; 4096]));
+    });
+    let error = stranger.connect(UNIT * 10);
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(error.to_string().contains("protected mode"), "{error}");
+    assert!(error.to_string().contains(&stranger.address.to_string()), "{error}");
+    assert!(!error.is_transient(), "{error}");
+}
+
+#[test]
+fn a_server_that_is_too_old_says_so() {
+    let _bounded = bounded();
+    let stranger = Stranger::start(|stream, stop| {
+        let mut said = [0; 4096];
+        while !stop.load(Ordering::SeqCst) {
+            match stream.read(&mut said) {
+                Ok(0) => return,
+                Ok(_) if stream.write_all(b"$22\r\nredis_version:6.0.16\r\n\r\n").is_err() => {
+                    return;
+                }
+                _ => {}
+            }
+        }
+    });
+    let error = stranger.connect(UNIT * 10);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let said = error.to_string();
+    assert!(said.contains("6.0.16") && said.contains("6.2.0 or later"), "{said}");
+    assert!(said.contains(&stranger.address.to_string()), "{said}");
+}
+
 /// A Sentinel of the system's, which ends with the test.
 struct Sentinel {
     child: Child,

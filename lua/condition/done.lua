@@ -12,6 +12,8 @@ if not mine then
     return 0
 end
 if pass then
+    -- Refused behind it, it would be passed on twice.
+    redis.call('hdel', notified, '')
     local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
     if trouble then
         -- The next look finds that nobody gives a sign of life.

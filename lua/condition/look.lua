@@ -20,6 +20,8 @@ for i = 1, #records, 2 do
     local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
     -- (A time to come: the server's clock was set back.)
     if not since or math.abs(now() - since) > PATIENCE or not listens(records[i]) then
+        -- Refused behind it, it would be passed on again at each look.
+        redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
         if trouble then
             break

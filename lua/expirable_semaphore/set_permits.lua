@@ -3,10 +3,13 @@
 -- KEYS 1 the semaphore, 2 slot, 3 when its permits' leases end
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel
 -- reply: 1
+local free
 return once(function()
-    local known = (stored(KEYS[1]) or 0) + redis.call('zcard', KEYS[3])
-    return {'1', 'incrby', KEYS[1], ARGV[5] - known}
-end, function(free)
+    -- Something else under the key is the server's error.
+    stored(KEYS[1])
+    free = ARGV[5] - redis.call('zcard', KEYS[3])
+    return {'1', 'set', KEYS[1], free, 'keepttl'}
+end, function()
     tell_free(ARGV[6], free)
     return 1
 end)

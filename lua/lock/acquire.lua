@@ -43,6 +43,10 @@ if not who then
             return trouble or taken(length())
         elseif not granted and place < 0 then
             return hold(owner, lease) or taken(0)
+        elseif trouble then
+            -- It may not take anybody off the queue, nor itself: it would wait for ever.
+            redis.pcall('lrem', queue, 1, owner)
+            return trouble
         end
         left, whose = PROVISIONAL, 0
         place = redis.pcall('lpos', queue, owner)

@@ -60,7 +60,7 @@ local function hold(owner, lease)
     if not redis.acl_check_cmd then
         trouble = refused(redis.pcall('pexpire', lock, lease))
     elseif not redis.acl_check_cmd('pexpire', lock, lease) then
-        trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+        trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on the lock')
     end
     trouble = trouble or fence() or refused(redis.pcall('hset', lock, owner, 1))
     if not trouble then
@@ -70,26 +70,30 @@ local function hold(owner, lease)
 end
 
 -- Grants the free lock to the first in the queue whose process listens; returns whom. `asker` needs
--- no message, since it reads the reply, and gets `lease`; the second result is why it got nothing.
+-- no message, since it reads the reply, and gets `lease`; the second result is why it got nothing, or
+-- why nobody could be taken off the queue.
 -- With the chain (see `hand_on`) the token travels, if there is one.
 -- The message is the last command: nobody hears of a grant that is taken back.
 local function grant_head(start, count, asker, lease)
-    while true do
+    local trouble = stuck()
+    while not trouble do
         local head = redis.pcall('lpop', queue)
         if type(head) ~= 'string' then
-            return nil
+            return nil, refused(head)
         end
         if head == asker then
             return head, hold(head, lease)
         end
-        local trouble, channel = hold(head, PROVISIONAL), channel_of(head)
+        -- The dead get no hold that would have to be taken back, and without the right to DEL be left.
+        local channel = channel_of(head)
+        trouble = channel and hold(head, PROVISIONAL)
         local heard = trouble or not channel and 0 or tell(channel, head, 'grant',
             string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(), start, count)
                 .. (token and string.format(',%.0f', token) or ''))
         if type(heard) == 'number' and heard > 0 then
             return head
         end
-        if not trouble then
+        if channel and not trouble then
             redis.call('del', lock)
         end
         if type(heard) == 'table' then
@@ -98,6 +102,7 @@ local function grant_head(start, count, asker, lease)
             return nil
         end
     end
+    return nil, trouble
 end
 
 -- Whoever comes by does what is to be done.

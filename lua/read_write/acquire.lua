@@ -35,6 +35,10 @@ if mode ~= 'write' and (not open or place < 0) then
     local _, asked, trouble = grant(now(), 1, owner, lease)
     if asked then
         return trouble or length()
+    elseif trouble and place >= 0 then
+        -- It may not take anybody off the queue, nor itself: it would wait for ever.
+        redis.pcall('lrem', queue, 1, owner)
+        return trouble
     end
     mode, left = mode_of()
     if place < 0 and may_enter() then
@@ -50,4 +54,4 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- they dead, or do they not know that they are first?
     announce(0, owner)
 end
-return {now(), open or left or 0, place, whose, fresh, refusal}
+return {now(), open or left or PROVISIONAL, place, whose, fresh, refusal}

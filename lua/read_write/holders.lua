@@ -38,7 +38,7 @@ end
 
 -- Whether one of Redisson's is among the holders.
 local function is_foreign()
-    for _, field in ipairs(redis.call('hkeys', lock)) do
+    for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
             return true
         end
@@ -56,7 +56,7 @@ end
 -- asked.
 local function denied(...)
     if redis.acl_check_cmd and not redis.acl_check_cmd(...) then
-        return redis.error_reply('NOPERM the user may not run ' .. string.upper((...)) .. ' on this key')
+        return redis.error_reply('NOPERM the user may not run ' .. string.upper((...)) .. ' here')
     end
 end
 
@@ -67,8 +67,9 @@ end
 local function hold(owner, lease)
     local left = redis.pcall('pttl', lock)
     local trouble = refused(left) or denied('pexpire', lock, lease)
-    if left == -2 and not redis.acl_check_cmd then
-        trouble = refused(redis.pcall('pexpire', lock, lease))
+    if not trouble and not redis.acl_check_cmd then
+        -- It changes nothing: of a lock that is free, or by what it has.
+        trouble = refused(redis.pcall('pexpire', lock, left > 0 and left or lease))
     end
     if trouble then
         return trouble
@@ -117,6 +118,12 @@ local function drop(owner)
     if free then
         redis.call('del', lock)
     else
+        if writes(owner) then
+            -- What makes a reader of it is tried, in a form that changes nothing: refused behind the
+            -- HDEL, nobody could enter. (A HDEL makes room.)
+            redis.call('hdel', lock, '')
+            redis.call('hset', lock, 'mode', 'write')
+        end
         redis.call('hdel', lock, owner)
         if not writer then
             if writes(owner) then
@@ -152,21 +159,26 @@ end
 -- Grants the lock to who is first in line and listens; if that is a reader, to all readers up to the
 -- next writer. The first result: whether anybody was granted it. `asker` needs no message, since it
 -- reads the reply, and gets `lease`; the second is whether it was its turn, the third why it got
--- nothing all the same.
+-- nothing all the same, or why nobody could be taken off the queue.
 -- A writer who is first and has to wait for readers is passed if it is dead.
 -- A grant's message is the last that is done about it: nobody hears of one that is taken back.
 local function grant(start, count, asker, lease)
-    local granted, asked, trouble = false, false, nil
-    while true do
+    local granted, asked, trouble = false, false, stuck()
+    while not trouble do
         local head = redis.pcall('lindex', queue, 0)
         local mode = redis.pcall('hget', lock, 'mode')
-        if type(head) ~= 'string' or type(mode) == 'table' or mode == 'write'
-            or not mode and redis.call('exists', lock) == 1 then
+        trouble = refused(head) or refused(mode)
+        if type(head) ~= 'string' or trouble or mode == 'write'
+            or not mode and redis.pcall('exists', lock) ~= 0 then
             break
         end
         local channel = head ~= asker and channel_of(head)
         local dead = head ~= asker and not channel
-        if not dead and mode and writes(head) or type(redis.pcall('lpop', queue)) ~= 'string' then
+        if not dead and mode and writes(head) then
+            break
+        end
+        trouble = refused(redis.pcall('lpop', queue))
+        if trouble then
             break
         elseif dead then
             -- It is passed.

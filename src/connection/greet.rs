@@ -111,7 +111,9 @@ fn understand(reply: Value) -> Result<(), Error> {
         }
         // It cannot run one now (it is loading, or busy with another), but it would.
         Value::ServerError(error) if error.code() != "ERR" => Ok(()),
-        Value::ServerError(error) => Err(refused(error.into(), Rights::Connect)),
+        Value::ServerError(error) => {
+            Err(lacks_scripts("the server runs none").caused_by(redis::RedisError::from(error)))
+        }
         _ => {
             let message = "what answers there is no Redis server: it does not run a script";
             Err(Error::new(ErrorKind::Protocol, message.to_owned()))

@@ -253,6 +253,9 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
         "ERR" if detail.contains("not an integer") => {
             "the key holds something else: use another name"
         }
+        "ERR" if detail.contains("would overflow") => {
+            "there would be more permits than Redis can count, which is 2^63 - 1"
+        }
         "TOKENS" => {
             "the key of its fencing tokens, redisson_lock_token:*, holds no number below 2^53 to count on \
              from: set one that is higher than those already seen"

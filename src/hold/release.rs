@@ -22,7 +22,8 @@ impl Site {
             Leaving::Posted => {
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
-                    if let Err(error) = site.released(&hold, script::lock::released(outcome)) {
+                    let released = script::lock::released(outcome, site.scripts().rights());
+                    if let Err(error) = site.released(&hold, released) {
                         site.core.watchdog.tell(error);
                     }
                 };
@@ -30,9 +31,9 @@ impl Site {
                 Ok(())
             }
             Leaving::Awaited => {
-                let outcome = script::lock::release(&self.route, &command, || {
-                    self.route.incarnation() == hold.asked.incarnation
-                });
+                let same_server = || self.route.incarnation() == hold.asked.incarnation;
+                let rights = self.scripts().rights();
+                let outcome = script::lock::release(&self.route, &command, rights, same_server);
                 self.released(hold, outcome)
             }
         };
@@ -55,7 +56,8 @@ impl Site {
         }
         move |until| {
             let same_server = || site.route.incarnation() == hold.asked.incarnation;
-            let outcome = script::lock::released_twice(begun.finish(until), same_server);
+            let (replied, rights) = (begun.finish(until), site.scripts().rights());
+            let outcome = script::lock::released_twice(replied, rights, same_server);
             site.released(&hold, outcome)
         }
     }
@@ -170,8 +172,9 @@ impl Site {
         if candidate.in_doubt {
             later();
         }
+        let rights = self.scripts().rights();
         let receiver = move |outcome: Outcome| {
-            if script::lock::released(outcome).is_err() {
+            if script::lock::released(outcome, rights).is_err() {
                 later();
             }
         };
@@ -191,7 +194,8 @@ impl Site {
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
         void: Error,
     ) -> Error {
-        let is_free = script::lock::release(&self.route, &command, || true).is_ok();
+        let rights = self.scripts().rights();
+        let is_free = script::lock::release(&self.route, &command, rights, || true).is_ok();
         if candidate.in_doubt || !is_free {
             let lease = self.core.config.watchdog_timeout.max(candidate.longest);
             self.core.watchdog.adopt(orphan(&self.name, command, lease));

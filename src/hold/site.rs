@@ -478,8 +478,8 @@ const LONGEST_LEASE: Duration = Duration::from_millis(1_000_000_000_000_000);
 pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(
-            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^15 ms; for a lock that \
-             is kept until it is released, give no lease"
+            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^15 ms (31,000 \
+             years); what is to be kept until it is given back is taken without a lease"
         );
         return Err(Error::new(ErrorKind::Config, message).of(name));
     }

@@ -19,6 +19,18 @@ use crate::sync::Mutex;
 /// As a [`LockGuard`](crate::LockGuard) it stays on its thread, and others may ask it; it speaks
 /// for all its parts. When one part is lost (of a quorum: so many that the rest is no majority), it
 /// is lost; the others are still held, and renewed, until it is dropped.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use redlatch::{Error, MultiLockGuard};
+///
+/// fn transfer(guard: MultiLockGuard, book: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
+///     guard.check(Duration::from_secs(1))?; // all of them, for a second more
+///     book()?;
+///     guard.unlock() // of all
+/// }
+/// ```
 #[must_use = "dropping the guard releases the locks at once; bind it, or use `with`"]
 pub struct MultiLockGuard {
     levels: Levels,
@@ -28,6 +40,14 @@ pub struct MultiLockGuard {
 
 /// Several held locks that belong to no thread: as an [`OwnedLockGuard`](crate::OwnedLockGuard) it
 /// may be sent to another one, and dropped there. Made by [`MultiLock::lock_owned`].
+///
+/// ```no_run
+/// # use redlatch::{Error, MultiLock};
+/// # fn example(both: &MultiLock) -> Result<(), Error> {
+/// let guard = both.lock_owned()?;
+/// std::thread::spawn(move || drop(guard)); // both are released there
+/// # Ok(()) }
+/// ```
 #[must_use = "dropping the guard releases the locks at once; bind it"]
 pub struct OwnedMultiLockGuard {
     levels: Levels,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket};
-use super::semaphore::heard_by;
+use super::semaphore::{heard_by, parsed};
 use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
@@ -155,9 +155,15 @@ impl ExpirableScripts<'_> {
 
     pub(crate) fn counts(self) -> Result<Counts, Trouble> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
-        ask(self.route, &command, RIGHTS, |reply| match pair(&reply) {
-            Some((free, out)) => Ok(Counts { free, out }),
-            None => Err(unexpected(&reply)),
+        ask(self.route, &command, RIGHTS, |reply| match &reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::BulkString(free), Value::Int(lapsed), Value::Int(out)] => {
+                    let free = parsed(free).ok_or_else(|| unexpected(&reply))?;
+                    Ok(Counts { free: free.saturating_add(*lapsed), out: *out })
+                }
+                _ => Err(unexpected(&reply)),
+            },
+            _ => Err(unexpected(&reply)),
         })
     }
 

@@ -318,7 +318,7 @@ impl<'a> LockScripts<'a> {
         flag(accepted(outcome, self.rights())?)
     }
 
-    fn rights(self) -> Rights {
+    pub(crate) fn rights(self) -> Rights {
         match self.mode {
             Mode::Read | Mode::Write => Rights::ReadWriteLocks,
             Mode::Lock if self.keys.tokens.is_some() => Rights::FencedLocks,
@@ -435,25 +435,27 @@ pub(crate) enum Released {
 pub(crate) fn release(
     route: &Route,
     command: &Command,
+    rights: Rights,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    released_twice(route.call_twice(command, || command.clone()), same_server)
+    released_twice(route.call_twice(command, || command.clone()), rights, same_server)
 }
 
 /// The reply to a release that was perhaps sent twice.
 pub(crate) fn released_twice(
     (outcome, in_doubt): (Outcome, bool),
+    rights: Rights,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    match released(outcome) {
+    match released(outcome, rights) {
         Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
         Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
         released => released,
     }
 }
 
-pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {
-    match accepted(outcome, Rights::Locks)? {
+pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Trouble> {
+    match accepted(outcome, rights)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2 | 3) => Ok(Released::LeftToOthers),

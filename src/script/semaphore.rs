@@ -218,7 +218,7 @@ pub(super) fn stored_number(route: &Route, key: &str, rights: Rights) -> Result<
 }
 
 /// A number as Redis writes it: it does not count with `+7` or `007` either.
-fn parsed(text: &[u8]) -> Option<i64> {
+pub(super) fn parsed(text: &[u8]) -> Option<i64> {
     let text = str::from_utf8(text).ok()?;
     text.parse::<i64>().ok().filter(|number| number.to_string() == text)
 }

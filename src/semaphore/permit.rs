@@ -71,7 +71,7 @@ impl Permit {
         Some(Self { semaphore: self.semaphore.clone(), permits })
     }
 
-    /// Takes another permit's permits into this one.
+    /// Takes another permit's permits into this one. No I/O, unless what is given back is dropped.
     ///
     /// # Errors
     ///

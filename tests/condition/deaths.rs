@@ -358,6 +358,31 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
     });
 }
 
+/// Behind the notification its record could not be taken away, and at each look it would be passed on
+/// again.
+#[test]
+fn who_may_not_take_a_record_away_passes_nothing_on() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let (dead, alive) =
+        ("cccccccc-cccc-8ccc-cccc-cccccccccccc:3", "bbbbbbbb-bbbb-8bbb-bbbb-bbbbbbbbbbbb:2");
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe(format!("redisson_lock__channel:{{redlatch:{}}}", &alive[..36])).unwrap();
+    let () = redis.rpush(waiting_key("m"), alive).unwrap();
+    let () = redis.hset(notified_key("m"), dead, format!("1 {dead}")).unwrap();
+    let mut user = User::new(&server, "keeper");
+    let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
+    let guard = lock.lock().unwrap();
+    user.set(&["-hdel"]);
+    let error = condition.wait_for(&guard, SOON).unwrap_err();
+    assert!(error.to_string().contains("ACL"), "{error}");
+    let line: Vec<String> = redis.lrange(waiting_key("m"), 0, -1).unwrap();
+    assert!(line.iter().any(|waiter| waiter == alive), "{line:?}");
+    assert_eq!(records(&server, "m"), 1);
+}
+
 #[test]
 fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
     let _bounded = bounded();

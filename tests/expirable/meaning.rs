@@ -38,6 +38,33 @@ fn permits_are_set_counted_added_and_removed() {
 }
 
 #[test]
+fn as_many_permits_as_redis_counts_are_counted() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = client(&server).expirable_semaphore("many");
+    semaphore.add_permits(i64::MAX - 2).unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), i64::MAX - 2);
+    let two = semaphore.acquire_many(2).unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), i64::MAX - 4);
+    assert_eq!(semaphore.permits().unwrap(), i64::MAX - 2);
+    let error = semaphore.add_permits(5).unwrap_err();
+    assert!(error.to_string().contains("more permits than Redis can count"), "{error}");
+    semaphore.set_permits(5).unwrap();
+    assert_eq!((semaphore.available_permits().unwrap(), semaphore.permits().unwrap()), (3, 5));
+    drop(two);
+}
+
+#[test]
+fn a_lease_that_cannot_be_is_said_to_be_one_of_whatever_has_it() {
+    let _bounded = bounded();
+    let server = server();
+    let semaphore = semaphore(&client(&server), "lease", 1);
+    let error = semaphore.with_lease(Duration::ZERO).try_acquire().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(!error.to_string().contains("lock"), "{error}");
+}
+
+#[test]
 fn what_was_taken_comes_back_by_release_and_by_drop() {
     let _bounded = bounded();
     let server = server();

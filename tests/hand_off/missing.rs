@@ -123,6 +123,60 @@ fn without_a_right_of_pubsub_a_lock_goes_from_one_to_the_other() {
     assert_eq!(lapsed(&mut redis), 0);
 }
 
+/// It would wait for ever for a lock that is free.
+#[test]
+fn who_may_take_nobody_off_the_queue_is_told_and_leaves_no_place() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {
+        let mut user = User::new(&server, &format!("stuck{at}"));
+        let (one, other) = (user.client(), user.client());
+        let guard = one.reentrant_lock("stuck").lock().unwrap();
+        let guest = Guest::in_line(&server, &other, "stuck", 1);
+        user.set(&[&format!("-{right}")]);
+        guard.unlock().unwrap();
+        let error = guest.ends().unwrap_err();
+        is_clear(&error, "stuck", "ACL");
+        wait_left(&server, "stuck");
+    }
+}
+
+#[test]
+fn what_an_asker_may_not_do_costs_nobody_else_its_place_or_the_lock() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let (dead, alive) =
+        ("cccccccc-cccc-8ccc-cccc-cccccccccccc:3", "bbbbbbbb-bbbb-8bbb-bbbb-bbbbbbbbbbbb:2");
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe(format!("redisson_lock__channel:{{redlatch:{}}}", &alive[..36])).unwrap();
+    let mut user = User::new(&server, "poorest");
+    let lock = user.client().reentrant_lock("left");
+    let mut line_up = |owner: &str| {
+        let () = redis.rpush(queue_key("left"), owner).unwrap();
+        let () = redis.pexpire(queue_key("left"), 60_000).unwrap();
+    };
+
+    // Put back it could not be, so it is not taken off.
+    line_up(alive);
+    user.set(&["-pexpire"]);
+    let error = lock.try_lock_for(UNIT).map(drop).unwrap_err();
+    is_clear(&error, "left", "ACL");
+    assert_eq!(queue(&mut server.connection(), "left"), [alive]);
+    assert_eq!(owner(&mut server.connection(), "left"), None);
+
+    // A hold of the dead could not be taken back, so it gets none. (Nor was the command's refusal
+    // taken for one of the queue's keys: the dead would be left there.)
+    let () = server.connection().del(queue_key("left")).unwrap();
+    line_up(dead);
+    user.set(&["+@all", "-del"]);
+    let guard = lock.try_lock_for(UNIT).unwrap().expect("it is free");
+    user.set(&["+@all"]);
+    guard.unlock().unwrap();
+    wait_left(&server, "left");
+}
+
 #[test]
 fn something_else_under_the_queues_key_costs_the_places_only() {
     let _bounded = bounded();

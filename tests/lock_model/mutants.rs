@@ -127,12 +127,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         0,
     ),
     script(
-        "a grant is taken back without a word",
+        "the dead get a hold",
         Script::Holders,
-        "        if not trouble then
-            redis.call('del', lock)
-        end",
-        "",
+        "trouble = channel and hold(head, PROVISIONAL)",
+        "trouble = hold(head, PROVISIONAL)",
         3,
     ),
     script(

@@ -91,6 +91,47 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
 }
 
 #[test]
+fn a_right_that_the_end_of_a_release_needs_is_missed_before_its_beginning() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut redis = server.connection();
+    let mut user = User::new(&server, "downward");
+    let client = user.client();
+    let lock = client.read_write_lock("down");
+    let (writing, reading) = (lock.write().lock().unwrap(), lock.read().lock().unwrap());
+    let before = fields(&mut redis, "down");
+    user.set(&["-hset"]);
+    let error = writing.unlock().unwrap_err();
+    is_clear(&error, "down", "a read-write lock needs");
+    assert_eq!(fields(&mut redis, "down"), before);
+    user.set(&["+@all"]);
+    wait_until("it reads only", SOON, || mode(&mut redis, "down").as_deref() == Some("read"));
+    reading.unlock().unwrap();
+    wait_left(&server, "down");
+}
+
+/// Or it would wait for ever for a lock that is free; and who leaves it has left it.
+#[test]
+fn who_may_take_nobody_off_the_queue_is_told_and_a_release_without_it_is_one() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    for (at, right) in ["lpop", "lindex", "pexpire", "exists"].into_iter().enumerate() {
+        let mut user = User::new(&server, &format!("stuck{at}"));
+        let (one, other) = (user.client(), user.client());
+        let guard = one.read_write_lock("stuck").write().lock().unwrap();
+        let guest = Guest::of(other.read_write_lock("stuck").read());
+        wait_queue(&server, "stuck", 1);
+        user.set(&[&format!("-{right}")]);
+        guard.unlock().unwrap();
+        drop(guest.leave);
+        let error = guest.thread.join().unwrap_err();
+        is_clear(&error, "stuck", "a read-write lock needs");
+        user.set(&["+@all"]);
+        wait_left(&server, "stuck");
+    }
+}
+
+#[test]
 fn who_may_tell_nobody_leaves_the_next_one_its_place_and_no_hold() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };

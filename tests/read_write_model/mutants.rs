@@ -43,15 +43,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a writer is let in beside readers",
         Script::Holders,
-        "if not dead and mode and writes(head) or type(",
-        "if type(",
+        "if not dead and mode and writes(head) then",
+        "if false then",
         0,
     ),
     script(
         "a dead writer in front keeps readers out",
         Script::Holders,
-        "if not dead and mode and writes(head) or type(",
-        "if mode and writes(head) or type(",
+        "if not dead and mode and writes(head) then",
+        "if mode and writes(head) then",
         0,
     ),
     script(

@@ -46,6 +46,9 @@ impl SentinelUrl {
                 "sentinelusername" => login[0] = value,
                 "sentinelpassword" => login[1] = value,
                 "protocol" => protocol = value,
+                _ if pair.contains('@') => {
+                    return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
+                }
                 _ => {
                     return Err(say(
                         "the URL has a parameter that is not known (known are sentinelServiceName, \
@@ -169,6 +172,7 @@ mod tests {
             ("redis-sentinel://::1/m", "brackets"),
             ("redis-sentinel://secret@one/m", "no password"),
             ("redis-sentinel://:secret/x@one/m", "%2F"),
+            ("redis-sentinel://:secret?x@one/m", "%3F"),
             ("redis-sentinel://:secret#x@one/m", "%23"),
             ("redis-sentinel://one/m?secret=1", "not known"),
             ("redis-sentinel://one/m?timeout=1", "Client::builder"),
