@@ -40,8 +40,7 @@ fn handed<T: Send + 'static>(
 
 fn renews(bytes: &[u8]) -> bool {
     let code = include_str!("../../lua/lock/renew.lua");
-    let has = |part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
-    has(redis::Script::new(code).get_hash()) || has(code)
+    contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code)
 }
 
 /// A client behind a network, whose server knows the scripts.
