@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_hearing,
-    wait_in_line, wait_until, watched,
+    LONG, Running, SOON, UNIT, bounded, client, contains, pttl, server, spawn, wait_free,
+    wait_hearing, wait_in_line, wait_until, watched,
 };
 use redis::Commands as _;
 use redlatch::{Client, LockGuard, ReentrantLock};
