@@ -182,8 +182,7 @@ fn a_release_that_is_lost_right_before_the_end_is_sent_again_before_it() {
         lock.lock().unwrap().unlock().unwrap();
         let guard = lock.lock().unwrap();
         proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
-            let all = channel("lost");
-            bytes.windows(all.len()).any(|window| window == all.as_bytes())
+            contains(bytes, &channel("lost"))
         });
         if round % 2 == 0 {
             drop(guard);

@@ -49,7 +49,7 @@ fn who_gives_up_leaves_the_queue_at_once_and_the_others_their_order() {
         let (timed, cancelled) = (one.fair_lock("given up"), other.fair_lock("given up"));
         let cancel = token.clone();
         let length = queue(&server, "given up").len();
-        let quitter = spawn(move || timed.try_lock_for(UNIT * 8).unwrap().is_none());
+        let quitter = spawn(move || timed.try_lock_for(UNIT * 20).unwrap().is_none());
         wait_queue(&server, "given up", length + 1);
         quitters.push(quitter);
         let quitter = spawn(move || {
@@ -83,14 +83,17 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     for _ in 0..3 {
         at_once(|| {
             hold_as_redisson(&mut redis, "told", LONG);
-            let (timed, next) = (one.fair_lock("told"), other.fair_lock("told"));
-            let timed = spawn(move || timed.try_lock_for(UNIT * 3).unwrap().map(drop).is_some());
-            timed.wait_asleep();
+            let (head, next) = (one.fair_lock("told"), other.fair_lock("told"));
+            let token = CancelToken::new();
+            let cancel = token.clone();
+            let head = spawn(move || head.lock_cancellable(&cancel).map(drop).unwrap_err());
+            wait_queue(&server, "told", 1);
             let next = spawn(move || next.lock().unwrap().unlock().unwrap());
             wait_queue(&server, "told", 2);
             // Released by a Java re-entrant lock, which tells no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
-            timed.join();
+            token.cancel();
+            assert_eq!(head.join().kind(), ErrorKind::Cancelled);
             next.join();
         });
         leaves_nothing(&server, "told");

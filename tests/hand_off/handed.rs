@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    LONG, Running, SOON, UNIT, bounded, client, pttl, server, spawn, wait_free, wait_hearing,
-    wait_in_line, wait_until, watched,
+    LONG, Running, SOON, UNIT, bounded, client, contains, pttl, server, spawn, wait_free,
+    wait_hearing, wait_in_line, wait_until, watched,
 };
 use redis::Commands as _;
 use redlatch::{Client, LockGuard, ReentrantLock};
@@ -40,8 +40,7 @@ fn handed<T: Send + 'static>(
 
 fn renews(bytes: &[u8]) -> bool {
     let code = include_str!("../../lua/lock/renew.lua");
-    let has = |part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
-    has(redis::Script::new(code).get_hash()) || has(code)
+    contains(bytes, redis::Script::new(code).get_hash()) || contains(bytes, code)
 }
 
 /// A client behind a network, whose server knows the scripts.
