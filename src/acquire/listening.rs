@@ -138,7 +138,8 @@ impl Heard {
 
     fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
         if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
-            && is_confirmed(subscription, latest, core, name)?
+            && is_confirmed(subscription, latest, core, name)
+                .map_err(|error| error.now("nothing is held"))?
         {
             self.latest = None;
         }
@@ -182,7 +183,7 @@ fn is_confirmed(
         Standing::Pending if Instant::now() >= latest => {
             let message = format!(
                 "no subscription could be had in time from the server at {}, so what ends the \
-                 wait would not be heard; nothing is held",
+                 wait would not be heard",
                 core.address()
             );
             Err(Error::new(ErrorKind::Redis, message).transient(true).of(name))

@@ -294,7 +294,7 @@ impl Lease {
         };
         drop(state);
         if renewed == Ok(false) {
-            self.lose(LostReason::Revoked);
+            self.lose(self.hold.why_gone());
         } else {
             self.arm();
         }

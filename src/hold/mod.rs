@@ -288,6 +288,13 @@ impl Hold {
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
     }
 
+    /// Why the server does not have it any more: its own end comes after this deadline, and may be told
+    /// of before the watchdog's thread has run.
+    pub(crate) fn why_gone(&self) -> LostReason {
+        let is_over = clock::now() >= self.deadline();
+        if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
+    }
+
     pub(crate) fn lost(&self) -> Option<LostReason> {
         LostReason::from_number(self.lost.load(Ordering::SeqCst))
     }
@@ -499,5 +506,24 @@ impl fmt::Debug for Tenancy {
             .field("thread", &self.thread)
             .field("state", &self.state())
             .finish()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::protocol::ClientId;
+
+    #[test]
+    fn what_the_server_has_not_any_more_has_ended_if_its_own_end_is_past() {
+        const LEASE: Duration = Duration::from_secs(30);
+        let why = |at| {
+            let asked = Asked { forced: 0, incarnation: 0, at };
+            let owner = ClientId::random().unwrap().next_owner();
+            Hold::new(None, owner, Terms::Watched, LEASE, asked, false).why_gone()
+        };
+        let now = clock::now();
+        assert_eq!(why(now), LostReason::Revoked);
+        assert_eq!(why(now - clock::nanos(LEASE)), LostReason::LeaseExpired);
     }
 }

@@ -146,7 +146,7 @@ impl Site {
             Some(Arc::clone(&seat.tenancy))
         });
         match tenancy {
-            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, LostReason::Revoked),
+            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, hold.why_gone()),
             Some(_) => self.arm(),
             None => {}
         }

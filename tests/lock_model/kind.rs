@@ -4,7 +4,7 @@ use crate::model::client::LEASE;
 use crate::model::kind::{Kind, Prefixes};
 use crate::model::random::Random;
 use crate::model::redisson::{Java, Version};
-use crate::model::rules::{Broken, Claim};
+use crate::model::rules::{Broken, Claim, Step};
 use crate::model::scripts::{Call, Script};
 use crate::model::site::Site;
 use crate::model::state::State;
@@ -60,7 +60,8 @@ impl Kind for PlainLock {
         None
     }
 
-    fn check_holders(&self, state: &State, _: Script) -> Result<(), Broken> {
+    fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken> {
+        let state = step.after;
         if state.holders.len() > 1 || !state.mode.is_empty() {
             return Err(format!("two holders: {:?}", state.holders));
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::random::Random;
 use super::redisson::Java;
-use super::rules::{Broken, Claim};
+use super::rules::{Broken, Claim, Step};
 use super::scripts::{Call, Script};
 use super::site::Site;
 use super::state::State;
@@ -31,7 +31,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     fn forced(&self, state: &State) -> Option<String>;
 
     /// Who may hold it at once, and how.
-    fn check_holders(&self, state: &State, script: Script) -> Result<(), Broken>;
+    fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken>;
 
     /// Whether these two cannot be inside together.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool;

@@ -45,7 +45,7 @@ pub(crate) fn check(
     let mut seen = Vec::new();
     let hears = |owner: &str| listeners(&own_channel(&owner[..36])) > 0;
     let Step { before, after, script, .. } = *step;
-    site.kind.check_holders(after, script)?;
+    site.kind.check_holders(step)?;
     check_keys(after)?;
     check_end(step)?;
     check_wait(step)?;

@@ -4,7 +4,7 @@ use crate::model::client::LEASE;
 use crate::model::kind::{Kind, Prefixes};
 use crate::model::random::Random;
 use crate::model::redisson::{Java, Version};
-use crate::model::rules::{Broken, Claim};
+use crate::model::rules::{Broken, Claim, Step};
 use crate::model::scripts::{Call, Script};
 use crate::model::site::Site;
 use crate::model::state::{State, writes};
@@ -66,7 +66,8 @@ impl Kind for ReadWriteLock {
     }
 
     /// One who writes or some who read, each with a timeout.
-    fn check_holders(&self, state: &State, script: Script) -> Result<(), Broken> {
+    fn check_holders(&self, step: &Step<'_>) -> Result<(), Broken> {
+        let Step { before, after: state, script, .. } = *step;
         let writers = state.holders.iter().filter(|holder| writes(holder)).count();
         match state.mode.as_str() {
             "" if state.holders.is_empty() => {}
@@ -85,7 +86,8 @@ impl Kind for ReadWriteLock {
             if *timeout == -1 {
                 return Err(format!("a timeout without an end: {holder}"));
             }
-            if *timeout > state.left && !script.is_of_redisson() {
+            // A renewal of Redisson's may have made it so before.
+            if *timeout > state.left && !script.is_of_redisson() && !outlasts(before, holder) {
                 return Err(format!("{holder} has {timeout} ms, the lock {}", state.left));
             }
         }
@@ -144,4 +146,9 @@ fn prefix(lock: &str) -> String {
 /// A reader's timeouts, without their number.
 pub(crate) fn timeouts(lock: &str, owner: &str) -> String {
     format!("{}:{owner}:rwlock_timeout", prefix(lock))
+}
+
+/// Whether a holder's timeout lasts longer than the lock.
+fn outlasts(state: &State, holder: &str) -> bool {
+    state.timeout(holder).is_some_and(|timeout| timeout > state.left)
 }
