@@ -444,7 +444,7 @@ impl MultiLock {
         }
         let until = rest.iter().map(|part| part.handle().site.deadline()).max();
         let until = until.unwrap_or_else(Instant::now);
-        let began = Instant::now();
+        let began = Some(Instant::now());
         let mut others = Levels::all(rest.len());
         let (mut refused, mut failed) = (false, None);
         for (part, trying) in rest.iter().zip(begin(rest, thread)) {

@@ -137,8 +137,9 @@ pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
+    let (core, _) = synchronizer.site().whose();
     loop {
-        let began = Instant::now();
+        let began = core.begins();
         let entered = match synchronizer.enter(claim) {
             Ok(entered) => entered,
             Err(error) => {
@@ -206,9 +207,10 @@ fn lead_until_granted<S: Synchronizer>(
     mut baton: Baton<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
+    let (core, _) = synchronizer.site().whose();
     loop {
         let lead = baton.lead_or(|| synchronizer.place(claim));
-        let began = Instant::now();
+        let began = core.begins();
         let granted = match await_grant(synchronizer, lead, claim) {
             Ok(granted) => granted,
             Err(error) => {
@@ -273,7 +275,7 @@ fn await_grant<S: Synchronizer>(
 fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
-    began: Instant,
+    began: Option<Instant>,
     error: Error,
 ) -> Result<(), Error> {
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);

@@ -18,7 +18,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::acquire::await_confirmation;
 use crate::connection::{Command, Outcome, ReplyReceiver};
@@ -133,7 +133,7 @@ impl<'a> ConditionPlace<'a> {
             let moved = self.seen != version && self.own.is_confirmed();
             if moved || clock::now() >= look_at {
                 self.seen = version;
-                let began = Instant::now();
+                let began = core.begins();
                 match self.look(false) {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
