@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::condition;
 use crate::config::ClientBuilder;
+use crate::core::{Core, Session};
 use crate::count_down_latch::CountDownLatch;
 use crate::error::Error;
 #[cfg(doc)]
@@ -13,7 +14,6 @@ use crate::expirable_semaphore::ExpirableSemaphore;
 use crate::fair_lock::{self, FairLock};
 use crate::fenced_lock::FencedLock;
 use crate::hold;
-use crate::node::{Core, Session};
 use crate::pubsub::News;
 use crate::read_write_lock::ReadWriteLock;
 use crate::reentrant_lock::ReentrantLock;

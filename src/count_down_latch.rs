@@ -11,8 +11,8 @@ use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::connection::Route;
+use crate::core::{Core, Member, Session};
 use crate::error::{Error, ErrorKind};
-use crate::node::{Core, Member, Session};
 use crate::protocol::LatchKeys;
 use crate::pubsub::Subscription;
 use crate::script::latch::LatchScripts;

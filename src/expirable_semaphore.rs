@@ -8,9 +8,9 @@ use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Session;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Terms, check_lease, clock};
-use crate::node::Session;
 use crate::permits::{self, Permits, Source};
 use crate::protocol::PermitId;
 use crate::script::Trouble;

@@ -8,10 +8,10 @@ use crate::acquire::{
 };
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Session;
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Site, Tenancy, Terms};
 use crate::lock::{Handle, Trying, lock_verbs};
-use crate::node::Session;
 use crate::script::{self, Trouble};
 use crate::sync::Thread;
 

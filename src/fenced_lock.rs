@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::acquire::Wait;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::{Core, Session};
 use crate::error::Error;
 use crate::hold::{Site, Tenancy};
 use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, Trying, exclusive, lock_verbs};
-use crate::node::{Core, Session};
 use crate::script::Trouble;
 use crate::sync::Thread;
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Core;
 use crate::error::{Error, ErrorKind};
 #[cfg(doc)]
 use crate::fair_lock::FairLock;
 use crate::hold::{Tenancy, Terms};
-use crate::node::Core;
 #[cfg(doc)]
 use crate::reentrant_lock::ReentrantLock;
 use crate::sync::Thread;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Asked, Candidate, GrantDetails, Leaving, Place, Tenancy, Terms};
 use crate::lock::{Handle, Trying, lock_verbs};
-use crate::node::Session;
 use crate::protocol::Mode;
 use crate::script::lock::{Acquired, Chain};
 use crate::script::{Replied, Trouble};

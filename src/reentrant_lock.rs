@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::acquire::Wait;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Session;
 use crate::error::Error;
 use crate::hold::{Site, Tenancy};
 use crate::lock::{Handle, Trying, exclusive, lock_verbs};
-use crate::node::Session;
 use crate::script::Trouble;
 use crate::sync::Thread;
 

@@ -8,10 +8,10 @@ use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::core::Session;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::node::Session;
 use crate::permits;
 use crate::script::semaphore::SemaphoreScripts;
 use crate::script::{Replied, Ticket, Trouble};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
+use crate::core::Core;
 use crate::error::Error;
-use crate::node::Core;
 use crate::sync::Thread;
 
 /// How long a call may wait, and what may end it sooner: what the verbs that end in `_within` take,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Claim, doze};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind};
-use crate::node::Core;
 use crate::pubsub::{Standing, Subscription, Waking};
 use crate::sync::{Thread, clock};
 use crate::wait::Wait;

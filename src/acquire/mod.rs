@@ -29,8 +29,8 @@ pub(crate) use listening::{Listening, await_confirmation};
 pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
+use crate::core::Core;
 use crate::error::Error;
-use crate::node::Core;
 use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;
 

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Lead;
+use crate::core::Core;
 use crate::error::Error;
-use crate::node::Core;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Spin, Thread};
 

@@ -11,10 +11,10 @@ use shuttle::thread::{self, JoinHandle};
 use super::Client;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
+use crate::core::{Core, Session};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
-use crate::node::{Core, Session};
 use crate::sync::{clock, explore};
 use crate::watchdog::Job;
 

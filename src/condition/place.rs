@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use crate::acquire::await_confirmation;
 use crate::connection::{Command, Outcome, ReplyReceiver};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Expected, HoldState, Site, Tenancy};
-use crate::node::Core;
 use crate::protocol::{ConditionKeys, Owner};
 use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::Trouble;

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use super::queue::FairQueue;
 use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
 use crate::connection::Command;
+use crate::core::Core;
 use crate::error::Error;
 use crate::hold::{
     Asked, Candidate, Expected, GrantDetails, Granted, Hold, Leaving, Site, Tenancy, Terms,
 };
-use crate::node::Core;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
 use crate::script::fair::{FairAcquired, Followers, Others, followers};

@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Asked, Hold, Site, Terms, clock};
+use crate::core::{Core, LiveOwner};
 use crate::error::Error;
-use crate::node::{Core, LiveOwner};
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
 use crate::script::{Replied, Trouble};

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use crate::acquire::Wake;
 use crate::connection::Command;
+use crate::core::{Core, LiveOwner};
 use crate::error::LostReason;
-use crate::node::{Core, LiveOwner};
 use crate::protocol::Owner;
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::{Candidate, Hold, Place, Seat, Site, clock};
 use crate::connection::{Command, Outcome};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::node::Core;
 use crate::protocol::{LockKeys, Mode, Owner};
 use crate::pubsub::Grant;
 use crate::script::lock::{Chain, LockScripts, Released};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use redis::Value;
 
 use super::{Hold, Site};
-use crate::node::{Core, Member};
+use crate::core::{Core, Member};
 use crate::protocol::Owner;
 use crate::pubsub::{Question, Tracked};
 use crate::script;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Hold, Seat, Site, Tenancy, clock};
+use crate::core::Member;
 use crate::error::LostReason;
-use crate::node::Member;
 use crate::script::lock::RenewalKind;
 use crate::script::{self, Trouble};
 use crate::watchdog::renewal::{Attempt, Due};

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 #[cfg(doc)]
 use super::Lock;
 use super::{Guard, Handle};
+use crate::core::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{HoldState, Leaving, Site, Tenancy, Terms};
-use crate::node::Core;
 
 /// A held lock. Dropping it releases the lock.
 ///

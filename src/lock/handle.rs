@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
+use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
-use crate::node::Session;
 use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};

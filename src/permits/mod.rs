@@ -17,8 +17,8 @@ use self::turn::Before;
 use crate::acquire::{
     Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, doze, slow_poll,
 };
+use crate::core::Core;
 use crate::error::Error;
-use crate::node::Core;
 use crate::sync::{Thread, clock};
 
 pub(crate) use self::gate::PermitGate;

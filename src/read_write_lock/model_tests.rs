@@ -12,9 +12,9 @@ use super::{Mode, ReadWriteLock};
 use crate::acquire::Queued as _;
 use crate::cancel::CancelToken;
 use crate::connection::model::Server;
+use crate::core::{Core, Session};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::lock::{Lock, LockGuard};
-use crate::node::{Core, Session};
 use crate::sync::{Thread, clock, explore};
 
 const NAME: &str = "name";

@@ -30,9 +30,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::acquire::{Lead, Queue, Queued, Waiter, Wake};
+use crate::core::{Core, Member};
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
-use crate::node::{Core, Member};
 use crate::protocol::Mode;
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::Renewal;

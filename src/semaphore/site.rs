@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::acquire::Queued;
 use crate::connection::{Command, Lane, Outcome, ReplyReceiver, Route};
+use crate::core::{Core, Member};
 use crate::error::Error;
-use crate::node::{Core, Member};
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::protocol::SemaphoreKeys;
 use crate::script::semaphore::{SemaphoreScripts, released};
@@ -347,8 +347,8 @@ mod tests {
 
     use super::*;
     use crate::config::ClientBuilder;
+    use crate::core::Session;
     use crate::error::ErrorKind;
-    use crate::node::Session;
     use crate::protocol;
 
     /// Replicas may be waited for longer than the server remembers a request.

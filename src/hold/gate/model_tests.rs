@@ -14,10 +14,10 @@ use crate::acquire::{
     Baton, Claim, Enter, EnterOf, Lead, Queued, Signal, Synchronizer, Try, Wait, acquire,
 };
 use crate::cancel::CancelToken;
+use crate::core::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Asked, Hold, Site, Tenancy, Terms, clock};
-use crate::node::Core;
 use crate::sync::{Mutex, Thread, explore};
 
 const SECOND: u64 = 1_000_000_000;

@@ -10,8 +10,8 @@ use shuttle::thread;
 use super::*;
 use crate::acquire::{Claim, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire};
 use crate::cancel::CancelToken;
+use crate::core::Core;
 use crate::error::{Error, ErrorKind};
-use crate::node::Core;
 use crate::sync::explore;
 
 const PERMITS: u32 = 4;

@@ -12,7 +12,7 @@ use redlatch_testkit::{Cluster as Servers, Server, wait_until};
 
 use crate::config::ClientBuilder;
 use crate::connection::{Cause, Command, Failure, Outcome};
-use crate::node::{Core, Session};
+use crate::core::{Core, Session};
 use crate::protocol::LockKeys;
 use crate::pubsub::News;
 use crate::sync::Mutex;

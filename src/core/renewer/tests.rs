@@ -9,7 +9,7 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::node::Session;
+use crate::core::Session;
 use crate::pubsub::News;
 use crate::sync::Mutex;
 use crate::watchdog::{Debtor, Task};
