@@ -2,11 +2,14 @@
 //! server refuses something or something else lies under their keys.
 
 use redis::Value;
+use redlatch_testkit::Server;
 
 use crate::common::{SOON, real_server, wait_until};
 use crate::kind::PlainLock;
 use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
+use crate::model::rules::Broken;
+use crate::model::scripts::Scripts;
 use crate::model::shortcuts;
 use crate::model::site::Site;
 use crate::model::store::uuid;
@@ -14,6 +17,12 @@ use crate::model::wire::{Chain, Message, Reply, Request, What, own_channel};
 
 fn orders() -> Site {
     Site::new(&PlainLock, 0, "orders")
+}
+
+fn direct(server: &Server, scripts: &Scripts) -> Direct {
+    let mut direct = Direct { scripts: scripts.clone(), ..Direct::new(server, orders()) };
+    let () = direct.command(&["FLUSHALL"]);
+    direct
 }
 
 #[test]
@@ -304,6 +313,24 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(poor.release(2), Some(0));
 }
 
+/// What a server that was the master does not know is for the new one to end.
+pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.demoted(
+        1,
+        &[
+            Request::Release { number: 1, chain: CHAIN },
+            Request::GiveUp { number: 1, chain: CHAIN },
+        ],
+    )
+}
+
+#[test]
+fn a_replica_takes_no_release() {
+    let Some(server) = real_server() else { return };
+    demoted(&server, &Scripts::of(&PlainLock)).unwrap();
+}
+
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
@@ -322,7 +349,7 @@ fn a_shortcut_does_what_the_rest_would() {
     shortcuts_do_what_the_rest_would(&server);
 }
 
-fn shortcuts_do_what_the_rest_would(server: &redlatch_testkit::Server) {
+fn shortcuts_do_what_the_rest_would(server: &Server) {
     let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
     let site = orders();
     let Site { lock, queue, window, .. } = &site;

@@ -299,4 +299,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        reply = 1",
         scenarios::lapsed,
     ),
+    seldom(
+        "a replica says that it is not the holder's",
+        Script::Holders,
+        "        ensure_master()\n        look()",
+        "        look()",
+        scenarios::demoted,
+    ),
 ];

@@ -167,6 +167,21 @@ fn a_timeout_that_has_lapsed_is_made_anew() {
     lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// What a server that was the master does not know is for the new one to end.
+pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    for number in [READS, WRITES] {
+        direct.demoted(1, &[release(number), Request::GiveUp { number, chain: CHAIN }])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_replica_takes_no_release() {
+    let Some(server) = real_server() else { return };
+    demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
