@@ -82,7 +82,7 @@ local function enqueue(push, owner)
 end
 
 -- Why nobody may be taken off the queue; nil: one may. Whoever is taken off may have to be put back, and
--- `enqueue` needs PEXPIRE. Servers before 7.0 cannot be asked; there it is tried.
+-- `enqueue` needs PEXPIRE and LPUSH. Servers before 7.0 cannot be asked; there PEXPIRE is tried.
 local function stuck()
     if not queue then
         return nil
@@ -90,6 +90,8 @@ local function stuck()
         return refused(redis.pcall('pexpire', queue, KEPT))
     elseif not redis.acl_check_cmd('pexpire', queue, KEPT) then
         return redis.error_reply('NOPERM the user may not run PEXPIRE on the queue')
+    elseif not redis.acl_check_cmd('lpush', queue, '') then
+        return redis.error_reply('NOPERM the user may not run LPUSH on the queue')
     end
 end
 
