@@ -40,7 +40,8 @@ local function now()
 end
 
 -- A replica takes no writes at all: that is the script's error. What it knows of a lock is what its
--- master knew some time ago, and whoever took its word would leave what the master has.
+-- master knew some time ago: whoever took its word would leave what the master has, or wait for it
+-- there until that lapses.
 -- (HDEL of no owner changes nothing. Who may not use it is not told.)
 local function ensure_master()
     local tried = refused(redis.pcall('hdel', lock, ''))
@@ -52,15 +53,6 @@ end
 local function length()
     local places = redis.pcall('llen', queue)
     return type(places) == 'number' and places or 0
-end
-
--- Why there is no place. A replica takes no writes at all: that is the script's error, and none of the
--- place. Whoever waited there would do so until the lock is free, and be refused then.
-local function why(trouble)
-    if string.find(trouble.err, 'READONLY', 1, true) then
-        redis.call('pexpire', queue, KEPT)
-    end
-    return trouble.err
 end
 
 -- Puts an owner at one end of the queue: nil and its place, or the refusal and nothing done. The
@@ -103,11 +95,11 @@ local function stand(owner)
         return -1, 0, place.err
     elseif place then
         local trouble = refused(redis.pcall('pexpire', queue, KEPT))
-        return place, 0, trouble and why(trouble)
+        return place, 0, trouble and trouble.err
     end
     local trouble, last = enqueue('rpush', owner)
     if trouble then
-        return -1, 0, why(trouble)
+        return -1, 0, trouble.err
     end
     return last, 1
 end

@@ -182,6 +182,22 @@ fn a_replica_takes_no_release() {
     demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// Nobody waits there: not who has no right to the queue, nor where something else is its key.
+#[test]
+fn a_replica_gives_nobody_a_place() {
+    let Some(server) = real_server() else { return };
+    let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
+    direct.run(1, &acquire(WRITES));
+    for is_poor in [false, true] {
+        direct.is_poor = is_poor;
+        direct.demoted(2, &[acquire(READS)]).unwrap();
+    }
+    direct.is_poor = false;
+    let queue = direct.site.queue.clone();
+    let () = direct.command(&["SET", &queue, "mine"]);
+    direct.demoted(2, &[acquire(READS)]).unwrap();
+}
+
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
