@@ -42,6 +42,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         3,
     ),
     seldom(
+        "a grant is taken back without a word",
+        Script::Holders,
+        "        if channel and not trouble then
+            redis.call('del', lock)
+        end",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "a refused message costs the place",
+        Script::Holders,
+        "            enqueue('lpush', head)",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
         "a replica says that it is not the holder's",
         Script::Holders,
         "        ensure_master()\n        look()",

@@ -272,18 +272,30 @@ fn without_a_right_all_is_done_or_nothing() {
 }
 
 /// Nobody of the queue is told: the lock is free in public, and its places stay.
+pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let mut mute = Direct::without(server, orders(), &["-publish"]);
+    mute.scripts = scripts.clone();
+    let _listener = Listener::new(server, orders(), 2);
+    wait_until("it listens", SOON, || {
+        let heard: (String, i64) =
+            master.command(&["PUBSUB", "NUMSUB", &own_channel(&uuid(true, 2))]);
+        heard.1 == 1
+    });
+    assert!(mute.takes(1));
+    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
+    ensure(mute.release(1) == Some(-1), "the refusal is not told")?;
+    ensure(master.holder().is_none(), "somebody has it and does not know")?;
+    let places: i64 = master.command(&["LLEN", &master.site.keys()[1].clone()]);
+    ensure(places == 2, "somebody has lost a place")?;
+    ensure(master.takes(2), "the first in line is refused")?;
+    ensure(master.place(3) == Some(0), "the order has changed")
+}
+
 #[test]
 fn without_the_right_to_publish_the_places_stay() {
     let Some(server) = real_server() else { return };
-    let mut master = Direct::new(&server, orders());
-    let mut mute = Direct::without(&server, orders(), &["-publish"]);
-    let _listener = Listener::new(&server, orders(), 2);
-    assert!(mute.takes(1));
-    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
-    assert_eq!(mute.release(1), Some(-1));
-    assert_eq!(master.holder(), None);
-    assert!(master.takes(2));
-    assert_eq!(master.place(3), Some(0));
+    mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 /// Who has no right to the queue uses the lock as Redisson does, and its waiting counts as such.
@@ -311,6 +323,10 @@ fn without_the_queue_a_client_waits_in_public() {
     assert!(poor.takes(2));
     assert_eq!(master.place(3), Some(0));
     assert_eq!(poor.release(2), Some(0));
+}
+
+fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
+    if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
 /// What a server that was the master does not know is for the new one to end.

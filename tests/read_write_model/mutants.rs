@@ -260,7 +260,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut leaves those who wait",
         Script::Unwanted,
-        " and redis.pcall('exists', KEYS[2]) == 0",
+        " and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0",
         "",
         0,
     ),
