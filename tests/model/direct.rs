@@ -46,7 +46,7 @@ impl Direct {
         self.eval(&call(&self.site, &uuid(true, client), request, self.is_poor))
     }
 
-    fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {
+    pub(crate) fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {
         let text = self.scripts.text(*script);
         let mut command = redis::cmd("EVAL");
         command.arg(text).arg(keys.len()).arg(keys).arg(args);

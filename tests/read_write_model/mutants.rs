@@ -300,6 +300,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         scenarios::lapsed,
     ),
     seldom(
+        "who asks to stay and has lapsed leaves a free lock to wait for",
+        Script::Stay,
+        "    look()\n    return nil",
+        "    return nil",
+        scenarios::stays_too_long,
+    ),
+    seldom(
         "a replica says that it is not the holder's",
         Script::Holders,
         "        ensure_master()\n        look()",
