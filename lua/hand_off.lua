@@ -39,18 +39,20 @@ local function now()
     return time
 end
 
+-- A replica takes no writes at all: that is the script's error. What it knows of a lock is what its
+-- master knew some time ago: whoever took its word would leave what the master has, or wait for it
+-- there until that lapses.
+-- (HDEL of no owner changes nothing. Who may not use it is not told.)
+local function ensure_master()
+    local tried = refused(redis.pcall('hdel', lock, ''))
+    if tried and string.find(tried.err, 'READONLY', 1, true) then
+        redis.call('hdel', lock, '')
+    end
+end
+
 local function length()
     local places = redis.pcall('llen', queue)
     return type(places) == 'number' and places or 0
-end
-
--- Why there is no place. A replica takes no writes at all: that is the script's error, and none of the
--- place. Whoever waited there would do so until the lock is free, and be refused then.
-local function why(trouble)
-    if string.find(trouble.err, 'READONLY', 1, true) then
-        redis.call('pexpire', queue, KEPT)
-    end
-    return trouble.err
 end
 
 -- Puts an owner at one end of the queue: nil and its place, or the refusal and nothing done. The
@@ -72,7 +74,7 @@ local function enqueue(push, owner)
 end
 
 -- Why nobody may be taken off the queue; nil: one may. Whoever is taken off may have to be put back, and
--- `enqueue` needs PEXPIRE. Servers before 7.0 cannot be asked; there it is tried.
+-- `enqueue` needs PEXPIRE and LPUSH. Servers before 7.0 cannot be asked; there PEXPIRE is tried.
 local function stuck()
     if not queue then
         return nil
@@ -80,6 +82,8 @@ local function stuck()
         return refused(redis.pcall('pexpire', queue, KEPT))
     elseif not redis.acl_check_cmd('pexpire', queue, KEPT) then
         return redis.error_reply('NOPERM the user may not run PEXPIRE on the queue')
+    elseif not redis.acl_check_cmd('lpush', queue, '') then
+        return redis.error_reply('NOPERM the user may not run LPUSH on the queue')
     end
 end
 
@@ -91,11 +95,11 @@ local function stand(owner)
         return -1, 0, place.err
     elseif place then
         local trouble = refused(redis.pcall('pexpire', queue, KEPT))
-        return place, 0, trouble and why(trouble)
+        return place, 0, trouble and trouble.err
     end
     local trouble, last = enqueue('rpush', owner)
     if trouble then
-        return -1, 0, why(trouble)
+        return -1, 0, trouble.err
     end
     return last, 1
 end

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
-use redlatch::{Client, Error, ErrorKind, HoldState, LockGuard, MultiLock};
+use redis::Commands as _;
+use redlatch::{Client, Error, ErrorKind, HoldState, Lock, LockGuard, MultiLock};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn info(server: &Server, section: &str, field: &str) -> u64 {
@@ -394,6 +396,38 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     assert!(more < 20, "{more} connections");
     replicate(&server, None);
     wait_free(&server, "demoted", SOON);
+}
+
+/// It was the master, and what it does not know the new one may have.
+#[test]
+fn a_release_of_what_a_replica_does_not_know_goes_on_to_the_master() {
+    let _bounded = bounded();
+    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false).connect();
+    let client = client.unwrap();
+    let lock = client.read_write_lock("read or written");
+    let locks: [(&str, &dyn Lock); 3] = [
+        ("held", &client.reentrant_lock("held")),
+        ("read or written", lock.read()),
+        ("read or written", lock.write()),
+    ];
+    let mut redis = server.connection();
+    master.kill();
+    for (name, lock) in locks {
+        let guard = lock.lock().unwrap();
+        let hold: HashMap<String, String> = redis.hgetall(name).unwrap();
+        let () = redis.del(name).unwrap();
+        replicate(&server, Some(&master));
+        let error = guard.unlock().unwrap_err();
+        is_clear(&error, name, "read-only replica");
+        replicate(&server, None);
+        // It is the master that has it.
+        let hold: Vec<_> = hold.into_iter().collect();
+        let () = redis.hset_multiple(name, &hold).unwrap();
+        let () = redis.pexpire(name, LONG.as_millis().try_into().unwrap()).unwrap();
+        wait_free(&server, name, SOON);
+    }
 }
 
 // A user without rights, and a process that stands still.

@@ -21,7 +21,7 @@ local trouble
 if not redis.acl_check_cmd then
     trouble = refused(redis.pcall('pexpire', waiting, KEPT))
 elseif not redis.acl_check_cmd('pexpire', waiting, KEPT) then
-    trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on this key')
+    trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on the condition')
 end
 trouble = trouble or refused(redis.pcall('rpush', waiting, ARGV[3]))
 if trouble then

@@ -126,6 +126,7 @@ local function release(owner, since, count)
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
+        ensure_master()
         look()
         return false
     end

@@ -54,4 +54,7 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- they dead, or do they not know that they are first?
     announce(0, owner)
 end
+if refusal then
+    ensure_master()
+end
 return {now(), open or left or PROVISIONAL, place, whose, fresh, refusal}

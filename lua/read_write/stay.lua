@@ -6,6 +6,8 @@
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 if redis.call('hexists', lock, owner) == 0 then
+    ensure_master()
+    look()
     return nil
 end
 raise(timeout(owner, 1), lease)

@@ -342,10 +342,10 @@ impl State {
         } else if sha == *TRY {
             self.acquire(key, &arguments[4], false)
         } else if sha == *RELEASE {
-            self.release(key, &arguments[3], &arguments[6])
+            self.release(key, &arguments[3], &arguments[4])
         } else if sha == *GIVE_UP {
             self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[3]);
-            self.release(key, &arguments[3], &arguments[6])
+            self.release(key, &arguments[3], &arguments[4])
         } else if sha == *FORCE_UNLOCK {
             let existed = self.locks.remove(key).is_some();
             if !self.grant_head(key) {

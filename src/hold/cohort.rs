@@ -65,15 +65,20 @@ impl Cohort {
 
     /// The chain of a hold that was granted by the reply to a question of `asked_at`. It goes on where
     /// the lock was free for a moment only: nobody else of ours wanted it, and Redisson's had no turn.
+    /// A young chain is not told of: it began anew with whoever got the lock then, who was young again
+    /// for as long, and left Redisson's no turn either.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
-        match self.last {
-            Some((end, chain))
-                if chain.start != Start::Unknown && asked_at.saturating_sub(end) < SAME_CHAIN =>
-            {
-                Chain { count: chain.count.saturating_add(1), ..chain }
-            }
-            _ => Chain { start: Start::Here(asked_at), count: 1 },
+        let anew = Chain { start: Start::Here(asked_at), count: 1 };
+        let Some((end, chain)) = self.last else { return anew };
+        let same = match chain.start {
+            Start::Unknown => return anew,
+            Start::Here(start) if end.saturating_sub(start) < SAME_CHAIN => 2 * SAME_CHAIN,
+            Start::Here(_) | Start::Server(_) => SAME_CHAIN,
+        };
+        if asked_at.saturating_sub(end) >= same {
+            return anew;
         }
+        Chain { count: chain.count.saturating_add(1), ..chain }
     }
 }
 
@@ -105,12 +110,27 @@ mod tests {
     #[test]
     fn a_chain_goes_on_while_nobody_else_was_let_in() {
         let mut cohort = Cohort::default();
-        let (first, second) = (Chain { start: Start::Here(7), count: 1 }, 9 + SAME_CHAIN);
+        let first = Chain { start: Start::Here(7), count: 1 };
         assert_eq!(cohort.chain(7), first);
-        cohort.released(10, first);
-        assert_eq!(cohort.chain(second), Chain { count: 2, ..first });
-        assert_eq!(cohort.chain(second + 1), Chain { start: Start::Here(second + 1), count: 1 });
+        let old = 7 + SAME_CHAIN;
+        for (chain, end) in [(first, old), (Chain { start: Start::Server(3), count: 1 }, 10)] {
+            cohort.released(end, chain);
+            let late = end + SAME_CHAIN;
+            assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
+            assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
+        }
         cohort.left_to_others();
         assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
+    }
+
+    /// Two processes that hold the lock in turns, each for as long as nobody is told of.
+    #[test]
+    fn a_chain_that_was_not_told_of_goes_on_past_who_began_it_anew() {
+        let mut cohort = Cohort::default();
+        let (first, end) = (Chain { start: Start::Here(7), count: 1 }, 6 + SAME_CHAIN);
+        cohort.released(end, first);
+        let late = end + 2 * SAME_CHAIN;
+        assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..first });
+        assert_eq!(cohort.chain(late), Chain { start: Start::Here(late), count: 1 });
     }
 }

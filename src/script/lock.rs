@@ -372,7 +372,10 @@ impl<'a> LockScripts<'a> {
 /// Whether the server refuses a key of a script, and not the script or a command.
 fn is_about_keys(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
-    error.code() == "NOPERM" && error.details().is_some_and(|details| details.contains("key"))
+    // "… to access one of the keys used as arguments", from Redis 7.2 on "… to access a key". A command
+    // or a user may have a name with those letters.
+    let what = error.details().and_then(|details| details.split_once("to access"));
+    error.code() == "NOPERM" && what.is_some_and(|(_, what)| what.contains("key"))
 }
 
 fn acquired(reply: Value) -> Result<Acquired, Trouble> {
@@ -648,6 +651,29 @@ fn time_left(left: i64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_key_is_told_from_a_refused_command() {
+        let is_about_keys = |text: &str| {
+            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
+            is_about_keys(&reply.unwrap())
+        };
+        let user = "NOPERM ACL failure in script: User monkey has no permissions to";
+        for (text, is_so) in [
+            (
+                "NOPERM this user has no permissions to access one of the keys used as arguments",
+                true,
+            ),
+            ("NOPERM No permissions to access a key", true),
+            ("NOPERM No permissions to access a channel", false),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", false),
+            (&format!("{user} run the 'hkeys' command"), false),
+            (&format!("{user} run the 'llen' command"), false),
+            ("ERR no permissions to access a key", false),
+        ] {
+            assert_eq!(is_about_keys(text), is_so, "{text}");
+        }
+    }
 
     /// From that age on the server asks who else waits, and a chain that is not told of is never old.
     #[test]

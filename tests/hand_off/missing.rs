@@ -160,11 +160,13 @@ fn what_an_asker_may_not_do_costs_nobody_else_its_place_or_the_lock() {
 
     // Put back it could not be, so it is not taken off.
     line_up(alive);
-    user.set(&["-pexpire"]);
-    let error = lock.try_lock_for(UNIT).map(drop).unwrap_err();
-    is_clear(&error, "left", "ACL");
-    assert_eq!(queue(&mut server.connection(), "left"), [alive]);
-    assert_eq!(owner(&mut server.connection(), "left"), None);
+    for rights in [&["-pexpire"][..], &["+@all", "-lpush", "-publish"]] {
+        user.set(rights);
+        let error = lock.try_lock_for(UNIT).map(drop).unwrap_err();
+        is_clear(&error, "left", "ACL");
+        assert_eq!(queue(&mut server.connection(), "left"), [alive]);
+        assert_eq!(owner(&mut server.connection(), "left"), None);
+    }
 
     // A hold of the dead could not be taken back, so it gets none. (Nor was the command's refusal
     // taken for one of the queue's keys: the dead would be left there.)

@@ -1,8 +1,9 @@
 //! Rules broken one at a time, in the scripts and in the client.
 
 use crate::model::client::Rule;
-use crate::model::mutant::{Mutant, client, script, slow, unfair};
+use crate::model::mutant::{Mutant, client, script, seldom, slow, unfair};
 use crate::model::scripts::Script;
+use crate::scenarios;
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     script(
@@ -39,6 +40,29 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        look()\n        return false",
         "        return false",
         3,
+    ),
+    seldom(
+        "a grant is taken back without a word",
+        Script::Holders,
+        "        if channel and not trouble then
+            redis.call('del', lock)
+        end",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "a refused message costs the place",
+        Script::Holders,
+        "            enqueue('lpush', head)",
+        "",
+        scenarios::mute_release,
+    ),
+    seldom(
+        "a replica says that it is not the holder's",
+        Script::Holders,
+        "        ensure_master()\n        look()",
+        "        look()",
+        scenarios::demoted,
     ),
     script(
         "a forced unlock grants nobody",

@@ -2,11 +2,14 @@
 //! server refuses something or something else lies under their keys.
 
 use redis::Value;
+use redlatch_testkit::Server;
 
 use crate::common::{SOON, real_server, wait_until};
 use crate::kind::PlainLock;
 use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
+use crate::model::rules::Broken;
+use crate::model::scripts::Scripts;
 use crate::model::shortcuts;
 use crate::model::site::Site;
 use crate::model::store::uuid;
@@ -14,6 +17,12 @@ use crate::model::wire::{Chain, Message, Reply, Request, What, own_channel};
 
 fn orders() -> Site {
     Site::new(&PlainLock, 0, "orders")
+}
+
+fn direct(server: &Server, scripts: &Scripts) -> Direct {
+    let mut direct = Direct { scripts: scripts.clone(), ..Direct::new(server, orders()) };
+    let () = direct.command(&["FLUSHALL"]);
+    direct
 }
 
 #[test]
@@ -263,18 +272,30 @@ fn without_a_right_all_is_done_or_nothing() {
 }
 
 /// Nobody of the queue is told: the lock is free in public, and its places stay.
+pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let mut mute = Direct::without(server, orders(), &["-publish"]);
+    mute.scripts = scripts.clone();
+    let _listener = Listener::new(server, orders(), 2);
+    wait_until("it listens", SOON, || {
+        let heard: (String, i64) =
+            master.command(&["PUBSUB", "NUMSUB", &own_channel(&uuid(true, 2))]);
+        heard.1 == 1
+    });
+    assert!(mute.takes(1));
+    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
+    ensure(mute.release(1) == Some(-1), "the refusal is not told")?;
+    ensure(master.holder().is_none(), "somebody has it and does not know")?;
+    let places: i64 = master.command(&["LLEN", &master.site.keys()[1].clone()]);
+    ensure(places == 2, "somebody has lost a place")?;
+    ensure(master.takes(2), "the first in line is refused")?;
+    ensure(master.place(3) == Some(0), "the order has changed")
+}
+
 #[test]
 fn without_the_right_to_publish_the_places_stay() {
     let Some(server) = real_server() else { return };
-    let mut master = Direct::new(&server, orders());
-    let mut mute = Direct::without(&server, orders(), &["-publish"]);
-    let _listener = Listener::new(&server, orders(), 2);
-    assert!(mute.takes(1));
-    assert_eq!((master.place(2), master.place(3)), (Some(0), Some(1)));
-    assert_eq!(mute.release(1), Some(-1));
-    assert_eq!(master.holder(), None);
-    assert!(master.takes(2));
-    assert_eq!(master.place(3), Some(0));
+    mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 /// Who has no right to the queue uses the lock as Redisson does, and its waiting counts as such.
@@ -304,6 +325,44 @@ fn without_the_queue_a_client_waits_in_public() {
     assert_eq!(poor.release(2), Some(0));
 }
 
+fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
+    if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
+}
+
+/// What a server that was the master does not know is for the new one to end.
+pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.demoted(
+        1,
+        &[
+            Request::Release { number: 1, chain: CHAIN },
+            Request::GiveUp { number: 1, chain: CHAIN },
+        ],
+    )
+}
+
+#[test]
+fn a_replica_takes_no_release() {
+    let Some(server) = real_server() else { return };
+    demoted(&server, &Scripts::of(&PlainLock)).unwrap();
+}
+
+/// Nobody waits there: not who has no right to the queue, nor where something else is its key.
+#[test]
+fn a_replica_gives_nobody_a_place() {
+    let Some(server) = real_server() else { return };
+    let mut direct = direct(&server, &Scripts::of(&PlainLock));
+    assert!(direct.takes(1));
+    for is_poor in [false, true] {
+        direct.is_poor = is_poor;
+        direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE }]).unwrap();
+    }
+    direct.is_poor = false;
+    let queue = direct.site.queue.clone();
+    let () = direct.command(&["SET", &queue, "mine"]);
+    direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE }]).unwrap();
+}
+
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
     let Some(server) = real_server() else { return };
@@ -322,7 +381,7 @@ fn a_shortcut_does_what_the_rest_would() {
     shortcuts_do_what_the_rest_would(&server);
 }
 
-fn shortcuts_do_what_the_rest_would(server: &redlatch_testkit::Server) {
+fn shortcuts_do_what_the_rest_would(server: &Server) {
     let (owner, other) = (format!("{}:1", uuid(true, 1)), format!("{}:1", uuid(true, 2)));
     let site = orders();
     let Site { lock, queue, window, .. } = &site;

@@ -414,8 +414,13 @@ impl Process {
             }
             State::Waiting(_) | State::Trying { .. } => {
                 // Ours have kept the lock among themselves all the while.
+                // (A young chain is not told of: it began anew with who came between.)
+                let is_young = |end, own: OwnChain| own.here.is_some_and(|here| end - here < AGE);
                 let chain = match self.last {
-                    Some((end, own)) if sent - end < AGE && self.broken != Some(Rule::Continue) => {
+                    Some((end, own))
+                        if sent - end < if is_young(end, own) { 2 * AGE } else { AGE }
+                            && self.broken != Some(Rule::Continue) =>
+                    {
                         let chain = Chain { count: own.chain.count + 1, ..own.chain };
                         OwnChain { chain, ..own }
                     }

@@ -1,9 +1,10 @@
 //! One script at a time, without a simulated clock.
 
-use redis::{Connection, RedisResult, Value};
+use redis::{Connection, RedisError, RedisResult, Value};
 use redlatch_testkit::Server;
 
 use super::client::LEASE;
+use super::rules::Broken;
 use super::scripts::{Call, Scripts, call, force};
 use super::site::Site;
 use super::state::State;
@@ -45,7 +46,7 @@ impl Direct {
         self.eval(&call(&self.site, &uuid(true, client), request, self.is_poor))
     }
 
-    fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {
+    pub(crate) fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {
         let text = self.scripts.text(*script);
         let mut command = redis::cmd("EVAL");
         command.arg(text).arg(keys.len()).arg(keys).arg(args);
@@ -102,6 +103,25 @@ impl Direct {
     pub(crate) fn keys_left(&mut self) -> i64 {
         let keys = self.site.keys();
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
+    }
+
+    /// A master that was demoted must answer each of these that it takes no writes. (It never finds the
+    /// new one, so it keeps what it has.)
+    pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
+        let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        let replies: Vec<_> =
+            requests.iter().map(|request| (request, self.raw(client, request))).collect();
+        let () = self.command(&["REPLICAOF", "NO", "ONE"]);
+        for (request, reply) in replies {
+            // Before Redis 7.0 an error within a script has its code in the text.
+            let is_read_only = |error: &RedisError| {
+                error.code() == Some("READONLY") || error.to_string().contains("READONLY")
+            };
+            if !reply.as_ref().is_err_and(is_read_only) {
+                return Err(format!("a replica answers {request:?}: {reply:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// How many commands the server runs meanwhile, those inside scripts included.

@@ -22,6 +22,8 @@ pub(crate) enum Script {
     GiveUp,
     Renew,
     ForceUnlock,
+    /// Of a read-write lock.
+    Stay,
     RedissonAcquire,
     /// Of Redisson 3.16.8.
     RedissonUnlock3,
@@ -101,7 +103,15 @@ impl Script {
     }
 
     fn has_prelude(self) -> bool {
-        matches!(self, Self::Acquire | Self::Try | Self::Release | Self::GiveUp | Self::ForceUnlock)
+        matches!(
+            self,
+            Self::Acquire
+                | Self::Try
+                | Self::Release
+                | Self::GiveUp
+                | Self::ForceUnlock
+                | Self::Stay
+        )
     }
 }
 

@@ -260,7 +260,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the shortcut leaves those who wait",
         Script::Unwanted,
-        " and redis.pcall('exists', KEYS[2]) == 0",
+        " and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0",
         "",
         0,
     ),
@@ -298,5 +298,19 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])",
         "        reply = 1",
         scenarios::lapsed,
+    ),
+    seldom(
+        "who asks to stay and has lapsed leaves a free lock to wait for",
+        Script::Stay,
+        "    look()\n    return nil",
+        "    return nil",
+        scenarios::stays_too_long,
+    ),
+    seldom(
+        "a replica says that it is not the holder's",
+        Script::Holders,
+        "        ensure_master()\n        look()",
+        "        look()",
+        scenarios::demoted,
     ),
 ];

@@ -9,7 +9,7 @@ use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
 use crate::model::kind::Kind;
 use crate::model::rules::Broken;
-use crate::model::scripts::Scripts;
+use crate::model::scripts::{Script, Scripts, taking};
 use crate::model::shortcuts;
 use crate::model::site::Site;
 use crate::model::store::uuid;
@@ -165,6 +165,56 @@ pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 fn a_timeout_that_has_lapsed_is_made_anew() {
     let Some(server) = real_server() else { return };
     lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// What a server that was the master does not know is for the new one to end.
+pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    for number in [READS, WRITES] {
+        direct.demoted(1, &[release(number), Request::GiveUp { number, chain: CHAIN }])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_replica_takes_no_release() {
+    let Some(server) = real_server() else { return };
+    demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Nobody waits there: not who has no right to the queue, nor where something else is its key.
+#[test]
+fn a_replica_gives_nobody_a_place() {
+    let Some(server) = real_server() else { return };
+    let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
+    direct.run(1, &acquire(WRITES));
+    for is_poor in [false, true] {
+        direct.is_poor = is_poor;
+        direct.demoted(2, &[acquire(READS)]).unwrap();
+    }
+    direct.is_poor = false;
+    let queue = direct.site.queue.clone();
+    let () = direct.command(&["SET", &queue, "mine"]);
+    direct.demoted(2, &[acquire(READS)]).unwrap();
+}
+
+/// It has lapsed, and who asks whether others wait finds it out.
+pub(crate) fn stays_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(1, &acquire(READS));
+    let _listener = hear(server, &mut direct, 2);
+    direct.run(2, &acquire(WRITES));
+    let () = direct.command(&["DEL", "prices"]);
+    let stay = taking(Script::Stay, &direct.site, LEASE, owner(1, READS), None);
+    let reply = direct.eval(&stay).map_err(|error| error.to_string())?;
+    ensure(reply == Value::Nil, "it reads still")?;
+    ensure(there(&mut direct).0 == [owner(2, WRITES)], "a free lock is waited for")
+}
+
+#[test]
+fn who_asks_to_stay_and_has_lapsed_leaves_no_free_lock_to_wait_for() {
+    let Some(server) = real_server() else { return };
+    stays_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 #[test]

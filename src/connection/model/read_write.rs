@@ -73,11 +73,11 @@ impl State {
             self.let_in(key, None);
             Value::Int(self.waiting(key).len() as i64)
         } else if sha == *RELEASE {
-            self.leave(key, argument(3), argument(6))
+            self.leave(key, argument(3), argument(4))
         } else if sha == *GIVE_UP {
             let owner = argument(3).to_vec();
             self.waiting(key).retain(|other| *other != owner);
-            self.leave(key, &owner, argument(6))
+            self.leave(key, &owner, argument(4))
         } else if sha == *FORCE_UNLOCK {
             let holders = self.holders(key);
             let is_held_so = match argument(4) {
