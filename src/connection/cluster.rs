@@ -176,7 +176,7 @@ impl Cluster {
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// From here on `tell` is called when slots have another server. It must not block.
+    /// From here on `tell` is called when slots, in their order, have another server. It must not block.
     pub(crate) fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
