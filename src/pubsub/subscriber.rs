@@ -133,11 +133,18 @@ impl PubSub {
         tracking: &mut Tracking,
     ) -> Result<(), RedisError> {
         let server = subscriber.node.number();
-        let mut connection = subscriber.node.endpoint.open()?;
+        let endpoint = &subscriber.node.endpoint;
+        let before = endpoint.incarnation();
+        let mut connection = endpoint.open()?;
         connection.set_read_timeout(SILENCE);
         *subscriber.closer.lock() = Some(connection.closer());
         if self.is_shut_down() {
             return Ok(());
+        }
+        // Whoever met another run before that has closed the connection before this one, which may
+        // lead to the last run still. (Or this one met it: then it is opened once too often.)
+        if endpoint.incarnation() != before && endpoint.says_its_run() {
+            return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
