@@ -147,10 +147,10 @@ impl Semaphore {
     pub fn drain_permits(&self) -> Result<i64, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let ticket = site.open();
+        let (ticket, asked) = (site.open(), site.route.incarnation());
         match site.scripts().drain_permits(ticket) {
             Ok(Replied { reply: taken, void: Some(void), .. }) if taken != 0 => {
-                Err(site.take_back(ticket, taken, void))
+                Err(site.take_back(ticket, asked, taken, void))
             }
             Ok(Replied { reply: permits, .. }) => {
                 site.requests.close(ticket);

@@ -306,6 +306,58 @@ fn what_is_held_is_renewed_where_the_address_leads_to_now() {
     wait_free(&new, "moved", SOON);
 }
 
+/// Its answer is read when the new server was already asked for what nobody has any more.
+#[test]
+fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
+    let _bounded = bounded();
+    for dropped in [false, true] {
+        let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+        let proxy = Proxy::before(&old);
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
+        let client = client.connect().unwrap();
+        let lock = client.reentrant_lock("given back");
+        // From here on its scripts are known.
+        lock.lock().unwrap().unlock().unwrap();
+        // Its loss is to be heard of.
+        let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
+        let guard = lock.lock_owned().unwrap();
+        let mut redis = old.connection();
+        let (owner, _) = holder(&mut redis, "given back").unwrap();
+        let held: Vec<u8> = redis::cmd("DUMP").arg("given back").query(&mut redis).unwrap();
+        let lease = LONG.as_millis() as u64;
+        let () = redis::cmd("RESTORE")
+            .arg(("given back", lease, held))
+            .query(&mut new.connection())
+            .unwrap();
+        wait_subscribed(&old, &own_channel(&owner));
+        proxy.on(Direction::Request, 1, Action::HoldReply, move |command| {
+            let has = |text: &str| command.windows(text.len()).any(|it| it == text.as_bytes());
+            has("EVAL") && has(&owner)
+        });
+        let leaver = spawn(move || {
+            if dropped {
+                drop(guard);
+                // Reads the answer, as whoever comes next does.
+                assert!(!lock.is_locked().unwrap());
+            } else {
+                guard.unlock().unwrap();
+            }
+        });
+        proxy.wait_fired(1, SOON);
+        wait_free(&old, "given back", SOON);
+        proxy.lead_to(&new);
+        proxy.cut_matching("SUBSCRIBE");
+        // For the one that is held, and then for what nobody has.
+        wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
+        // And has answered.
+        thread::sleep(UNIT / 10);
+        assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
+        proxy.release();
+        leaver.join();
+        wait_free(&new, "given back", SOON);
+    }
+}
+
 #[test]
 fn a_replica_is_asked_once_and_then_the_address_anew() {
     let _bounded = bounded();

@@ -176,7 +176,7 @@ impl Cluster {
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// From here on `tell` is called when slots have another server. It must not block.
+    /// From here on `tell` is called when slots, in their order, have another server. It must not block.
     pub(crate) fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
@@ -337,9 +337,7 @@ impl Cluster {
         known.sort_by_key(|place| state.silent.contains(place));
         state.known = known;
         state.epoch = weight.epoch;
-        if !weight.is_said {
-            state.nodes[0].1.endpoint.health().does_without(NO_CLUSTER_INFO);
-        }
+        let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
             // Where nobody has it now whoever had it may have it again.
@@ -348,6 +346,11 @@ impl Cluster {
         let changed: Vec<_> = changed.collect();
         for slot in &changed {
             state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
+        }
+        drop(state);
+        // Not under the mutex: foreign code may be told of it.
+        if let Some(node) = unsaid {
+            node.endpoint.health().does_without(NO_CLUSTER_INFO);
         }
         changed
     }

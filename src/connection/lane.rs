@@ -190,6 +190,24 @@ impl Lane {
         self.look_with(to_open, |_| true, |link| link.read_until(until, enough))
     }
 
+    /// For a caller whose time is over: reads what has come until there is `enough`. Nothing is opened
+    /// or written, and no command of others fails for want of the time that they may have.
+    fn read_late(&self, until: Instant, enough: impl Fn() -> bool) {
+        let mut state = self.state.lock();
+        if state.combining {
+            return;
+        }
+        let Some(link) = state.link.take() else { return };
+        state.combining = true;
+        drop(state);
+        let mut combiner = Combiner::new(self, Some(link), Duration::ZERO);
+        if let Some(link) = &mut combiner.link
+            && link.read_until(until, enough).is_err()
+        {
+            combiner.link = None;
+        }
+    }
+
     fn look_with(
         &self,
         to_open: Duration,
@@ -492,6 +510,8 @@ impl ReplyReceiver for Call {
 
 #[cfg(all(test, testkit, not(shuttle)))]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use redis::Value;
@@ -499,6 +519,42 @@ mod tests {
 
     use super::*;
     use crate::config::ReplicaAcks;
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A lane without a connection, and two commands on it.
+    fn waiting(server: &Server) -> (Arc<Lane>, [Begun; 2]) {
+        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        let commands = [b"hasty", b"other"].map(|text| Command::plain(&[b"ECHO", text]));
+        let begun = commands.map(|command| lane.begin(&command));
+        (lane, begun)
+    }
+
+    #[test]
+    fn who_is_late_fails_no_others_command() {
+        let server = Server::start().unwrap();
+        let (lane, [hasty, other]) = waiting(&server);
+        assert!(matches!(hasty.finish(Instant::now()), (Err(Failure::TimedOut(_)), false)));
+        assert!(other.reply.take().is_none());
+        assert!(lane.look(LONG, LONG));
+        assert!(matches!(other.reply.take(), Some(Ok(Value::BulkString(_)))));
+    }
+
+    #[test]
+    fn who_has_little_time_to_connect_fails_no_other_who_has_more() {
+        let server = Server::start().unwrap();
+        let (_lane, [hasty, other]) = waiting(&server);
+        server.pause();
+        let (outcome, _) = hasty.finish(Instant::now() + SHORT);
+        server.resume();
+        assert!(outcome.is_err());
+        // Not in doubt: it was never written.
+        let (outcome, in_doubt) = other.finish(Instant::now() + LONG);
+        assert_eq!(outcome.unwrap(), Value::BulkString(b"other".to_vec()));
+        assert!(!in_doubt);
+    }
 
     struct Panics;
 

@@ -38,7 +38,7 @@ pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 pub(crate) use node::Node;
-pub(crate) use reply::reply_code;
+pub(crate) use reply::{is_redirect, reply_code};
 pub(crate) use route::Route;
 pub(crate) use servers::Servers;
 pub(crate) use slot::{SLOTS, slot_of};

@@ -59,6 +59,11 @@ pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     redirect_as(error.code().unwrap_or_default(), error.detail())
 }
 
+/// Whether a server of a cluster refuses something since another one is to be asked, now or soon.
+pub(crate) fn is_redirect(error: &RedisError) -> bool {
+    redirect_of(error).is_some()
+}
+
 fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
     let place = || {
         let (slot, place) = details?.split_once(' ')?;

@@ -147,7 +147,9 @@ impl Renewer {
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::Moved(slots) => {
                 let mut members = self.core.members.all();
-                members.retain(|member| slots.contains(&slot_of(member.name().as_bytes())));
+                members.retain(|member| {
+                    slots.binary_search(&slot_of(member.name().as_bytes())).is_ok()
+                });
                 members.retain(|member| self.is_home(member.name()));
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
             }

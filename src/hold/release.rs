@@ -68,6 +68,13 @@ impl Site {
         self.orphan(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
+            // The answer may be the old master's, read when the new one was already asked for what is
+            // left over: it was spared there, since its owner was live. In this order: the number is
+            // raised before the new one is asked, so that one of the two sees the other.
+            if self.route.incarnation() != hold.asked.incarnation {
+                let (release, lease) = (self.release_command(hold), hold.longest_lease());
+                self.core.watchdog.adopt(Orphan::left_over(name, release, lease));
+            }
         }
         match outcome {
             Ok(Released::HandedOn | Released::Done) => Ok(()),

@@ -245,12 +245,13 @@ impl PubSub {
         desk.reading.then(|| Arc::clone(home))
     }
 
-    /// Slots have another server: the channels move there, and what is tracked when the old server's
+    /// Slots, in their order, have another server: the channels move there, and what is tracked when the old server's
     /// thread looks. (Nothing hurries it: what is held there is renewed now.)
     pub(crate) fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.desks.values_mut().for_each(|desk| desk.moved = true);
-        let moved = |entry: &&Arc<Entry>| slots.contains(&slot_of(entry.channel().as_bytes()));
+        let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
+        let moved = |entry: &&Arc<Entry>| is_moved(entry.channel());
         let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
         let mut tell: Vec<Arc<Node>> = Vec::new();
         for entry in moved {

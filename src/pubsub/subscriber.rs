@@ -13,7 +13,9 @@ use super::event::Event;
 use super::own::Said;
 use super::tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
 use super::{PubSub, State};
-use crate::connection::{self, Channels, Closer, Command, Connection, Node, Rights, slot_of};
+use crate::connection::{
+    self, Channels, Closer, Command, Connection, Node, Rights, is_redirect, slot_of,
+};
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex};
 
@@ -131,11 +133,18 @@ impl PubSub {
         tracking: &mut Tracking,
     ) -> Result<(), RedisError> {
         let server = subscriber.node.number();
-        let mut connection = subscriber.node.endpoint.open()?;
+        let endpoint = &subscriber.node.endpoint;
+        let before = endpoint.incarnation();
+        let mut connection = endpoint.open()?;
         connection.set_read_timeout(SILENCE);
         *subscriber.closer.lock() = Some(connection.closer());
         if self.is_shut_down() {
             return Ok(());
+        }
+        // Whoever met another run before that has closed the connection before this one, which may
+        // lead to the last run still. (Or this one met it: then it is opened once too often.)
+        if endpoint.incarnation() != before && endpoint.says_its_run() {
+            return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
         let channels: Vec<Arc<Entry>> = {
             let mut state = self.state.lock();
@@ -181,10 +190,10 @@ impl PubSub {
                 }
                 Event::Unsubscribed(channel) => match asked.front() {
                     Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
-                        if !self.is_fenced() {
-                            asked.pop_front();
-                        }
+                        asked.pop_front();
                     }
+                    // Said by itself before, and now once more as the answer.
+                    Some(Asked::Fence(left)) if left.channel().as_bytes() == channel => {}
                     // The slot has left this server, which says where when it is asked again.
                     _ => {
                         if let Some(entry) = self.entry(subscriber, &channel) {
@@ -225,7 +234,7 @@ impl PubSub {
                     asked.extend(take_steps(&mut connection, steps)?);
                 }
                 Event::Pong => {
-                    if let Some(Asked::Unsubscribe(_)) = asked.front() {
+                    if let Some(Asked::Fence(_)) = asked.front() {
                         asked.pop_front();
                     }
                 }
@@ -256,10 +265,12 @@ impl PubSub {
                         entry.stand(Standing::Refused(refused(&error)));
                     }
                     // What still comes there finds nobody.
-                    Some(left @ Asked::Unsubscribe(_)) if self.is_fenced() => {
-                        asked.push_front(left);
-                    }
                     Some(Asked::Unsubscribe(_)) => {}
+                    // The channel was ended by itself before, and that is refused now: the fence's own
+                    // answer is still to come.
+                    Some(left @ Asked::Fence(_)) if is_redirect(&error) => asked.push_front(left),
+                    // Who may not send a PING has this answer to it.
+                    Some(Asked::Fence(_)) => {}
                     Some(Asked::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
                         let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
@@ -301,7 +312,10 @@ impl PubSub {
             self.hand_on(subscriber, tracking);
         }
         let tracked = take_steps(connection, tracking.look(to_track))?;
-        let unsubscribed = unwanted.into_iter().map(Asked::Unsubscribe);
+        let unsubscribed = unwanted.into_iter().flat_map(|entry| {
+            let fence = self.is_fenced().then(|| Asked::Fence(Arc::clone(&entry)));
+            std::iter::once(Asked::Unsubscribe(entry)).chain(fence)
+        });
         let subscribed = wanted.into_iter().map(Asked::Subscribe);
         Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
     }
@@ -341,9 +355,10 @@ impl PubSub {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Whether a PING stands behind each channel that is given up, and only its answer says that this is
-    /// done. When a slot leaves a server, that ends the subscriptions by itself and says so in the words
-    /// of an answer, and then refuses to end them: one question would have two answers, or one.
+    /// Whether a PING stands behind each channel that is given up, and only its answer, or its refusal,
+    /// says that this is done. When a slot leaves a server, that ends the subscriptions by itself and
+    /// says so in the words of an answer, and then refuses to end them: one question would have two
+    /// answers, or one.
     fn is_fenced(&self) -> bool {
         self.channels == Channels::Sharded
     }
@@ -427,6 +442,8 @@ fn refused(error: &RedisError) -> Error {
 enum Asked {
     Subscribe(Arc<Entry>),
     Unsubscribe(Arc<Entry>),
+    /// The PING behind it.
+    Fence(Arc<Entry>),
     Step(Step),
 }
 

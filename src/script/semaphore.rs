@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::once::{Once, Requests, Ticket, late};
-use super::{Replied, Rights, Trouble, accepted, ask, call, flag, number, unexpected};
+use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
 use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
 use crate::error::{Error, ErrorKind};
@@ -70,11 +70,13 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, now. `false`: the server has forgotten it, and nothing was
-    /// changed.
-    pub(crate) fn take_back(self, ticket: Ticket) -> Result<bool, Trouble> {
-        let reply = call(self.route, &self.abandon(ticket), Rights::Semaphores)?;
-        Ok(!self.requests.is_late(&reply))
+    /// Undoes a request for permits, now. The reply `false`: the server does not know of it any more,
+    /// and nothing was changed by what it answered this to.
+    pub(crate) fn take_back(self, ticket: Ticket) -> Result<Replied<bool>, Trouble> {
+        let abandon = self.abandon(ticket);
+        let (reply, in_doubt) =
+            call_again(self.route, &abandon, Rights::Semaphores, || abandon.clone())?;
+        Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
     }
 
     /// Undoes a request for permits that are not to be had, or whose outcome is not known.

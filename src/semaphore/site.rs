@@ -94,7 +94,7 @@ impl SemaphoreSite {
             }
             Trouble::Forgotten(_) => {
                 self.requests.close(ticket);
-                "no permit is taken; if some are missing for good, add them with add_permits"
+                FORGOTTEN
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
                 self.requests.close(ticket);
@@ -105,19 +105,26 @@ impl SemaphoreSite {
     }
 
     /// Too few replicas have the permits that a request took, for this reason: gives them back.
-    pub(super) fn take_back(&self, ticket: Ticket, taken: i64, void: Error) -> Error {
-        let done = self.scripts().take_back(ticket);
-        match done {
-            Ok(true) => self.requests.close(ticket),
-            // They were waited for so long that they go back as others would.
-            Ok(false) => {
-                self.requests.close(ticket);
-                let ticket = self.open();
-                self.run(self.scripts().add_permits_command(ticket, taken), ticket);
-            }
-            Err(_) => self.run(self.scripts().abandon(ticket), ticket),
+    /// `asked`: which run of the server was met last before that request.
+    pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, void: Error) -> Error {
+        let void = void.of(&self.name);
+        let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(ticket) else {
+            self.run(self.scripts().abandon(ticket), ticket);
+            return void.void(false);
+        };
+        self.requests.close(ticket);
+        if is_known {
+            return void.void(true);
         }
-        void.of(&self.name).void(matches!(done, Ok(true)))
+        if in_doubt || self.route.incarnation() != asked {
+            // A first copy may have given them back, or the server that took them is another one, and
+            // this one never had that. Given back as well they would be permits out of nothing.
+            return void.unknown(true).now(FORGOTTEN);
+        }
+        // This server took them, and was asked so late that they go back as others would.
+        let ticket = self.open();
+        self.run(self.scripts().add_permits_command(ticket, taken), ticket);
+        void.void(false)
     }
 
     /// As [`Source::give_back`], where the caller may wait.
@@ -197,10 +204,10 @@ impl Source for SemaphoreSite {
     }
 
     fn request(self: &Arc<Self>, needs: &[u32], clients: u64) -> Result<Reply<u32>, RequestFailed> {
-        let ticket = self.open();
+        let (ticket, asked) = (self.open(), self.route.incarnation());
         match self.scripts().try_acquire(ticket, clients, needs) {
             Ok(Replied { reply: taken @ 1.., void: Some(void), .. }) => {
-                let error = self.take_back(ticket, taken.into(), void);
+                let error = self.take_back(ticket, asked, taken.into(), void);
                 Err(RequestFailed { error, alone: false })
             }
             Ok(Replied { reply: taken, .. }) => {
@@ -317,6 +324,8 @@ impl Release {
     }
 }
 
+const FORGOTTEN: &str =
+    "no permit is taken; if some are missing for good, add them with add_permits";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background, once: do not release them again";
 const NO_BACKGROUND: &str =
@@ -340,10 +349,13 @@ impl ReplyReceiver for Posted {
 
 #[cfg(all(test, testkit, not(shuttle)))]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
 
-    use redlatch_testkit::{Server, wait_until};
+    use redlatch_testkit::{Action, Proxy, Server, wait_until};
 
     use super::*;
     use crate::config::ClientBuilder;
@@ -351,18 +363,25 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::protocol;
 
-    /// Replicas may be waited for longer than the server remembers a request.
-    #[test]
-    fn what_too_few_replicas_have_is_given_back_though_the_server_has_forgotten_the_request() {
-        const WINDOW: Duration = Duration::from_millis(500);
-        const MEMORY: Duration = Duration::from_secs(2);
-        let server = Server::start().unwrap();
-        let config = ClientBuilder::new(&server.url()).config;
-        let session = Session::open(&server.url(), config, |_, _, _| {}).unwrap();
+    const WINDOW: Duration = Duration::from_millis(500);
+    const MEMORY: Duration = Duration::from_secs(2);
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn too_few() -> Error {
+        Error::new(ErrorKind::Redis, "too few replicas".to_owned())
+    }
+
+    fn session(url: &str) -> Session {
+        let config = ClientBuilder::new(url).response_timeout(SOON).config;
+        Session::open(url, config, |_, _, _| {}).unwrap()
+    }
+
+    /// A semaphore whose requests are remembered for a short time only.
+    fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = protocol::requests("pool", core.id.as_str());
         let requests = Requests::new(&key, &Arc::default()).forgotten_after(WINDOW, MEMORY);
-        let site = SemaphoreSite {
+        SemaphoreSite {
             route: core.route("pool"),
             channel: SemaphoreKeys::channel("pool").into(),
             requests: Arc::new(requests),
@@ -370,14 +389,92 @@ mod tests {
             gate: PermitGate::new(core.round_trip),
             core: Arc::clone(core),
             name: "pool".into(),
-        };
+        }
+    }
+
+    /// Three of five are taken. Returns the request, and the run of the server before it.
+    fn take(site: &SemaphoreSite) -> (Ticket, u64) {
         assert!(site.scripts().set_permits(site.open(), 5).unwrap());
-        let ticket = site.open();
+        let (ticket, asked) = (site.open(), site.route.incarnation());
         assert_eq!(site.scripts().try_acquire(ticket, 1, &[3]).unwrap().reply, 3);
+        (ticket, asked)
+    }
+
+    fn free(site: &SemaphoreSite) -> i64 {
+        site.scripts().available_permits().unwrap()
+    }
+
+    struct Pays(mpsc::Sender<()>);
+
+    impl Debtor for Pays {
+        fn command(&self) -> Option<Command> {
+            self.0.send(()).is_ok().then(|| Command::plain(&[b"PING"]))
+        }
+
+        fn paid(&self, _: &Outcome, _: bool) {}
+    }
+
+    /// Waits until what was left to the background by now is done.
+    fn settle(site: &SemaphoreSite) {
+        let (sender, paid) = mpsc::channel();
+        site.core.watchdog.adopt(Orphan::owed(&site.name, Arc::new(Pays(sender))));
+        // The second time: what went with the first one was answered.
+        for _ in 0..2 {
+            paid.recv_timeout(SOON).unwrap();
+        }
+    }
+
+    /// Replicas may be waited for longer than the server remembers a request.
+    #[test]
+    fn what_too_few_replicas_have_is_given_back_though_the_server_has_forgotten_the_request() {
+        let server = Server::start().unwrap();
+        let session = session(&server.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
         thread::sleep(MEMORY + WINDOW);
-        let void = Error::new(ErrorKind::Redis, "too few replicas".to_owned());
-        assert!(site.take_back(ticket, 3, void).outcome_unknown());
-        let free = || site.scripts().available_permits().unwrap();
-        wait_until("they are given back", Duration::from_secs(20), || free() == 5);
+        assert!(site.take_back(ticket, asked, 3, too_few()).outcome_unknown());
+        wait_until("they are given back", SOON, || free(&site) == 5);
+    }
+
+    /// It never had the request that took them, and does not say that it has forgotten it.
+    #[test]
+    fn what_another_server_took_is_not_given_back_to_this_one() {
+        let (old, new) = (Server::start().unwrap(), Server::start().unwrap());
+        let proxy = Proxy::before(&old);
+        let session = session(&proxy.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
+        let () = redis::Commands::set(&mut new.connection(), "pool", 5).unwrap();
+        thread::sleep(MEMORY + WINDOW);
+        proxy.lead_to(&new);
+        old.kill();
+        let error = site.take_back(ticket, asked, 3, too_few());
+        assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
+        settle(&site);
+        assert_eq!(free(&site), 5);
+    }
+
+    /// The first copy gave them back, and its answer was lost; the second one comes when that is
+    /// forgotten.
+    #[test]
+    fn what_was_given_back_is_not_given_back_again_when_a_copy_is_late() {
+        let server = Server::start().unwrap();
+        let proxy = Proxy::before(&server);
+        let session = session(&proxy.url());
+        let site = pool(&session);
+        let (ticket, asked) = take(&site);
+        // From here on its script is known.
+        assert!(site.scripts().take_back(site.open()).unwrap().reply);
+        proxy.on_request("redisson_sc", Action::HoldReply);
+        let error = thread::scope(|scope| {
+            let error = scope.spawn(|| site.take_back(ticket, asked, 3, too_few()));
+            proxy.wait_fired(1, SOON);
+            thread::sleep(MEMORY + WINDOW);
+            proxy.cut_all();
+            error.join().unwrap()
+        });
+        assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
+        settle(&site);
+        assert_eq!(free(&site), 5);
     }
 }

@@ -89,7 +89,7 @@ pub(crate) enum Job {
     Chores(Vec<Arc<dyn Chore>>),
     /// There is something for the subscriber of this server to look at.
     TellSubscriber(Arc<Node>),
-    /// In a cluster: these slots have another server.
+    /// In a cluster: these slots, in their order, have another server.
     Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
     /// The client has ended; there is no job after this.

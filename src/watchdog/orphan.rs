@@ -65,6 +65,12 @@ impl Orphan {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
+    /// A hold that was given back, perhaps to a server that is not the one to ask any more, while the
+    /// next one has it still. For that lease, or until it is answered.
+    pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
+        Self::new(name, What::Tell(release), lease)
+    }
+
     /// A request that nobody waits for any more: its outcome is not known, or a copy may come late.
     /// As long as a hold that it may take. (A place in a lock's queue is given back when it is
     /// granted.)
@@ -286,6 +292,7 @@ mod tests {
             ("requested, long", Orphan::requested(&name, command(), long), 600, 3_600),
             ("queued", Orphan::queued(&name, command(), short), 600, 600),
             ("queued, long", Orphan::queued(&name, command(), long), 600, 3_600),
+            ("left over", Orphan::left_over(&name, command(), short), 0, 30),
             ("stray", Orphan::stray(&name, command()), 0, 3),
             ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
         ] {

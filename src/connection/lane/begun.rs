@@ -32,16 +32,27 @@ impl Begun {
     }
 
     /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
-    /// `true`: it did.
+    /// `true`: it did. What was not written, since whoever was to open the connection had little time
+    /// for that, is sent again as it is.
     ///
     /// Whoever reads what a lane owes finds this reply, too. While another thread leads, the
     /// caller's own PING goes with the next packet: its reply comes after all that was written
     /// before.
     pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
-        match self.outcome(until) {
+        let Self { lane, command, .. } = &self;
+        let begun = Instant::now();
+        let mut outcome = self.outcome(until);
+        // A whole attempt to connect is not made twice.
+        if matches!(outcome, Err(Failure::Unsent(_)))
+            && begun.elapsed() < lane.endpoint.connect_timeout()
+            && Instant::now() < until
+        {
+            outcome = lane.begin(command).outcome(until);
+        }
+        match outcome {
             // Also if somebody else who read the lane gave up on it: this one's time is not over.
             Err(Failure::Reset(_) | Failure::TimedOut(_)) if Instant::now() < until => {
-                (self.lane.begin(&self.command).outcome(until), true)
+                (lane.begin(command).outcome(until), true)
             }
             outcome => (outcome, false),
         }
@@ -49,19 +60,21 @@ impl Begun {
 
     fn outcome(&self, until: Instant) -> Outcome {
         let Self { lane, .. } = self;
-        let mut was_late = false;
+        let is_here = || self.reply.0.lock().is_some();
         loop {
             if let Some(outcome) = self.reply.take() {
                 return outcome;
             }
             let rest = until.saturating_duration_since(Instant::now());
-            // A process that was stopped finds the reply here, if there is one: with one more look.
-            if rest.is_zero() && std::mem::replace(&mut was_late, true) {
-                let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
-                return Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())));
+            if rest.is_zero() {
+                // A process that was stopped finds the reply here, if there is one.
+                lane.read_late(until, is_here);
+                return self.reply.take().unwrap_or_else(|| {
+                    let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
+                    Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())))
+                });
             }
             let to_open = rest.min(lane.endpoint.connect_timeout());
-            let is_here = || self.reply.0.lock().is_some();
             if !lane.look_until(until, to_open, is_here) && !is_here() {
                 lane.await_leader(until);
             }

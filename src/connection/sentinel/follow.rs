@@ -4,6 +4,7 @@
 //! asks another one. No other thread can do this: each of them may be in a read from the old master,
 //! for as long as a reply may take, when the message comes that ends the read.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use redis::{PushKind, RedisResult, Value};
@@ -32,8 +33,10 @@ impl Sentinels {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(place) = self.nth(at) else { return };
-            // However it ended: the next one, whichever stands there by now.
-            if self.listen(&place, &mut at).is_ok() {
+            // However it ended, in a panic of who is told of the news too: the next one, whichever stands
+            // there by now. Without this thread no failover would be noticed.
+            let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&place, &mut at)));
+            if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
             }
             at += 1;

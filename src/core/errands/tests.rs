@@ -14,7 +14,7 @@ use crate::config::ClientBuilder;
 use crate::connection::{Cause, Command, Failure, Outcome};
 use crate::core::{Core, Session};
 use crate::protocol::LockKeys;
-use crate::pubsub::News;
+use crate::pubsub::{News, Standing};
 use crate::sync::Mutex;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -115,4 +115,31 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     wait_until("all are heard", SOON, || moved.is_confirmed() && new.is_confirmed());
     assert!(stays.is_confirmed());
     assert_eq!(stays.version(), version, "it was asked for once more");
+}
+
+/// Then the answer to what stands behind a channel that is given up is a refusal, and no other
+/// question's.
+#[test]
+fn without_the_right_to_ping_a_refused_channel_is_the_one_that_was_asked_for() {
+    let Some(cluster) = cluster() else { return };
+    let session = session(&cluster, ignore);
+    let core = session.core();
+    let (slot, other) = (cluster.slot("moved"), neighbour(&cluster, "moved"));
+    let server = cluster.home("moved");
+    let rules = |rules: &[&str]| {
+        let mut redis = server.connection();
+        redis::cmd("ACL").arg(&["SETUSER", "default"]).arg(rules).exec(&mut redis).unwrap();
+    };
+    let moved = core.pubsub.listen(&"{moved}".into());
+    wait_until("it is heard", SOON, || moved.is_confirmed());
+    rules(&["-ping"]);
+    // It is given up here.
+    cluster.move_slot(slot, cluster.another(slot));
+    wait_until("it is heard there", SOON, || moved.is_confirmed() && moved.version() > 1);
+    let stays = core.pubsub.listen(&format!("allowed{{{other}}}").into());
+    wait_until("another one is heard", SOON, || stays.is_confirmed());
+    rules(&["resetchannels", "&redisson_lock__channel:*", "&allowed*"]);
+    let refused = core.pubsub.listen(&format!("refused {{{other}}}").into());
+    wait_until("it is refused", SOON, || matches!(refused.standing(), Standing::Refused(_)));
+    assert!(stays.is_confirmed());
 }
