@@ -517,8 +517,9 @@ fn worker() {
     let outcome = if job.role() == "waits" {
         lock.lock().map(drop)
     } else {
-        // Over a connection of its own.
-        let other = impatient(job.arg(0)).connect().unwrap().reentrant_lock("too");
+        // Over a connection of its own, which is there when the request goes out.
+        let other = impatient(job.arg(0)).connections(1).connect().unwrap();
+        let other = other.reentrant_lock("too");
         MultiLock::new(&[&lock, &other]).unwrap().lock().map(drop)
     };
     job.say(&format!("outcome {outcome:?}"));

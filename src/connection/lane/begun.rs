@@ -69,9 +69,12 @@ impl Begun {
             if rest.is_zero() {
                 // A process that was stopped finds the reply here, if there is one.
                 lane.read_late(until, is_here);
+                // What was not written must not be later: nobody would know of it.
+                let is_withdrawn = lane.withdraw(&self.reply);
                 return self.reply.take().unwrap_or_else(|| {
                     let late = io::Error::new(io::ErrorKind::TimedOut, "the server did not answer");
-                    Err(Failure::TimedOut(Cause::new(late, lane.endpoint.health())))
+                    let late = Cause::new(late, lane.endpoint.health());
+                    Err(if is_withdrawn { Failure::Unsent(late) } else { Failure::TimedOut(late) })
                 });
             }
             let to_open = rest.min(lane.endpoint.connect_timeout());
