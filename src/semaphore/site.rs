@@ -465,7 +465,7 @@ mod tests {
         let (ticket, asked) = take(&site);
         // From here on its script is known.
         assert!(site.scripts().take_back(site.open()).unwrap().reply);
-        proxy.on_request("redisson_sc", Action::HoldReply);
+        proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {
             let error = scope.spawn(|| site.take_back(ticket, asked, 3, too_few()));
             proxy.wait_fired(1, SOON);

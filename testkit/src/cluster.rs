@@ -319,7 +319,13 @@ impl Cluster {
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);
-        let new = &self.servers[at.unwrap_or_default() + self.masters];
+        let at = at.unwrap_or_default();
+        let new = &self.servers[at + self.masters];
+        // It takes over what it has.
+        let written = offset(&self.servers[at], "master_repl_offset");
+        wait_until("the replica has what its master has", BOUND, || {
+            offset(new, "slave_repl_offset").is_some_and(|it| written.is_some_and(|at| it >= at))
+        });
         let _: Value = cmd("CLUSTER")
             .arg("FAILOVER")
             .arg("TAKEOVER")
@@ -339,6 +345,12 @@ impl Cluster {
             .query(&mut server.connection())
             .unwrap_or_else(|error| panic!("a server without a name: {error}"))
     }
+}
+
+/// How much was written, or has come from the master.
+fn offset(server: &Server, which: &str) -> Option<u64> {
+    let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).ok()?;
+    info.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')?.parse().ok())
 }
 
 /// So much higher is the port on which the servers talk to each other. (10,000, if it is not said: that
