@@ -355,8 +355,8 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
+        // It returns when another one was named. (They may change their minds after that.)
         sentinels.fail_over();
-        assert_ne!(second.port(), sentinels.master().port());
         sentinels.wait_ready();
     }
 }
