@@ -1,6 +1,7 @@
--- Stands before every script of a lock that one process hands to the next: the queue of processes, what
--- they are told, and the window for those who are not in it. lock/README.md has the reasons. Behind it
--- stands what a lock's holders are: lock/holder.lua or read_write/holders.lua.
+-- Stands before every script of a lock that one process hands to the next, but lock/renew.lua and
+-- lock/owners.lua: the queue of processes, what they are told, and the window for those who are not in
+-- it. lock/README.md has the reasons. Behind it stands what a lock's holders are: lock/holder.lua or
+-- read_write/holders.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
 -- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
@@ -127,8 +128,8 @@ local function window_left()
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Tells the first that listens to ask when the window ends: nobody else would then. `asker` keeps its
--- place: its subscription may be on the way, and it asks when that is there.
+-- Tells the first that listens to ask when the window ends, or at once (0): nobody else would. `asker`
+-- keeps its place: its subscription may be on the way, and it asks when that is there.
 local function announce(left, asker)
     while true do
         local head = redis.pcall('lindex', queue, 0)

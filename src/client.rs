@@ -28,8 +28,9 @@ mod model_tests;
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
-/// messages, is opened when one of them waits for the first time, or has held something for 100 ms. It has three threads of its own,
-/// and a fourth while `on_lost` callbacks run or log lines are written.
+/// messages, is opened when one of them waits for the first time, or has held something for 100 ms.
+/// It has three threads of its own, a fourth while `on_lost` callbacks run or log lines are
+/// written, and others with Sentinels or in a cluster (the crate's documentation has all).
 ///
 /// When the last clone, lock and guard of a client are gone, what it still holds is released, what
 /// was written and not answered is read, and its background threads end: the last drop is a
@@ -224,8 +225,8 @@ pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
     match news {
         News::Ask { lock } => fair_lock::take_out(core, owner, lock),
         News::Grant(grant) => {
-            hold::give_back(core, owner, grant);
-            fair_lock::give_back(core, owner, grant);
+            hold::give_back_stray(core, owner, grant);
+            fair_lock::give_back_stray(core, owner, grant);
         }
         News::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);

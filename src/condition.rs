@@ -10,7 +10,7 @@ use crate::cancel::CancelToken;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::fair_lock::FairLock;
-use crate::hold::{Folded, Leaving, Site, Stay, Tenancy, Terms};
+use crate::hold::{Folded, HoldState, Leaving, Site, Stay, Tenancy, Terms};
 use crate::lock::{LockGuard, Retake};
 use crate::protocol::ConditionKeys;
 use crate::reentrant_lock::ReentrantLock;
@@ -87,7 +87,7 @@ mod place;
 ///
 /// The lock is on another machine, so a wait may come back **without it**: every error but
 /// [`Cancelled`](ErrorKind::Cancelled) that is met after the lock was left means that nothing is held.
-/// The guards say so (released), and dropping them does nothing. Look at the guard again after a wait,
+/// The guards say so (released, or lost), and dropping them does nothing. Look at the guard again after a wait,
 /// as after any other pause. A wait may return though nobody notified ("spurious"), so wait in a loop,
 /// or with [`wait_while`](Self::wait_while). That is rare: when the server lost its data, when the
 /// process was cut off from it, or where a notification was passed on that its receiver could use
@@ -156,7 +156,8 @@ impl Condition {
     ///
     /// After that, with the message that **nothing is held** any more, at no level: `Redis` and
     /// `Protocol` if the server is in trouble while the thread waits or when it wants the lock again,
-    /// `ShutDown` when the client ends. A notification that had come is passed on then.
+    /// `ShutDown` when the client ends, [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost again in
+    /// the moment in which it was had. A notification that had come is passed on then.
     ///
     /// # Blocking
     ///
@@ -242,7 +243,7 @@ impl Condition {
             Ok(true) => {}
             Ok(false) => {
                 site.lose(&tenancy, LostReason::Revoked);
-                return Err(site.lost(&tenancy, LostReason::Revoked));
+                return Err(site.lost_error(&tenancy, LostReason::Revoked));
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
@@ -258,6 +259,9 @@ impl Condition {
             notified.is_back(&again);
         }
         left.come_back(site, &again, notified.map(|notified| Box::new(notified) as _));
+        if let HoldState::Lost(reason) = again.state() {
+            return Err(nothing_held(site.lost_error(&again, reason)));
+        }
         match ended {
             Ended::Notified => Ok(true),
             Ended::Over => Ok(false),
@@ -376,7 +380,7 @@ impl Condition {
         let Some((tenancy, _)) = handle.tenancy() else { return Err(site.not_held_by_thread()) };
         if !tenancy.is_held() {
             site.lose(&tenancy, LostReason::LeaseExpired);
-            return Err(site.lost(&tenancy, LostReason::LeaseExpired));
+            return Err(site.lost_error(&tenancy, LostReason::LeaseExpired));
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
         // Numbers rise, and name one notification of one client. A copy of it finds its own.
@@ -386,7 +390,7 @@ impl Condition {
             Ok(Some(told)) => Ok(told),
             Ok(None) => {
                 site.lose(&tenancy, LostReason::Revoked);
-                Err(site.lost(&tenancy, LostReason::Revoked).now("nobody was notified"))
+                Err(site.lost_error(&tenancy, LostReason::Revoked).now("nobody was notified"))
             }
             Err(trouble) => {
                 let state = match trouble {
@@ -415,7 +419,7 @@ impl Condition {
         guard: &'a LockGuard,
     ) -> Result<(&'a Arc<Site>, Arc<Tenancy>), Error> {
         self.check_usable()?;
-        let (site, tenancy) = guard.place();
+        let (site, tenancy) = guard.site_and_tenancy();
         if !Arc::ptr_eq(site, &self.lock.handle().site) {
             let message = "the guard is another lock's, or another client's; nothing was changed";
             return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&site.name));
@@ -447,21 +451,23 @@ impl Suspended {
     /// Leaves the lock. An error: it was lost before, and there is nothing to leave.
     fn all_levels(site: &Arc<Site>, tenancy: &Arc<Tenancy>) -> Result<Self, Error> {
         // Only its own thread changes levels, and that is here. It may be lost, however.
-        let Some(levels) = site.gate.fold(tenancy) else { return Err(Self::lost(site, tenancy)) };
+        let Some(levels) = site.gate.fold(tenancy) else {
+            return Err(Self::lost_error(site, tenancy));
+        };
         let (stay, until_left) = Stay::leaves(tenancy);
         // Not waited for: a failure is logged, and the release is tried again in the background. Until
         // then others wait for the lock, and nobody notifies.
         if site.leave(tenancy, None, Leaving::Posted).is_err() {
             let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
             site.core.watchdog.call_back(&site.name, reason, stay.lose(reason));
-            return Err(Self::lost(site, tenancy));
+            return Err(Self::lost_error(site, tenancy));
         }
         drop(until_left);
         Ok(Self { levels, stay })
     }
 
-    fn lost(site: &Site, tenancy: &Tenancy) -> Error {
-        site.lost(tenancy, tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired))
+    fn lost_error(site: &Site, tenancy: &Tenancy) -> Error {
+        site.lost_error(tenancy, tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired))
     }
 
     fn come_back(
@@ -475,7 +481,7 @@ impl Suspended {
         // Of a level that may be the last one some time, when nobody renews it any more.
         let fixed = fixed.filter(|_| tenancy.hold.terms == Terms::Watched);
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
-            site.prolong(&tenancy.hold, lease);
+            site.prolong(tenancy, lease);
         }
         for (reason, callback) in self.stay.comes_back(tenancy, until_it_leaves) {
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);

@@ -295,34 +295,34 @@ impl Synchronizer for CountDownLatch {
         Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
     }
 
-    fn place(&self, _: &Claim<'_, ()>) -> Asked {
-        Asked::default()
+    fn inquiry(&self, _: &Claim<'_, ()>) -> LatchInquiry {
+        LatchInquiry::default()
     }
 
     /// The message says it all, and it came before the one that woke this thread. A latch that was
     /// set anew meanwhile was open nevertheless, for all who waited then.
-    fn take(&self, lead: &mut Lead<Asked>, _: &Claim<'_, ()>) -> Option<()> {
-        let Asked { exact, fence, arrivals, .. } = &lead.place;
+    fn collect(&self, lead: &mut Lead<LatchInquiry>, _: &Claim<'_, ()>) -> Option<()> {
+        let LatchInquiry { exact, fence, arrivals, .. } = &lead.inquiry;
         let open =
             exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
         open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
     }
 
     /// Asks whether the latch is open, for all that came before.
-    fn ask(&self, lead: &mut Lead<Asked>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
+    fn ask(&self, lead: &mut Lead<LatchInquiry>, claim: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
-        let Lead { listening, place } = lead;
+        let Lead { listening, inquiry } = lead;
         // Who comes after this may wait for another count: a latch may be set anew.
-        place.arrivals = site.arrivals();
-        let fence = place.exact.is_some().then(|| core.pubsub.fence(&site.name, &site.opened));
-        place.fence = fence.as_ref().map(|fence| fence.number);
+        inquiry.arrivals = site.arrivals();
+        let fence = inquiry.exact.is_some().then(|| core.pubsub.fence(&site.name, &site.opened));
+        inquiry.fence = fence.as_ref().map(|fence| fence.number);
         let count = match &fence {
             None => site.scripts().count(),
             Some(fence) => site.scripts().wait(&fence.control, &fence.message),
         };
         match count {
             Ok(count) if count <= 0 => {
-                site.tell_until(place.arrivals, || Signal::Granted(()));
+                site.tell_until(inquiry.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
             Ok(_) => {
@@ -331,9 +331,9 @@ impl Synchronizer for CountDownLatch {
                     // is refused the latch is asked for.
                     if core.is_cluster() {
                         // Where the fence is heard: of one server it always is.
-                        place.own.get_or_insert_with(|| core.pubsub.listen_to_own(&site.name));
+                        inquiry.own.get_or_insert_with(|| core.pubsub.listen_to_own(&site.name));
                     }
-                    place.exact.get_or_insert_with(|| core.pubsub.listen(&site.opened));
+                    inquiry.exact.get_or_insert_with(|| core.pubsub.listen(&site.opened));
                     listening.public.listen(core, &site.channel);
                 }
                 Ok(Try::Busy(slow_poll()))
@@ -342,7 +342,7 @@ impl Synchronizer for CountDownLatch {
                 // A question changes nothing, whatever became of it.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
-                site.fail_before(place.arrivals, &error);
+                site.fail_before(inquiry.arrivals, &error);
                 Err(error)
             }
         }
@@ -357,7 +357,7 @@ impl fmt::Debug for CountDownLatch {
 
 /// What the leader asked last.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct LatchInquiry {
     own: Option<Subscription>,
     /// To the channel where this latch alone is said to be open.
     exact: Option<Subscription>,
@@ -366,7 +366,7 @@ pub(crate) struct Asked {
     arrivals: u64,
 }
 
-/// One latch's place in a client.
+/// One latch in one client.
 pub(crate) struct LatchSite {
     core: Arc<Core>,
     name: Arc<str>,
@@ -374,7 +374,7 @@ pub(crate) struct LatchSite {
     channel: Arc<str>,
     opened: Arc<str>,
     requests: Arc<Requests>,
-    queue: Mutex<Queue<(), (), Asked>>,
+    queue: Mutex<Queue<(), (), LatchInquiry>>,
 }
 
 impl LatchSite {
@@ -419,17 +419,17 @@ impl LatchSite {
 impl Queued for LatchSite {
     type Need = ();
     type Grant = ();
-    type Place = Asked;
+    type Inquiry = LatchInquiry;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
     }
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), Asked>) -> R) -> R {
+    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), LatchInquiry>) -> R) -> R {
         look(&mut self.queue.lock())
     }
 
-    fn hand_on(&self, _: Option<Lead<Asked>>) {
+    fn hand_on(&self, _: Option<Lead<LatchInquiry>>) {
         // The next one may wait for another count than this one asked for.
         self.promote(None);
     }

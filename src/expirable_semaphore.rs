@@ -15,13 +15,13 @@ use crate::permits::{self, Permits, Source};
 use crate::protocol::PermitId;
 use crate::script::Trouble;
 use crate::script::expirable_semaphore::Counts;
-use crate::script::lock::{self, RenewalKind};
+use crate::script::renewal::{self, RenewalKind};
 
-mod lease;
+mod loan;
 mod permit;
 mod site;
 
-use self::lease::{Lease, Need};
+use self::loan::{Loan, Need};
 pub use self::permit::ExpirablePermit;
 pub(crate) use self::site::ExpirableSite;
 
@@ -495,7 +495,8 @@ impl ExpirableSemaphore {
         held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
-        let updated = lock::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
+        let updated =
+            renewal::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| {
             if let Trouble::Unknown(_) = trouble {
                 // The server may have it for longer than its guard says.
@@ -548,7 +549,7 @@ impl ExpirableSemaphore {
     }
 
     fn check_number(&self, permits: usize) -> Result<(), Error> {
-        let most = Vec::<Arc<Lease>>::MOST;
+        let most = Vec::<Arc<Loan>>::MOST;
         if permits > most {
             let message = format!("{permits} permits at once are too many: {most} are the most");
             return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
@@ -572,8 +573,8 @@ impl ExpirableSemaphore {
         }
         let need = Need { permits, terms: self.lease.map_or(Terms::Watched, Terms::Fixed) };
         loop {
-            let Some(leases) = permits::take(&self.site, need, wait)? else { return Ok(None) };
-            let guards = leases.into_iter().filter_map(|lease| ExpirablePermit::of(self, lease));
+            let Some(loans) = permits::acquire(&self.site, need, wait)? else { return Ok(None) };
+            let guards = loans.into_iter().filter_map(|loan| ExpirablePermit::of(self, loan));
             let guards: Vec<_> = guards.collect();
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
@@ -589,8 +590,8 @@ impl ExpirableSemaphore {
         first(taken).ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    fn give_back(&self, leases: Vec<Arc<Lease>>) {
-        self.site.give_back(leases);
+    fn give_back(&self, loans: Vec<Arc<Loan>>) {
+        self.site.give_back(loans);
     }
 }
 

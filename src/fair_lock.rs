@@ -16,7 +16,7 @@ use crate::script::{self, Trouble};
 use crate::sync::Thread;
 
 use self::place::FairPlace;
-pub(crate) use self::queue::{FairQueue, give_back, take_out};
+pub(crate) use self::queue::{FairQueue, give_back_stray, take_out};
 
 mod line;
 mod place;
@@ -125,9 +125,9 @@ impl FairLock {
             Err(told) => return Box::new(|_| told),
         };
         let mut baton = Baton::new(&self.queue, lead);
-        let reply = baton.lead_or(|| self.place(&claim)).place.begin_try();
+        let reply = baton.lead_or(|| self.inquiry(&claim)).inquiry.begin_try();
         Box::new(move |until| {
-            match baton.lead_or(|| self.place(&claim)).place.tried(reply(until))? {
+            match baton.lead_or(|| self.inquiry(&claim)).inquiry.tried(reply(until))? {
                 Try::Granted(tenancy) => self.install(&mut baton, tenancy, &claim),
                 Try::Busy(_) => Ok(None),
             }
@@ -171,12 +171,12 @@ impl Synchronizer for FairLock {
     }
 
     /// Who had the baton of the newcomers is gone, or there was none.
-    fn place(&self, claim: &Claim<'_, Terms>) -> FairPlace {
+    fn inquiry(&self, claim: &Claim<'_, Terms>) -> FairPlace {
         FairPlace::new(&self.queue, claim.thread, claim.need, true)
     }
 
-    fn take(&self, lead: &mut Lead<FairPlace>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.place.read(&mut lead.listening)
+    fn collect(&self, lead: &mut Lead<FairPlace>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.inquiry.collect(&mut lead.listening)
     }
 
     fn has_news(&self, place: &FairPlace) -> bool {
@@ -193,9 +193,9 @@ impl Synchronizer for FairLock {
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if claim.wait.blocks() {
-            return lead.place.ask(&mut lead.listening);
+            return lead.inquiry.ask(&mut lead.listening);
         }
-        lead.place.ask_once()
+        lead.inquiry.ask_once()
     }
 
     /// Ours no more: see [`lock/exclusive.rs`](crate::lock::exclusive); or the thread slept through
@@ -209,7 +209,7 @@ impl Synchronizer for FairLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (Self { handle, queue }, hold) = (self, &tenancy.hold);
         let Handle { site, .. } = handle;
-        let Some(Lead { place, .. }) = &mut baton.lead else { return Ok(None) };
+        let Some(Lead { inquiry: place, .. }) = &mut baton.lead else { return Ok(None) };
         let is_ours = match place.stand_down() {
             _ if !place.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();

@@ -94,7 +94,7 @@ impl FencedLock {
     }
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        exclusive::take(&self.handle, thread, wait)
+        exclusive::acquire(&self.handle, thread, wait)
     }
 
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {

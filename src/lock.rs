@@ -57,14 +57,15 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Takes the lock, waiting for as long as it takes.
     ///
     /// - Free: taken. One round trip.
-    /// - Held by the calling thread: taken once more, at no cost. Each guard releases one level.
+    /// - Held by the calling thread: taken once more, with no command. (One round trip, if this
+    ///   [lease](Self::with_lease) is longer than what is left.) Each guard releases one level.
     /// - Held by another thread of this process: waits in the process's own queue, first come
     ///   first served, with no command.
     /// - Held by another process: sleeps until the lock is handed to this one. Processes that wait
     ///   stand in a queue, and a release makes the first one the owner: a message says so, and
-    ///   there is nothing to ask. (Of a fair lock all threads stand in one queue.) It asks by
-    ///   itself when the holder's lease should have ended, and now and then: a message that is
-    ///   lost costs about 5 s.
+    ///   there is nothing to ask. (Of a fair lock all threads stand in one queue.) The process asks
+    ///   by itself when the holder's lease should have ended, and about once a second: so much a
+    ///   message costs that is lost.
     ///
     /// A lock that was handed on by another process is certain for 2 s at first, and has its
     /// lease when it was held for 50 ms: see [`LockGuard::check`].
@@ -88,9 +89,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     fn lock(&self) -> Result<LockGuard, Error>;
 
     /// Takes the lock if that is possible now: `None` if another holds it, or if a thread of this
-    /// process waits for it. A [`ReentrantLock`] that is free is taken past other processes that
-    /// wait (`tryLock()` in Java does so, too). It is seldom free then: each release hands it on,
-    /// also those of a loop of `try_lock`. Of a [`FairLock`] nobody who waits is passed.
+    /// process waits for it, asks for it, or is just releasing it. A [`ReentrantLock`] that is free
+    /// is taken past other processes that wait (`tryLock()` in Java does so, too). It is seldom
+    /// free then: each release hands it on, also those of a loop of `try_lock`. Of a [`FairLock`]
+    /// nobody who waits is passed.
     ///
     /// # Errors
     ///
@@ -98,7 +100,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// One round trip; none if a thread of this process holds the lock or waits for it.
+    /// One round trip. None if a thread of this process is in the way (of a [`FairLock`] only one
+    /// that holds it is: each thread asks for itself), or if the calling thread holds the lock
+    /// already (but see [`lock`](Self::lock)).
     fn try_lock(&self) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), but gives up after `wait`: `None`. A wait of zero is

@@ -122,7 +122,7 @@ impl MultiLock {
                 }
             }
         }
-        taken.sort_by_cached_key(place);
+        taken.sort_by_cached_key(rank);
         Ok(Self { parts: taken.into(), rule: Rule::All })
     }
 
@@ -518,7 +518,7 @@ fn begin<'a>(parts: &'a [Arc<dyn Part>], thread: &'a Arc<Thread>) -> Vec<Trying<
 
 /// Where a part stands in the one order. The name is first, since it is the same for all processes,
 /// and an address may not be.
-fn place(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
+fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
     (Arc::clone(&site.name), site.core.address(), site.core.database())
 }

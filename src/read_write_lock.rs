@@ -20,7 +20,7 @@ use crate::watchdog::Orphan;
 mod model_tests;
 mod pair;
 
-use pair::{Found, Grant, Need, Pair, Spot};
+use pair::{Found, Grant, Need, Pair};
 
 /// A lock that many may hold to read, or one to write: `ReentrantReadWriteLock` of
 /// java.util.concurrent, Redisson's `RReadWriteLock`. Made by [`Client::read_write_lock`].
@@ -152,7 +152,7 @@ impl ReadWriteLock {
         let pair = Pair::of(session.core(), name);
         let handle = |mode| {
             Handle::new(session.clone(), Arc::clone(pair.site(mode)))
-                .part_of(Arc::clone(&pair) as _)
+                .side_of(Arc::clone(&pair) as _)
         };
         Self {
             read: ReadLock { handle: handle(Mode::Read), pair: Arc::clone(&pair) },
@@ -242,11 +242,11 @@ impl<'a> Side<'a> {
         let site = &self.handle.site;
         let mut baton = Baton::new(&**self.pair, lead);
         self.pair.asks();
-        let place = baton.lead_or(|| None).place.get_or_insert_with(|| Place::new(site));
+        let place = baton.lead_or(|| None).inquiry.get_or_insert_with(|| Place::new(site));
         let (reply, arrivals) = place.begin_try(site, &on_terms(&claim));
         Box::new(move |until| {
-            let Lead { listening, place } = baton.lead_or(|| None);
-            let place = place.get_or_insert_with(|| Place::new(site));
+            let Lead { listening, inquiry } = baton.lead_or(|| None);
+            let place = inquiry.get_or_insert_with(|| Place::new(site));
             let claimed = on_terms(&claim);
             match place.answered(listening, site, &claimed, arrivals, reply(until))? {
                 Try::Busy(_) => Ok(None),
@@ -298,7 +298,7 @@ impl<'a> Side<'a> {
             }
         };
         if let Some(void) = candidate.void.take() {
-            let command = site.scripts().give_up_command(owner.as_bytes(), Chain::default());
+            let command = site.scripts().give_up_command(&owner.text(), Chain::default());
             return Err(site.take_back(candidate, command, Orphan::requested, void));
         }
         let hold = candidate.granted_by_reply(site, terms);
@@ -337,21 +337,22 @@ impl<'a> Side<'a> {
             };
             let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
             hold.ask(lease);
-            match site.scripts().stay(&hold.owner, lease) {
+            match site.scripts().read_on(&hold.owner, lease) {
+                // No lease was made longer, unless by a first copy whose reply was lost.
+                Ok(Replied { reply: Some(1..), .. }) => {
+                    leave();
+                    return Ok(None);
+                }
                 Ok(Replied { reply: Some(_), void: Some(void), .. }) => {
                     hold.unconfirm();
                     site.orphan_if_lost(hold);
                     leave();
                     return Err(void.of(&site.name).void(true));
                 }
-                Ok(Replied { reply: Some(waiting), .. }) => {
+                Ok(Replied { reply: Some(_), .. }) => {
                     hold.confirm(sent_at, lease);
                     site.orphan_if_lost(hold);
-                    if waiting > 0 {
-                        leave();
-                        return Ok(None);
-                    }
-                    site.gate.prolong(hold, sent_at);
+                    site.gate.reopen(hold, sent_at);
                 }
                 Ok(Replied { reply: None, .. }) => {
                     site.lose(&tenancy, LostReason::Revoked);
@@ -471,30 +472,34 @@ impl Synchronizer for Side<'_> {
         Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
-    fn place(&self, _: &Claim<'_, Need>) -> Spot {
+    fn inquiry(&self, _: &Claim<'_, Need>) -> Option<Place> {
         None
     }
 
-    fn take(&self, lead: &mut Lead<Spot>, claim: &Claim<'_, Need>) -> Option<Grant> {
-        let Lead { listening, place } = lead;
-        let tenancy = place.as_mut()?.read(listening, &self.handle.site, &on_terms(claim))?;
+    fn collect(&self, lead: &mut Lead<Option<Place>>, claim: &Claim<'_, Need>) -> Option<Grant> {
+        let Lead { listening, inquiry } = lead;
+        let tenancy = inquiry.as_mut()?.collect(listening, &self.handle.site, &on_terms(claim))?;
         Some(Grant { tenancy, is_seated: false })
     }
 
-    fn has_news(&self, place: &Spot) -> bool {
-        place.as_ref().is_some_and(Place::has_news)
+    fn has_news(&self, inquiry: &Option<Place>) -> bool {
+        inquiry.as_ref().is_some_and(Place::has_news)
     }
 
-    fn ask(&self, lead: &mut Lead<Spot>, claim: &Claim<'_, Need>) -> Result<Try<Grant>, Error> {
+    fn ask(
+        &self,
+        lead: &mut Lead<Option<Place>>,
+        claim: &Claim<'_, Need>,
+    ) -> Result<Try<Grant>, Error> {
         let site = &self.handle.site;
         self.pair.asks();
-        let Lead { listening, place } = lead;
-        if place.is_none()
+        let Lead { listening, inquiry } = lead;
+        if inquiry.is_none()
             && let Some(grant) = self.join(claim)?
         {
             return Ok(Try::Granted(grant));
         }
-        let place = place.get_or_insert_with(|| Place::new(site));
+        let place = inquiry.get_or_insert_with(|| Place::new(site));
         Ok(match place.ask(listening, site, &on_terms(claim))? {
             Try::Granted(tenancy) => Try::Granted(Grant { tenancy, is_seated: false }),
             Try::Busy(sleep) => Try::Busy(sleep),

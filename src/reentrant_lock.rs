@@ -1,4 +1,10 @@
 //! The re-entrant lock: Redisson's `RLock`.
+//!
+//! The way of a call from here to Redis and back is in `ARCHITECTURE.md`, "The path of one lock".
+//!
+//! `lock_verbs!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire`, below, with the calling
+//! thread and a wait without an end; the tenancy that comes back is put into a `LockGuard`. `try_lock`
+//! and the others are the same with another wait, `lock_owned` is it with a `Thread` that nobody is.
 
 use std::sync::Arc;
 
@@ -52,8 +58,10 @@ use crate::sync::Thread;
 /// does not say so) costs them 2 s, and loses its place.
 ///
 /// Redisson's clients know no queue. While some of them wait, a part of the releases is left to
-/// them: the lock is free for 4 ms, and nobody in the queue takes it. So each of them gets it about
-/// as often as a process of this library, or half as often beside one alone (simulated).
+/// them: the lock is free for 4 ms, and nobody in the queue takes it. How often each of them gets
+/// it then depends on the holds. Measured beside live ones: 0.8 to 1.2 of an even share with holds
+/// of 20 ms. With holds of microseconds 0.4 to 0.7 beside processes of one thread, and a fiftieth
+/// of the grants beside processes of four threads, which pass the lock on without a round trip.
 ///
 /// # After a hand-off
 ///
@@ -82,8 +90,9 @@ impl ReentrantLock {
         Self { handle: Handle::new(session.clone(), site) }
     }
 
+    /// `None`: the wait was over first.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
-        exclusive::take(&self.handle, thread, wait)
+        exclusive::acquire(&self.handle, thread, wait)
     }
 
     fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {

@@ -455,7 +455,7 @@ impl Semaphore {
         if permits == 0 {
             return Ok(Some(self.permit(0)));
         }
-        let taken = permits::take(&self.site, permits, wait)?;
+        let taken = permits::acquire(&self.site, permits, wait)?;
         Ok(taken.map(|permits| self.permit(permits)))
     }
 

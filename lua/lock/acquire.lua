@@ -1,4 +1,7 @@
 -- Takes a lock, or a place in its queue.
+-- free.lua, which runs before all of it, is what is left of this for a lock that is free and that nobody
+-- waits for: EXISTS, HSET, PEXPIRE, and INCRBY where there are tokens. Then nothing else runs. (Not before
+-- Redis 7.0.)
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
@@ -30,7 +33,7 @@ elseif who == owner then
     -- Also where that changes nothing: whoever waits for replicas waits for what its own connection
     -- wrote, and this hold was perhaps written on another.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
-    return fence() or taken(-1 - length())
+    return take_tokens() or taken(-1 - length())
 end
 
 local place, fresh, refusal = stand(owner)

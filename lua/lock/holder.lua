@@ -1,11 +1,11 @@
--- Stands behind ../hand_off.lua and before every script of a lock that has one holder: who that is, and
--- how the head of the queue becomes it. README.md has the reasons.
+-- Stands behind ../hand_off.lua and before every script of a lock that has one holder, but renew.lua
+-- and owners.lua: who that is, and how the head of the queue becomes it. README.md has the reasons.
 --
 -- KEYS, and what each script sets, see ../hand_off.lua; and
 --      4 the last fencing token, of a lock that has some
 --
 -- What one invariant says: when a script of ours ends, a free lock means an empty queue or an open
--- window.
+-- window. (Or the server refused what a grant needs: then the head has its place still.)
 local tokens = KEYS[4]
 
 -- So many tokens a grant takes: one for each thread that its process passes the lock to. More than
@@ -33,7 +33,7 @@ end
 local token
 
 -- Takes tokens for a hold: nil, or the refusal. What is taken and not used is never seen again.
-local function fence()
+local function take_tokens()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
     local trouble = refused(token)
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
@@ -62,7 +62,7 @@ local function hold(owner, lease)
     elseif not redis.acl_check_cmd('pexpire', lock, lease) then
         trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on the lock')
     end
-    trouble = trouble or fence() or refused(redis.pcall('hset', lock, owner, 1))
+    trouble = trouble or take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
     if not trouble then
         redis.call('pexpire', lock, lease)
     end
@@ -118,7 +118,9 @@ local function look()
     end
 end
 
--- Ends the hold of `owner`. false: it has none (any more). Else as `hand_on`.
+-- Ends the hold of `owner`. false: it has none (any more). Else as `hand_on`. That is all that release.lua
+-- does; unwanted.lua, which runs before all of it, is what is left of it for a lock that nobody waits
+-- for: EXISTS, HDEL, PUBLISH, and PUBSUB NUMSUB before them if the chain is old.
 -- DEL comes first and is allowed without memory; whatever is refused after it, the lock is free.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)

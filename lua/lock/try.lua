@@ -26,4 +26,4 @@ elseif who ~= owner then
 end
 -- Always, as in acquire.lua.
 redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
-return fence() or taken(-1 - length())
+return take_tokens() or taken(-1 - length())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Claim, doze};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
-use crate::pubsub::{Standing, Subscription, Waking};
+use crate::pubsub::{Confirmation, Subscription, Waking};
 use crate::sync::{Thread, clock};
 use crate::wait::Wait;
 
@@ -38,7 +38,7 @@ impl Listening {
 
     /// Whether something was said or missed since the last request, or that was long ago.
     pub(super) fn is_due(&self) -> bool {
-        self.own.has_moved() || self.public.has_moved() || self.ask_at <= clock::now()
+        self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
     }
 
     /// A request is sent: what comes from here on may be news.
@@ -67,7 +67,7 @@ impl Listening {
             let until = channels.into_iter().map(|heard| heard.latest);
             let until = until.chain([claim.wait.sleep_until(rest)]).flatten().min();
             doze(core, name, claim.thread, &claim.wait, until, || {
-                news() || channels.iter().any(|heard| heard.has_moved() || heard.is_refused())
+                news() || channels.iter().any(|heard| heard.has_spoken() || heard.is_refused())
             })?;
         }
         self.check(core, name)
@@ -107,7 +107,7 @@ impl Heard {
     }
 
     /// Whether messages may have come, or been missed, since the last request.
-    pub(crate) fn has_moved(&self) -> bool {
+    pub(crate) fn has_spoken(&self) -> bool {
         self.subscription.as_ref().is_some_and(|subscription| {
             subscription.is_confirmed() && self.version != Some(subscription.version())
         })
@@ -130,10 +130,9 @@ impl Heard {
 
     fn is_refused(&self) -> bool {
         self.latest.is_some()
-            && self
-                .subscription
-                .as_ref()
-                .is_some_and(|subscription| matches!(subscription.standing(), Standing::Refused(_)))
+            && self.subscription.as_ref().is_some_and(|subscription| {
+                matches!(subscription.confirmation(), Confirmation::Refused(_))
+            })
     }
 
     fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
@@ -177,10 +176,10 @@ fn is_confirmed(
     core: &Core,
     name: &Arc<str>,
 ) -> Result<bool, Error> {
-    match subscription.standing() {
-        Standing::Confirmed => Ok(true),
-        Standing::Refused(error) => Err(error.of(name)),
-        Standing::Pending if Instant::now() >= latest => {
+    match subscription.confirmation() {
+        Confirmation::Confirmed => Ok(true),
+        Confirmation::Refused(error) => Err(error.of(name)),
+        Confirmation::Pending if Instant::now() >= latest => {
             let message = format!(
                 "no subscription could be had in time from the server at {}, so what ends the \
                  wait would not be heard",
@@ -188,6 +187,6 @@ fn is_confirmed(
             );
             Err(Error::new(ErrorKind::Redis, message).transient(true).of(name))
         }
-        Standing::Pending => Ok(false),
+        Confirmation::Pending => Ok(false),
     }
 }

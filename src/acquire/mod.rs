@@ -13,8 +13,8 @@
 //! It is time to ask at first, when something was said or may have been missed since the last
 //! request, and after the time that its answer told. Subscribe first: messages are not stored, so
 //! once a channel is confirmed it is asked again. Hint: a wake-up promises nothing, only a reply
-//! grants, or a grant. Every wait ends: each sleep is bounded by what the last answer said, the
-//! deadline, a cancel, a reconnect of the subscriber, and shutdown.
+//! counts, or a message that grants. Every wait ends: each sleep is bounded by what the last answer
+//! said, a slow poll, the deadline, a cancel, a reconnect of the subscriber, and shutdown.
 
 mod listening;
 #[cfg(test)]
@@ -34,7 +34,9 @@ use crate::error::Error;
 use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;
 
-/// What a synchronizer is to the driver: hooks, called in the order in which they stand here.
+/// What a synchronizer is to the driver: hooks, in about the order in which they are called. (A
+/// leader calls `has_news` whenever it sleeps: while it pauses, and after an `ask` that got
+/// nothing.)
 pub(crate) trait Synchronizer {
     /// Where its threads queue.
     type Site: Queued;
@@ -52,19 +54,19 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// Of a leader to whom none was left.
-    fn place(&self, claim: &ClaimOf<'_, Self>) -> PlaceOf<Self>;
+    /// What a leader begins with to whom none was left.
+    fn inquiry(&self, claim: &ClaimOf<'_, Self>) -> InquiryOf<Self>;
 
     /// What the leader was granted without asking, since it last looked.
-    fn take(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
+    fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
-    /// Whether there is something to take, or other news than the channels'.
-    fn has_news(&self, _place: &PlaceOf<Self>) -> bool {
+    /// Whether there is something to collect, or nobody left to pause for.
+    fn has_news(&self, _inquiry: &InquiryOf<Self>) -> bool {
         false
     }
 
     /// How long the leader leaves what there is to others, or lets others come along, before it asks.
-    fn pause(&self, _place: &PlaceOf<Self>) -> Duration {
+    fn pause(&self, _inquiry: &InquiryOf<Self>) -> Duration {
         Duration::ZERO
     }
 
@@ -86,7 +88,7 @@ pub(crate) trait Synchronizer {
     }
 }
 
-/// Who wants what, and for how long.
+/// Who wants what, and how long it waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a, N> {
     pub(crate) thread: &'a Arc<Thread>,
@@ -95,12 +97,12 @@ pub(crate) struct Claim<'a, N> {
 }
 
 /// How a thread came in.
-pub(crate) enum Enter<N, G, P> {
+pub(crate) enum Enter<N, G, I> {
     Granted(G),
     /// Others are before it, or have it, and the thread will not wait.
     NotNow,
-    Queued(Arc<Waiter<N, G, P>>),
-    Leads(Option<Lead<P>>),
+    Queued(Arc<Waiter<N, G, I>>),
+    Leads(Option<Lead<I>>),
 }
 
 /// What became of a request.
@@ -113,24 +115,24 @@ pub(crate) enum Try<T> {
 
 /// What a leader has while it waits: it goes with the baton.
 #[derive(Debug)]
-pub(crate) struct Lead<P> {
+pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's own part.
-    pub(crate) place: P,
+    /// What the synchronizer knows of its requests, of a lock its place in the queue.
+    pub(crate) inquiry: I,
 }
 
-impl<P> Lead<P> {
-    pub(crate) fn new(place: P) -> Self {
-        Self { listening: Listening::default(), place }
+impl<I> Lead<I> {
+    pub(crate) fn new(inquiry: I) -> Self {
+        Self { listening: Listening::default(), inquiry }
     }
 }
 
 type NeedOf<S> = <<S as Synchronizer>::Site as Queued>::Need;
 pub(crate) type GrantOf<S> = <<S as Synchronizer>::Site as Queued>::Grant;
-pub(crate) type LeadOf<S> = Lead<PlaceOf<S>>;
-type PlaceOf<S> = <<S as Synchronizer>::Site as Queued>::Place;
+pub(crate) type LeadOf<S> = Lead<InquiryOf<S>>;
+type InquiryOf<S> = <<S as Synchronizer>::Site as Queued>::Inquiry;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
-pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, PlaceOf<S>>;
+pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, InquiryOf<S>>;
 
 /// Waits until granted, or until the wait is over (`None`).
 pub(crate) fn acquire<S: Synchronizer>(
@@ -151,7 +153,8 @@ pub(crate) fn acquire<S: Synchronizer>(
             Enter::Granted(grant) => return Ok(Some(grant)),
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead,
-            Enter::Queued(waiter) => match stand(synchronizer, &waiter, &claim.wait)? {
+            // Another thread has told it: the one that left the hold, or the one that led.
+            Enter::Queued(waiter) => match await_signal(synchronizer, &waiter, &claim.wait)? {
                 Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
                 Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
                     None => continue,
@@ -164,12 +167,15 @@ pub(crate) fn acquire<S: Synchronizer>(
                 None => return Ok(None),
             },
         };
+        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): the first in
+        // the process's queue is woken and leads. Of a lock it gets the lead, too; if there is nobody,
+        // the place in Redis's queue is given up. Only `install` may lay the baton down instead.
         return lead_until_granted(synchronizer, Baton::new(synchronizer.site(), lead), claim);
     }
 }
 
 /// Sleeps in the process's queue until told something, or until the wait is over (`None`).
-fn stand<S: Synchronizer>(
+fn await_signal<S: Synchronizer>(
     synchronizer: &S,
     waiter: &Arc<WaiterOf<S::Site>>,
     wait: &Wait<'_>,
@@ -209,7 +215,7 @@ fn lead_until_granted<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let (core, _) = synchronizer.site().whose();
     loop {
-        let lead = baton.lead_or(|| synchronizer.place(claim));
+        let lead = baton.lead_or(|| synchronizer.inquiry(claim));
         let began = core.begins();
         let granted = match await_grant(synchronizer, lead, claim) {
             Ok(granted) => granted,
@@ -237,18 +243,20 @@ fn await_grant<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
     loop {
-        if let Some(grant) = synchronizer.take(lead, claim) {
+        if let Some(grant) = synchronizer.collect(lead, claim) {
             return Ok(Some(grant));
         }
-        let Lead { listening, place } = &mut *lead;
-        let news = || synchronizer.has_news(place);
+        let Lead { listening, inquiry } = &mut *lead;
+        let news = || synchronizer.has_news(inquiry);
+        // At first; when a message came on one of its channels, or such a channel was confirmed, since
+        // the last request; or when `ask_at` has come.
         if listening.is_due() {
-            let pause = synchronizer.pause(place);
+            let pause = synchronizer.pause(inquiry);
             if !pause.is_zero() {
                 // Deaf to messages: whoever published one was heard by faster waiters.
                 let until = wait.sleep_until(pause);
                 doze(core, name, claim.thread, wait, until, news)?;
-                if let Some(grant) = synchronizer.take(lead, claim) {
+                if let Some(grant) = synchronizer.collect(lead, claim) {
                     return Ok(Some(grant));
                 }
             }
@@ -261,17 +269,19 @@ fn await_grant<S: Synchronizer>(
                 Try::Busy(sleep) => lead.listening.ask_after(sleep),
             }
         } else {
+            // Parked until a message, `news` (a grant by message), that time, or the end of the wait.
             listening.sleep(core, name, claim, news)?;
         }
         // A grant that came before the end of the wait wins.
         if wait.is_over() {
-            return Ok(synchronizer.take(lead, claim));
+            return Ok(synchronizer.collect(lead, claim));
         }
     }
 }
 
-/// After trouble: while another server takes over the wait goes on, a moment later. It began no
-/// earlier than that outage ended, if it is over. Otherwise the trouble is the wait's.
+/// A request that began at `began` has failed. If it met an outage that another server ends by
+/// taking over, the wait goes on after a moment; the outage may be over by now, but must not have
+/// ended before the request began. Any other trouble ends the wait, with its error.
 fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,

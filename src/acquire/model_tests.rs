@@ -31,7 +31,7 @@ struct Client<'a> {
 impl Queued for Client<'_> {
     type Need = ();
     type Grant = ();
-    type Place = ();
+    type Inquiry = ();
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core, &self.name)
@@ -55,9 +55,9 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         Ok(Enter::Leads(None))
     }
 
-    fn place(&self, _: &Claim<'_, ()>) {}
+    fn inquiry(&self, _: &Claim<'_, ()>) {}
 
-    fn take(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
+    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None
     }
 

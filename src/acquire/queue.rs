@@ -14,25 +14,26 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Spin, Thread};
 
 /// Who waits, in order, and whether somebody leads. `N` is what a waiter needs, `G` what it is
-/// granted, `P` the place of a leader. Part of a state behind a mutex of its owner's, under which all
-/// is decided.
+/// granted, `I` what a leader knows of its requests. Part of a state behind a mutex of its owner's,
+/// under which all is decided.
 #[derive(Debug)]
-pub(crate) struct Queue<N, G, P> {
+pub(crate) struct Queue<N, G, I> {
     led: bool,
-    waiters: VecDeque<Arc<Waiter<N, G, P>>>,
+    waiters: VecDeque<Arc<Waiter<N, G, I>>>,
     /// Counts who came, so that a leader's news reaches those who came before its request.
     arrivals: u64,
-    spin: Arc<Spin>,
+    /// Once somebody has waited.
+    spin: Option<Arc<Spin>>,
 }
 
 /// A thread that stands in a queue.
 #[derive(Debug)]
-pub(crate) struct Waiter<N, G, P> {
+pub(crate) struct Waiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
     /// Set under the owner's mutex, so that grant against give-up is decided there.
-    signal: Mutex<Option<Signal<G, P>>>,
+    signal: Mutex<Option<Signal<G, I>>>,
     told: AtomicBool,
     /// It is first in line, and is to wait awake for a moment.
     called: AtomicBool,
@@ -41,11 +42,11 @@ pub(crate) struct Waiter<N, G, P> {
 
 /// What a waiter is told.
 #[derive(Debug)]
-pub(crate) enum Signal<G, P> {
+pub(crate) enum Signal<G, I> {
     /// It has what it waits for.
     Granted(G),
     /// It leads now, and has this of the one before.
-    Baton(Option<Box<Lead<P>>>),
+    Baton(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
     Failed(Error),
 }
@@ -69,9 +70,9 @@ impl Wake {
     }
 }
 
-impl<N, G, P> Queue<N, G, P> {
+impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        Self { led: false, waiters: VecDeque::new(), arrivals: 0, spin: Arc::default() }
+        Self { led: false, waiters: VecDeque::new(), arrivals: 0, spin: None }
     }
 
     /// Whether somebody leads or waits.
@@ -86,7 +87,7 @@ impl<N, G, P> Queue<N, G, P> {
         free
     }
 
-    /// The baton is with somebody in any case: who leads now had it handed over by other means.
+    /// The baton is laid down, or taken whoever waits, as was decided elsewhere under the mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -95,7 +96,7 @@ impl<N, G, P> Queue<N, G, P> {
         self.led
     }
 
-    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, P>> {
+    pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<Waiter<N, G, I>> {
         self.arrivals += 1;
         let waiter = Arc::new(Waiter {
             thread: Arc::clone(thread),
@@ -104,7 +105,7 @@ impl<N, G, P> Queue<N, G, P> {
             signal: Mutex::new(None),
             told: AtomicBool::new(false),
             called: AtomicBool::new(false),
-            spin: Arc::clone(&self.spin),
+            spin: Arc::clone(self.spin.get_or_insert_default()),
         });
         self.waiters.push_back(Arc::clone(&waiter));
         waiter
@@ -114,7 +115,7 @@ impl<N, G, P> Queue<N, G, P> {
     /// that has been of use before.
     pub(crate) fn call_first(&self) -> Wake {
         match self.waiters.front() {
-            Some(first) if self.spin.is_worthwhile() => {
+            Some(first) if first.spin.is_worthwhile() => {
                 first.called.store(true, Ordering::Relaxed);
                 Wake::thread(&first.thread)
             }
@@ -122,7 +123,7 @@ impl<N, G, P> Queue<N, G, P> {
         }
     }
 
-    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, P>>) -> Option<Signal<G, P>> {
+    pub(crate) fn give_up(&mut self, waiter: &Arc<Waiter<N, G, I>>) -> Option<Signal<G, I>> {
         let signal = waiter.take_signal();
         if signal.is_none() {
             self.waiters.retain(|queued| !Arc::ptr_eq(queued, waiter));
@@ -131,7 +132,7 @@ impl<N, G, P> Queue<N, G, P> {
     }
 
     /// Who is first in the queue.
-    pub(crate) fn first(&self) -> Option<&Waiter<N, G, P>> {
+    pub(crate) fn first(&self) -> Option<&Waiter<N, G, I>> {
         self.waiters.front().map(|first| &**first)
     }
 
@@ -141,14 +142,14 @@ impl<N, G, P> Queue<N, G, P> {
     }
 
     /// Grants the first in the queue what `make` makes for it.
-    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, P>) -> G) -> Option<Wake> {
+    pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, I>) -> G) -> Option<Wake> {
         let first = self.waiters.pop_front()?;
         let grant = make(&first);
         Some(first.tell(Signal::Granted(grant)))
     }
 
     /// Gives the baton to the first in the queue, or lays it down: then the lead comes back.
-    pub(crate) fn promote(&mut self, lead: Option<Lead<P>>) -> (Wake, Option<Lead<P>>) {
+    pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
         let first = self.waiters.pop_front();
         self.led = first.is_some();
         match first {
@@ -158,16 +159,16 @@ impl<N, G, P> Queue<N, G, P> {
     }
 
     /// So many of those in the queue, in order. They stay there.
-    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, P>>> {
+    pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, I>>> {
         self.waiters.iter().take(most).cloned().collect()
     }
 
     /// Tells one of those in the queue, wherever it stands. It comes back if that one has left.
     pub(crate) fn tell(
         &mut self,
-        waiter: &Arc<Waiter<N, G, P>>,
-        signal: Signal<G, P>,
-    ) -> Result<Wake, Signal<G, P>> {
+        waiter: &Arc<Waiter<N, G, I>>,
+        signal: Signal<G, I>,
+    ) -> Result<Wake, Signal<G, I>> {
         match self.waiters.iter().position(|queued| Arc::ptr_eq(queued, waiter)) {
             Some(at) => {
                 self.waiters.remove(at);
@@ -177,7 +178,7 @@ impl<N, G, P> Queue<N, G, P> {
         }
     }
 
-    fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, P>) -> Vec<Wake> {
+    fn tell_until(&mut self, arrival: u64, mut signal: impl FnMut() -> Signal<G, I>) -> Vec<Wake> {
         let mut told = Vec::new();
         while self.waiters.front().is_some_and(|first| first.arrival <= arrival)
             && let Some(first) = self.waiters.pop_front()
@@ -193,7 +194,7 @@ impl<N, G, P> Queue<N, G, P> {
     }
 }
 
-impl<N, G, P> Waiter<N, G, P> {
+impl<N, G, I> Waiter<N, G, I> {
     pub(crate) fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
@@ -206,7 +207,7 @@ impl<N, G, P> Waiter<N, G, P> {
         &self.need
     }
 
-    pub(crate) fn take_signal(&self) -> Option<Signal<G, P>> {
+    pub(crate) fn take_signal(&self) -> Option<Signal<G, I>> {
         self.signal.lock().take()
     }
 
@@ -217,7 +218,7 @@ impl<N, G, P> Waiter<N, G, P> {
         }
     }
 
-    fn tell(&self, signal: Signal<G, P>) -> Wake {
+    fn tell(&self, signal: Signal<G, I>) -> Wake {
         *self.signal.lock() = Some(signal);
         self.told.store(true, Ordering::Release);
         Wake(Some(Arc::clone(&self.thread)))
@@ -228,7 +229,7 @@ impl<N, G, P> Waiter<N, G, P> {
 pub(crate) trait Queued {
     type Need: Copy;
     type Grant;
-    type Place;
+    type Inquiry;
 
     fn whose(&self) -> (&Core, &Arc<str>);
 
@@ -236,11 +237,11 @@ pub(crate) trait Queued {
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
     /// A leader is done: the next one is [promoted](Self::promote).
-    fn hand_on(&self, lead: Option<Lead<Self::Place>>);
+    fn hand_on(&self, lead: Option<Lead<Self::Inquiry>>);
 
     /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
     /// comes back.
-    fn promote(&self, lead: Option<Lead<Self::Place>>) -> Option<Lead<Self::Place>> {
+    fn promote(&self, lead: Option<Lead<Self::Inquiry>>) -> Option<Lead<Self::Inquiry>> {
         let (wake, left) = self.with_queue(|queue| queue.promote(lead));
         wake.now();
         left
@@ -274,25 +275,28 @@ pub(crate) trait Queued {
     }
 }
 
-type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
+type QueueOf<Q> = Queue<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
 pub(super) type WaiterOf<Q> =
-    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Place>;
-pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Place>;
+    Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
+pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Inquiry>;
 
 /// The right to talk to Redis about a name. Handed on when dropped, on every path.
 pub(crate) struct Baton<'a, Q: Queued> {
     queued: &'a Q,
-    pub(crate) lead: Option<Lead<Q::Place>>,
+    pub(crate) lead: Option<Lead<Q::Inquiry>>,
     is_laid_down: bool,
 }
 
 impl<'a, Q: Queued> Baton<'a, Q> {
-    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Place>>) -> Self {
+    pub(crate) fn new(queued: &'a Q, lead: Option<Lead<Q::Inquiry>>) -> Self {
         Self { queued, lead, is_laid_down: false }
     }
 
-    pub(crate) fn lead_or(&mut self, place: impl FnOnce() -> Q::Place) -> &mut Lead<Q::Place> {
-        self.lead.get_or_insert_with(|| Lead::new(place()))
+    pub(crate) fn lead_or(
+        &mut self,
+        inquiry: impl FnOnce() -> Q::Inquiry,
+    ) -> &mut Lead<Q::Inquiry> {
+        self.lead.get_or_insert_with(|| Lead::new(inquiry()))
     }
 
     /// Nobody leads any more, which was decided elsewhere.

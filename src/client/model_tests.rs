@@ -61,7 +61,7 @@ impl Process {
         let tenancy = self.tenancy();
         let owner = server.owner(NAME);
         if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
-            assert_eq!(owner.as_deref(), Some(tenancy.hold.owner.as_bytes()), "{tenancy:?}");
+            assert_eq!(owner.as_deref(), Some(&*tenancy.hold.owner.text()), "{tenancy:?}");
         }
     }
 }
@@ -123,10 +123,14 @@ fn play(
     let inside = Arc::new(AtomicUsize::new(0));
     let users: Vec<_> = processes
         .iter()
-        .flat_map(|process| (0..threads).map(|_| lock(process)).collect::<Vec<_>>())
-        .map(|lock| {
+        .flat_map(|process| (0..threads).map(move |_| (lock(process), Arc::clone(&process.core))))
+        .map(|(lock, core)| {
             let inside = Arc::clone(&inside);
-            thread::spawn(move || user(&*lock, &inside))
+            thread::spawn(move || {
+                user(&*lock, &inside);
+                // Others may wait for what it gave back last.
+                core.read_replies();
+            })
         })
         .collect();
     for user in users {
@@ -296,7 +300,7 @@ fn take_away(keeps: bool, breaks: bool) {
                     Ok(Job::Renew(renewals)) => {
                         for due in renewals {
                             let owner = server.owner(NAME);
-                            let is_there = owner.as_deref() == Some(due.owner.as_bytes());
+                            let is_there = owner.as_deref() == Some(&*due.owner.text());
                             let lease = due.lease.unwrap_or_default();
                             (due.renewed)(clock::now(), lease, Ok(is_there));
                         }

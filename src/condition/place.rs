@@ -57,7 +57,7 @@ pub(super) struct ConditionPlace<'a> {
     own: Subscription,
     /// The version of that channel when nothing can have been missed.
     seen: u64,
-    part: Part,
+    enrolled: Enrolled,
     /// The server may have its entry, or the record of its notification.
     stands: bool,
 }
@@ -78,10 +78,14 @@ impl<'a> ConditionPlace<'a> {
         });
         // Known to the process before it is to Redis.
         let expected = Expected::new(core, waiter.number(), Arc::clone(&notice));
-        let part =
-            Part { site: Arc::clone(site), keys: Arc::clone(keys), waiter, _expected: expected };
+        let enrolled = Enrolled {
+            site: Arc::clone(site),
+            keys: Arc::clone(keys),
+            waiter,
+            _expected: expected,
+        };
         let own = core.pubsub.listen_to_own(&keys.waiting);
-        Self { site, thread, notice, own, seen: 0, part, stands: false }
+        Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
     }
 
     /// Waits until messages reach this process. Before it stands there: a notification passes those
@@ -96,7 +100,7 @@ impl<'a> ConditionPlace<'a> {
     /// Stands among those who wait. `false`: the lock is not the owner's any more.
     pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
         let Site { route, name, .. } = &**self.site;
-        let stands = self.part.scripts().wait(route, name, owner, &self.part.waiter);
+        let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
             // If it does nevertheless, it is taken out again; if it comes to stand there later, and is
@@ -138,7 +142,7 @@ impl<'a> ConditionPlace<'a> {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
                             // The message of that is on its way, or was lost.
-                            core.pubsub.suspect(&self.part.keys.waiting);
+                            core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
                     }
@@ -166,15 +170,15 @@ impl<'a> ConditionPlace<'a> {
     /// It was notified, and the thread takes the lock again.
     pub(super) fn notified(mut self) -> Notified {
         self.stands = false;
-        let part = self.part.clone();
-        let sign = Arc::new(Sign { part, back: OnceLock::new() });
+        let enrolled = self.enrolled.clone();
+        let sign = Arc::new(Sign { enrolled, back: OnceLock::new() });
         let chore: Arc<dyn Chore> = Arc::clone(&sign) as _;
         self.site.core.watchdog.schedule(&chore, SIGN_OF_LIFE);
         Notified { sign }
     }
 
     fn look(&self, leaves: bool) -> Result<Looked, Error> {
-        let looked = self.part.scripts().look(&self.site.route, &self.part.waiter, leaves);
+        let looked = self.enrolled.scripts().look(&self.site.route, &self.enrolled.waiter, leaves);
         looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
     }
 
@@ -186,14 +190,14 @@ impl<'a> ConditionPlace<'a> {
 impl Drop for ConditionPlace<'_> {
     fn drop(&mut self) {
         if self.stands && !self.site.core.is_forked() {
-            self.part.done(Use::PassedOn);
+            self.enrolled.done(Use::PassedOn);
         }
     }
 }
 
-/// One waiter's part in a condition, as the server knows it.
+/// A waiter on a condition, as the server knows it.
 #[derive(Clone)]
-struct Part {
+struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
@@ -201,22 +205,22 @@ struct Part {
     _expected: Arc<Expected>,
 }
 
-impl Part {
+impl Enrolled {
     fn scripts(&self) -> ConditionScripts<'_> {
         ConditionScripts { keys: &self.keys, database: self.site.core.database() }
     }
 
     /// Nobody waits for the answer.
     fn done(&self, becomes: Use) {
-        let command = self.scripts().done_command(self.waiter.as_bytes(), becomes);
+        let command = self.scripts().done_command(&self.waiter.text(), becomes);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
         self.site.core.post(&self.site.route, command, Arc::new(done));
     }
 }
 
-impl fmt::Debug for Part {
+impl fmt::Debug for Enrolled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Part({})", self.waiter)
+        write!(f, "Enrolled({})", self.waiter)
     }
 }
 
@@ -254,19 +258,19 @@ impl Notified {
 
 impl Drop for Notified {
     fn drop(&mut self) {
-        let Sign { part, back } = &*self.sign;
-        if part.site.core.is_forked() {
+        let Sign { enrolled, back } = &*self.sign;
+        if enrolled.site.core.is_forked() {
             return;
         }
         let used = back.get().is_some_and(|tenancy| !matches!(tenancy.state(), HoldState::Lost(_)));
-        part.done(if used { Use::Used } else { Use::PassedOn });
+        enrolled.done(if used { Use::Used } else { Use::PassedOn });
     }
 }
 
 /// The sign of life of who was notified.
 #[derive(Debug)]
 struct Sign {
-    part: Part,
+    enrolled: Enrolled,
     /// In which it has the lock again.
     back: OnceLock<Arc<Tenancy>>,
 }
@@ -275,7 +279,7 @@ impl Chore for Sign {
     fn command(&self) -> Option<Command> {
         // Of a thread that has ended with the lock in its hands the hold is lost some time.
         let lives = self.back.get().is_none_or(|tenancy| tenancy.is_held());
-        lives.then(|| self.part.scripts().look_command(&self.part.waiter, false))
+        lives.then(|| self.enrolled.scripts().look_command(&self.enrolled.waiter, false))
     }
 
     fn done(&self, _outcome: Outcome) -> Duration {
@@ -283,7 +287,7 @@ impl Chore for Sign {
     }
 }
 
-/// The end of a waiter's part, on its way.
+/// The end of that, on its way.
 struct Done {
     site: Arc<Site>,
     command: Command,

@@ -30,7 +30,7 @@ use super::host_port::HostPort;
 use super::reply::{Redirect, redirect, redirect_of};
 use super::url::ClusterUrl;
 use super::{
-    Cause, Channels, Command, Endpoint, Failure, Health, Lane, Node, Outcome, SLOTS, slot_of,
+    Cause, Channels, Command, Endpoint, Failure, Lane, Node, Outcome, SLOTS, error_reply, slot_of,
 };
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -107,7 +107,7 @@ impl Cluster {
                     continue;
                 }
             };
-            let from = manner.place();
+            let from = manner.host_port();
             let ranges = match ranges(&asked.slots, &from) {
                 Ok(ranges) => ranges,
                 Err(why) => {
@@ -190,6 +190,11 @@ impl Cluster {
         self.state.lock().nodes.iter().map(|(_, node)| Arc::clone(node)).collect()
     }
 
+    /// The server of this [number](Node::number).
+    pub(crate) fn numbered(&self, number: usize) -> Arc<Node> {
+        Arc::clone(&self.state.lock().nodes[number].1)
+    }
+
     /// Those that have slots, as far as is known.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         self.state.lock().masters().map(|(_, node)| Arc::clone(node)).collect()
@@ -217,30 +222,29 @@ impl Cluster {
         outcome: Outcome,
         until: Instant,
     ) -> Outcome {
-        let Ok(reply) = &outcome else { return outcome };
-        let (Some(key), Some(sent)) = (command.key(), redirect(reply)) else { return outcome };
-        if let Redirect::Moved { slot, place } = &sent {
-            self.learn_one(*slot, place);
+        let (Some(key), Some(sent)) = (command.key(), redirect(&outcome)) else { return outcome };
+        if let Redirect::Moved { slot, host_port } = &sent {
+            self.learn_one(*slot, host_port);
         } else if Instant::now() < until {
             let slot = Slot::of(self, key, 0);
             let asked = slot.lane();
             return slot.follow(asked, outcome, false, command, None::<fn() -> Command>, until).0;
         }
-        unfollowed(outcome, self.manner.health())
+        unfollowed(outcome)
     }
 
     /// Whether a server refuses something since another one is to be asked, now or soon.
     pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
-            Some(Redirect::Moved { slot, place }) => self.learn_one(slot, &place),
+            Some(Redirect::Moved { slot, host_port }) => self.learn_one(slot, &host_port),
             Some(Redirect::Ask { .. } | Redirect::Later | Redirect::Halfway) => {}
         }
         true
     }
 
-    fn learn_one(&self, slot: u16, place: &HostPort) {
-        let number = self.number(place);
+    fn learn_one(&self, slot: u16, host_port: &HostPort) {
+        let number = self.number(host_port);
         let mut state = self.state.lock();
         let owner = &mut state.owners[usize::from(slot)];
         let is_new = std::mem::replace(owner, number) != number;
@@ -249,7 +253,7 @@ impl Cluster {
         if is_new {
             self.tell_moved(&[slot]);
             if !seen {
-                self.look_at(Some(place));
+                self.look_at(Some(host_port));
             }
         }
     }
@@ -276,9 +280,9 @@ impl Cluster {
         let known = state.known.clone();
         drop(state);
         let _looking = Looking(self);
-        let others = known.iter().filter(|place| Some(*place) != first);
-        let places: Vec<_> = first.into_iter().chain(others).collect();
-        let Some(view) = self.find_view(&places) else { return };
+        let others = known.iter().filter(|host_port| Some(*host_port) != first);
+        let host_ports: Vec<_> = first.into_iter().chain(others).collect();
+        let Some(view) = self.find_view(&host_ports) else { return };
         let changed = self.learn(&view);
         if !changed.is_empty() {
             self.tell_moved(&changed);
@@ -288,25 +292,28 @@ impl Cluster {
     /// Asks one server after the other. View: the first one that sees a majority of the masters and is
     /// not behind the last view; else the best of what a majority of the masters says, or of what can
     /// be heard at all.
-    fn find_view(&self, places: &[&HostPort]) -> Option<View> {
+    fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
-            (state.masters().map(|(place, _)| place.clone()).collect::<Vec<_>>(), state.epoch)
+            (
+                state.masters().map(|(host_port, _)| host_port.clone()).collect::<Vec<_>>(),
+                state.epoch,
+            )
         };
         let (mut best, mut heard) = (None::<View>, 0);
-        for &place in places {
-            let asked = ask(&self.manner.of_same_cluster(place, 0), SAYS_WITHIN);
-            self.state.lock().answered(place, asked.is_ok());
+        for &host_port in host_ports {
+            let asked = ask(&self.manner.of_same_cluster(host_port, 0), SAYS_WITHIN);
+            self.state.lock().answered(host_port, asked.is_ok());
             // Who names nobody was removed from the cluster.
             let Ok(asked) = asked else { continue };
-            let Ok(ranges) = ranges(&asked.slots, place) else { continue };
+            let Ok(ranges) = ranges(&asked.slots, host_port) else { continue };
             if ranges.is_empty() {
                 continue;
             }
             let weight = asked.weight;
-            heard += usize::from(masters.contains(place));
+            heard += usize::from(masters.contains(host_port));
             if best.as_ref().is_none_or(|best| weight > best.weight) {
-                best = Some(View { from: place.clone(), ranges, weight });
+                best = Some(View { from: host_port.clone(), ranges, weight });
             }
             if weight.is_up && weight.epoch >= epoch || 2 * heard > masters.len() {
                 break;
@@ -327,14 +334,14 @@ impl Cluster {
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
         // Those that are gone are not asked for ever: addresses may change for months.
         let mut known = vec![from.clone()];
-        for place in masters.chain(replicas).chain(&state.seeds) {
-            if !known.contains(place) {
-                known.push(place.clone());
+        for host_port in masters.chain(replicas).chain(&state.seeds) {
+            if !known.contains(host_port) {
+                known.push(host_port.clone());
             }
         }
-        state.silent.retain(|place| known.contains(place));
+        state.silent.retain(|host_port| known.contains(host_port));
         // Each keeps the look waiting.
-        known.sort_by_key(|place| state.silent.contains(place));
+        known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
         let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
@@ -356,16 +363,16 @@ impl Cluster {
     }
 
     /// The number of the server there, which may be a new one.
-    fn number(&self, place: &HostPort) -> u16 {
+    fn number(&self, host_port: &HostPort) -> u16 {
         let mut state = self.state.lock();
-        if let Some(at) = state.nodes.iter().position(|(known, _)| known == place) {
+        if let Some(at) = state.nodes.iter().position(|(known, _)| known == host_port) {
             return at as u16;
         }
         let number = state.nodes.len();
-        let endpoint = Arc::new(self.manner.of_same_cluster(place, number));
+        let endpoint = Arc::new(self.manner.of_same_cluster(host_port, number));
         let lanes = self.lanes.get().copied().unwrap_or(1);
         let node = Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes));
-        state.nodes.push((place.clone(), Arc::clone(&node)));
+        state.nodes.push((host_port.clone(), Arc::clone(&node)));
         drop(state);
         if let Some(tell) = self.on_node.get() {
             tell(&node);
@@ -394,10 +401,10 @@ impl State {
         self.owners.contains(&(node.number() as u16))
     }
 
-    fn answered(&mut self, place: &HostPort, answers: bool) {
-        self.silent.retain(|silent| silent != place);
+    fn answered(&mut self, host_port: &HostPort, answers: bool) {
+        self.silent.retain(|silent| silent != host_port);
         if !answers {
-            self.silent.push(place.clone());
+            self.silent.push(host_port.clone());
         }
     }
 }
@@ -417,40 +424,40 @@ impl Drop for Looking<'_> {
 
 /// What a server has answered to a command that is not sent to the next one from here: to whoever
 /// looks after it that is a server which could not be reached, or a connection that broke.
-pub(crate) fn unfollowed(outcome: Outcome, health: &Health) -> Outcome {
-    let Ok(reply) = &outcome else { return outcome };
-    match redirect(reply) {
-        None => outcome,
-        Some(Redirect::Halfway) => halfway(outcome, health),
-        Some(_) => {
-            let what = "the key's slot has moved, or is on its way";
-            let error = RedisError::from((redis::ErrorKind::Io, what));
-            Err(Failure::Unsent(Cause::new(error, health)))
-        }
-    }
+pub(crate) fn unfollowed(outcome: Outcome) -> Outcome {
+    outcome.map_err(|failure| match failure {
+        Failure::Refused(Cause { error, address }) => match redirect_of(&error) {
+            None => Failure::Refused(Cause { error, address }),
+            Some(Redirect::Halfway) => Failure::Reset(Cause { error, address }),
+            Some(_) => {
+                let what = "the key's slot has moved, or is on its way";
+                let error = Arc::new(RedisError::from((redis::ErrorKind::Io, what)));
+                Failure::Unsent(Cause { error, address })
+            }
+        },
+        failure => failure,
+    })
 }
 
 /// A script that was stopped in its middle may have changed something, as one whose connection broke.
-fn halfway(outcome: Outcome, health: &Health) -> Outcome {
-    match outcome {
-        Ok(Value::ServerError(error))
-            if redirect_of(&error.clone().into()) == Some(Redirect::Halfway) =>
-        {
-            Err(Failure::Reset(Cause::new(error, health)))
+fn halfway(outcome: Outcome) -> Outcome {
+    outcome.map_err(|failure| match failure {
+        Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
+            Failure::Reset(cause)
         }
-        outcome => outcome,
-    }
+        failure => failure,
+    })
 }
 
 /// What a server says of the cluster.
-struct Asked {
+struct ClusterAnswer {
     slots: Value,
     weight: Weight,
     /// It knows the channels of shards.
     shards: bool,
 }
 
-fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
+fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<ClusterAnswer> {
     let now = Instant::now();
     let until = now.checked_add(within).unwrap_or(now);
     let mut connection = endpoint.open_within(within)?;
@@ -462,7 +469,7 @@ fn ask(endpoint: &Endpoint, within: Duration) -> RedisResult<Asked> {
     let slots = connection.receive_until(until)?;
     let weight = Weight::of(&connection.receive_until(until)?);
     let shards = !matches!(connection.receive_until(until)?, Value::ServerError(_));
-    Ok(Asked { slots, weight, shards })
+    Ok(ClusterAnswer { slots, weight, shards })
 }
 
 /// Who has which slot, by the word of one server.
@@ -525,23 +532,26 @@ impl Slot {
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
-            outcome = halfway(outcome, asked.endpoint().health());
-            if outcome.is_err() && Instant::now() >= until {
+            outcome = halfway(outcome);
+            if redirect(&outcome).is_none() && outcome.is_err() && Instant::now() >= until {
                 return (outcome, in_doubt);
             }
             match &outcome {
-                Ok(reply) => match redirect(reply) {
+                Ok(_) => return (outcome, in_doubt),
+                Err(Failure::Refused(cause)) => match redirect_of(&cause.error) {
                     None => return (outcome, in_doubt),
-                    Some(Redirect::Moved { slot, place }) => self.cluster.learn_one(slot, &place),
-                    Some(Redirect::Ask { .. }) if self.is_over(until) => {
-                        return (outcome.map(Self::nobody), in_doubt);
+                    Some(Redirect::Moved { slot, host_port }) => {
+                        self.cluster.learn_one(slot, &host_port);
                     }
-                    Some(Redirect::Ask { place }) => {
-                        let number = self.cluster.number(&place);
-                        let node = self.cluster.nodes().swap_remove(number.into());
+                    Some(Redirect::Ask { .. }) if self.is_over(until) => {
+                        return (outcome.map_err(Self::nobody), in_doubt);
+                    }
+                    Some(Redirect::Ask { host_port }) => {
+                        let number = self.cluster.number(&host_port);
+                        let node = self.cluster.numbered(number.into());
                         let lane = node.lane(self.hash);
-                        outcome = lane.call_asking(copied.as_ref().unwrap_or(command));
-                        if !matches!(&outcome, Ok(reply) if redirect(reply).is_some()) {
+                        outcome = halfway(lane.call_asking(copied.as_ref().unwrap_or(command)));
+                        if redirect(&outcome).is_none() {
                             continue;
                         }
                     }
@@ -566,7 +576,7 @@ impl Slot {
                 }
             }
             if self.is_over(until.checked_sub(pause).unwrap_or(until)) {
-                return (outcome.map(Self::nobody), in_doubt);
+                return (outcome.map_err(Self::nobody), in_doubt);
             }
             thread::sleep(pause);
             pause = Self::longer(pause);
@@ -580,13 +590,18 @@ impl Slot {
     }
 
     /// The last word of servers that sent a command to each other until its time was over.
-    fn nobody(reply: Value) -> Value {
-        match redirect(&reply) {
-            Some(Redirect::Moved { .. } | Redirect::Ask { .. }) => {
-                let word = b"-CLUSTERDOWN the servers do not agree whose the slot is\r\n";
-                redis::parse_redis_value(word).unwrap_or(reply)
+    fn nobody(failure: Failure) -> Failure {
+        match failure {
+            Failure::Refused(Cause { error, address })
+                if matches!(
+                    redirect_of(&error),
+                    Some(Redirect::Moved { .. } | Redirect::Ask { .. })
+                ) =>
+            {
+                let word = "CLUSTERDOWN the servers do not agree whose the slot is";
+                Failure::Refused(Cause { error: Arc::new(error_reply(word)), address })
             }
-            _ => reply,
+            failure => failure,
         }
     }
 

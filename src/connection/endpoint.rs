@@ -84,13 +84,13 @@ impl Endpoint {
     fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
         let timeouts = [config.connect_timeout, config.response_timeout];
         let health = Arc::new(Health::new(&info.addr().to_string()));
-        let place = Target::At {
+        let target = Target::At {
             address: info.addr().clone(),
             #[cfg(not(all(test, shuttle)))]
             tls: Tls::new(info.addr(), config)?,
         };
         let settings = Credentials::instead(&config.credentials, info.redis_settings());
-        Ok(Self::at(place, settings, timeouts, health))
+        Ok(Self::at(target, settings, timeouts, health))
     }
 
     /// A server of a cluster, before it is known how channels are spoken to there.
@@ -99,26 +99,26 @@ impl Endpoint {
     }
 
     /// Another server of the same cluster.
-    pub(super) fn of_same_cluster(&self, place: &HostPort, number: usize) -> Self {
-        let place = match &self.target {
+    pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
+        let target = match &self.target {
             #[cfg(not(all(test, shuttle)))]
             Target::At { address, tls } => {
-                Target::At { address: place.instead_of(address), tls: tls.clone() }
+                Target::At { address: host_port.instead_of(address), tls: tls.clone() }
             }
             #[cfg(all(test, shuttle))]
-            Target::At { address } => Target::At { address: place.instead_of(address) },
+            Target::At { address } => Target::At { address: host_port.instead_of(address) },
             // A cluster has no Sentinels.
             #[cfg(not(all(test, shuttle)))]
             named @ Target::Named(_) => named.clone(),
         };
         let timeouts = [self.connect_timeout, self.response_timeout];
-        let address = match &place {
+        let address = match &target {
             Target::At { address, .. } => address.to_string(),
             #[cfg(not(all(test, shuttle)))]
             Target::Named(_) => String::new(),
         };
         let health = Arc::new(Health::new(&address));
-        let endpoint = Self::at(place, self.settings.clone(), timeouts, health);
+        let endpoint = Self::at(target, self.settings.clone(), timeouts, health);
         Self { number, channels: self.channels, ..endpoint }
     }
 
@@ -158,7 +158,7 @@ impl Endpoint {
         self.channels
     }
 
-    pub(super) fn place(&self) -> HostPort {
+    pub(super) fn host_port(&self) -> HostPort {
         match &self.target {
             Target::At { address, .. } => HostPort::of(address),
             #[cfg(not(all(test, shuttle)))]

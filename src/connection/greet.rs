@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::server::{OLDEST, Server};
 use super::trouble::{Rights, Trouble, refused, unreachable};
-use super::{Command, Endpoint, Failure, Lane};
+use super::{Cause, Command, Endpoint, Failure, Lane};
 use crate::config::ReplicaAcks;
 use crate::error::{Error, ErrorKind};
 
@@ -18,36 +18,35 @@ const WORD: &[u8] = b"redlatch";
 /// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
 pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error> {
     lane.connect().map_err(|failure| unreachable(failure.cause()))?;
-    let place = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
-    look_at(&endpoint.server().unwrap_or_default()).map_err(place)?;
+    let located = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
+    look_at(&endpoint.server().unwrap_or_default()).map_err(located)?;
     let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
     let by_text = Command::plain(&[b"EVAL", SCRIPT.as_bytes(), b"0", WORD]);
     let by_hash = Command::plain(&[b"EVALSHA", hash.as_bytes(), b"0", WORD]);
     let mut shortest = Duration::MAX;
     for command in [&by_text, &by_hash, &by_hash] {
         let begun = Instant::now();
-        let reply = lane.call_once(command);
+        let outcome = lane.call_once(command);
         shortest = shortest.min(begun.elapsed());
-        let reply = reply.map_err(unanswered)?;
-        understand(reply).map_err(place)?;
+        match outcome {
+            Err(Failure::Refused(cause)) => would_run(&cause).map_err(located)?,
+            outcome => understand(&outcome.map_err(unanswered)?).map_err(located)?,
+        }
     }
     if is_replica(lane) {
         let message = "the server is a read-only replica: connect to the master";
-        return Err(place(Error::new(ErrorKind::Redis, message.to_owned()).transient(true)));
+        return Err(located(Error::new(ErrorKind::Redis, message.to_owned()).transient(true)));
     }
     Ok(shortest)
 }
 
 /// Whether the server lets the client wait for replicas. How many there are is not asked: they come
 /// and go.
-pub(crate) fn may_wait(lane: &Lane, endpoint: &Endpoint) -> Result<(), Error> {
+pub(crate) fn may_wait(lane: &Lane) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
-    match lane.call_once(&Command::wait(none)).map_err(unanswered)? {
-        Value::ServerError(error) => {
-            let refused = refused(error.into(), Rights::ReplicaAcks);
-            Err(refused.now(&format!("it is at {}", endpoint.address())))
-        }
-        _ => Ok(()),
+    match lane.call_once(&Command::wait(none)) {
+        Err(Failure::Refused(cause)) => Err(refused(&cause, Rights::ReplicaAcks)),
+        outcome => outcome.map(drop).map_err(unanswered),
     }
 }
 
@@ -57,7 +56,9 @@ fn unanswered(failure: Failure) -> Error {
         Failure::TimedOut(_) | Failure::Unacknowledged(..) => {
             Trouble::from(failure).into_error().unknown(false)
         }
-        Failure::Unsent(cause) | Failure::Reset(cause) => unreachable(&cause),
+        Failure::Unsent(cause) | Failure::Reset(cause) | Failure::Refused(cause) => {
+            unreachable(&cause)
+        }
     }
 }
 
@@ -93,32 +94,27 @@ fn look_at(server: &Server) -> Result<(), Error> {
 }
 
 /// Whether the answer is the script's.
-fn understand(reply: Value) -> Result<(), Error> {
-    match reply {
-        Value::BulkString(word) if word == WORD => Ok(()),
-        Value::ServerError(error) if error.code() == "NOPERM" => {
-            Err(lacks_scripts("the server's access rights (ACL) forbid it: allow EVAL and EVALSHA")
-                .caused_by(redis::RedisError::from(error)))
-        }
-        Value::ServerError(error)
-            if error.details().is_some_and(|text| text.contains("unknown command")) =>
-        {
-            Err(lacks_scripts(
-                "the server knows no such command: EVAL and EVALSHA are renamed, or it was built \
-                 without scripts",
-            )
-            .caused_by(redis::RedisError::from(error)))
-        }
-        // It cannot run one now (it is loading, or busy with another), but it would.
-        Value::ServerError(error) if error.code() != "ERR" => Ok(()),
-        Value::ServerError(error) => {
-            Err(lacks_scripts("the server runs none").caused_by(redis::RedisError::from(error)))
-        }
-        _ => {
-            let message = "what answers there is no Redis server: it does not run a script";
-            Err(Error::new(ErrorKind::Protocol, message.to_owned()))
-        }
+fn understand(reply: &Value) -> Result<(), Error> {
+    if matches!(reply, Value::BulkString(word) if word == WORD) {
+        return Ok(());
     }
+    let message = "what answers there is no Redis server: it does not run a script";
+    Err(Error::new(ErrorKind::Protocol, message.to_owned()))
+}
+
+/// Whether a server that refused a script runs some.
+fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
+    let why = match error.code().unwrap_or_default() {
+        "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",
+        _ if error.detail().is_some_and(|text| text.contains("unknown command")) => {
+            "the server knows no such command: EVAL and EVALSHA are renamed, or it was built without \
+             scripts"
+        }
+        "ERR" => "the server runs none",
+        // It cannot run one now (it is loading, or busy with another), but it would.
+        _ => return Ok(()),
+    };
+    Err(lacks_scripts(why).caused_by_shared(error.clone()))
 }
 
 fn lacks_scripts(why: &str) -> Error {

@@ -1,12 +1,12 @@
 //! A connection that threads share: the first in writes everybody's commands in one packet.
 //!
-//! One thread, the *leader*, has the link. It writes its own command and those that queued
-//! meanwhile, reads the replies, wakes the others, and hands the lead to the first that came since.
-//! So nothing is lost with one thread, and many threads cost few packets. There is no I/O thread:
+//! One thread, the *combiner*, has the link. It writes its own command and those that queued
+//! meanwhile, reads the replies, wakes the others, and hands that role to the first that came
+//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O thread:
 //! with one caller it would cost a third of the rate.
 //!
-//! Order: a name's commands all go over the one lane of that name, so a release posted by `Drop`
-//! runs before the next acquire.
+//! Order: what callers send for a name goes over the one lane of that name, so a release posted by
+//! `Drop` runs before the next acquire. (Renewals and orphans go over the renewer's connection.)
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
-use super::reply::is_wrong_server;
+use super::reply::is_wrong_server_error;
 use super::{Command, Endpoint};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Thread};
@@ -29,7 +29,7 @@ mod combiner;
 mod model_tests;
 
 pub(crate) use self::begun::Begun;
-use self::begun::Reply;
+use self::begun::ReplyCell;
 use self::combiner::Combiner;
 
 /// So many replies of a link may be unread; what is posted then waits in the queue until some are
@@ -48,13 +48,14 @@ pub(crate) struct Lane {
 }
 
 struct State {
-    /// The link, while nobody leads.
+    /// The link, while nobody combines.
     link: Option<Link>,
     combining: bool,
-    /// Commands not yet written. Invariants: while there is a call among them, somebody leads or has
-    /// been told to; while nobody leads and there are posts, there is no link or it owes too much.
+    /// Commands not yet written. Invariants: while there is a call among them, somebody combines or
+    /// has been told to; while nobody combines and there are posts, there is no link or it owes too
+    /// much.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended: whoever leads sees to what is posted, too.
+    /// Whether the background thread has ended: whoever combines sees to what is posted, too.
     closed: bool,
     /// How many threads the last packet served.
     served: usize,
@@ -85,7 +86,7 @@ impl Pending {
     }
 }
 
-/// Whose thread sleeps until it has the reply to its command, or the lead.
+/// Whose thread sleeps until it has the reply to its command, or is to combine.
 struct Call {
     thread: Arc<Thread>,
     state: Mutex<CallState>,
@@ -136,7 +137,7 @@ impl Lane {
     }
 
     /// Sends a command whose reply nobody waits for. When this returns it is written, or stands
-    /// in the queue of a leader who will write it, or (no connection, or one that owes too much) of
+    /// in the queue of a combiner who will write it, or (no connection, or one that owes too much) of
     /// the background thread. No reply is waited for.
     pub(crate) fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         self.write(command, receiver);
@@ -147,7 +148,7 @@ impl Lane {
     /// their way at once. It is written as by [`post`](Self::post), and nobody is asked to read the
     /// reply.
     pub(crate) fn begin(self: &Arc<Self>, command: &Command) -> Begun {
-        let reply = Arc::new(Reply::default());
+        let reply = Arc::new(ReplyCell::default());
         self.write(command.clone(), Arc::clone(&reply) as _);
         Begun { lane: Arc::clone(self), command: command.clone(), reply }
     }
@@ -177,7 +178,7 @@ impl Lane {
     /// is at once, and not even the host's name is looked up. Of a long queue it writes the first
     /// packet.
     ///
-    /// `false`: somebody leads, or more is left. Whom a post has asked to look asks to
+    /// `false`: somebody combines, or more is left. Whom a post has asked to look asks to
     /// [look again](Self::look_after).
     pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
         // Who has asked the server to wait for replicas reads that itself, or nobody does when it is
@@ -209,9 +210,9 @@ impl Lane {
         }
     }
 
-    /// Takes what was begun out of the queue. `false`: some leader has it, and has written it or is
+    /// Takes what was begun out of the queue. `false`: some combiner has it, and has written it or is
     /// about to.
-    fn withdraw(&self, reply: &Arc<Reply>) -> bool {
+    fn withdraw(&self, reply: &Arc<ReplyCell>) -> bool {
         let mut state = self.state.lock();
         let is_it = |pending: &Pending| {
             matches!(pending, Pending::Post(_, receiver)
@@ -267,7 +268,7 @@ impl Lane {
 
     /// Waits until everything posted so far is written and its reply read, or lost: a command of
     /// its own stands behind all of it. As [`call_until`](Self::call_until) until `deadline`.
-    pub(crate) fn settle(&self, deadline: Instant) {
+    pub(crate) fn drain(&self, deadline: Instant) {
         if self.owes() {
             // Whatever it is answered, an error too.
             let _ = self.call_until(&Command::plain(&[b"PING"]), Some(deadline));
@@ -283,7 +284,7 @@ impl Lane {
     }
 
     /// From here on nobody looks after it. What is queued or owed is answered or fails, now or, if
-    /// somebody leads, when that thread is done: a release must not be forgotten here without a
+    /// somebody combines, when that thread is done: a release must not be forgotten here without a
     /// word.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
@@ -300,7 +301,7 @@ impl Lane {
         drop(link);
     }
 
-    /// Says that [`look`](Self::look) will be called though no post asked for it.
+    /// Says that [`look`](Self::look) has to be called, and whether somebody was asked to already.
     pub(crate) fn look_after(&self) -> Posted {
         if self.look_requested.swap(true, Ordering::AcqRel) {
             Posted::LookedAfter
@@ -346,9 +347,9 @@ impl Lane {
         match self.call_once(command) {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
             // It changed nothing there. The next connection leads to the master.
-            Ok(reply)
+            Err(Failure::Refused(cause))
                 if self.endpoint.has_sentinels()
-                    && is_wrong_server(&reply)
+                    && is_wrong_server_error(&cause.error)
                     && Instant::now() < deadline =>
             {
                 (self.call_once(command), false)
@@ -392,6 +393,9 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
+        // Opens a link where there is none. First what others have posted, then the own command; those
+        // who call meanwhile queue. Its drop makes the first of them the combiner, which writes all
+        // that is queued by then in one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
             // No connection can be had: the caller need not wait for that twice.
@@ -400,7 +404,7 @@ impl Lane {
         }
     }
 
-    /// Sleeps until somebody has the reply, or leads when told to.
+    /// Sleeps until somebody has the reply, or combines when told to.
     fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
         loop {
             let mut state = call.state.lock();
@@ -408,7 +412,7 @@ impl Lane {
                 CallState::Done(outcome) => return outcome,
                 CallState::Combines => {
                     drop(state);
-                    self.lead_queue();
+                    self.combine_queue();
                 }
                 CallState::Queued => {
                     drop(state);
@@ -423,9 +427,9 @@ impl Lane {
         }
     }
 
-    /// While somebody leads, sleeps until what was written so far is read, or until `until`. The lead
-    /// itself is for others, whose time may be longer: it goes on to them.
-    fn await_leader(&self, until: Instant) {
+    /// While somebody combines, sleeps until what was written so far is read, or until `until`. The
+    /// role itself is for others, whose time may be longer: it goes on to them.
+    fn await_combiner(&self, until: Instant) {
         let call =
             Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
         let ping = Command::plain(&[b"PING"]);
@@ -455,25 +459,25 @@ impl Lane {
         drop(Combiner::new(self, link, Duration::ZERO));
     }
 
-    /// Gives up a call whose time is over. `None`: it is answered, or its thread leads.
+    /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
         let late = Cause::new(late, self.endpoint.health());
-        // The next leader is chosen under this mutex: it cannot be a thread that has just left.
+        // The next combiner is chosen under this mutex: it cannot be a thread that has just left.
         let mut state = self.state.lock();
         if !matches!(*call.state.lock(), CallState::Queued) {
             return None;
         }
         let Some(at) = state.queue.iter().position(|pending| pending.is(call)) else {
-            // Some leader has it, and has written it or is about to.
+            // Some combiner has it, and has written it or is about to.
             return Some(Failure::TimedOut(late));
         };
         state.queue.remove(at);
         Some(Failure::Unsent(late))
     }
 
-    /// Leads for the whole queue, in which the caller's own command stands too.
-    fn lead_queue(&self) {
+    /// Combines for the whole queue, in which the caller's own command stands too.
+    fn combine_queue(&self) {
         self.gather();
         let mut state = self.state.lock();
         let link = state.link.take();
@@ -600,7 +604,7 @@ mod tests {
     /// One reply too few was counted: whoever comes next must not take another command's for its
     /// own.
     #[test]
-    fn a_thread_that_panics_while_it_leads_takes_the_connection_along() {
+    fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         const TIMEOUT: Duration = Duration::from_secs(10);
         let server = Server::start().unwrap();
         let endpoint = Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap();

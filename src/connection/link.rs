@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::reply::is_wrong_server;
+use super::reply::is_wrong_server_reply;
 use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::config::ReplicaAcks;
 use crate::sync::{Mutex, clock};
@@ -19,10 +19,10 @@ const TRUSTED: u64 = 10_000_000_000;
 /// What such a look may take, besides twice the time that opening the connection took.
 const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 
-/// What became of a command: the server's reply (which may be an error reply), or none.
+/// What became of a command: the server's reply, its error reply, or none.
 pub(crate) type Outcome = Result<Value, Failure>;
 
-/// Why there is no reply, and what that says of the command.
+/// Why there is no reply, or none but an error, and what that says of the command.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// Never written: nothing happened.
@@ -31,6 +31,8 @@ pub(crate) enum Failure {
     Reset(Cause),
     /// No reply in time: it may have run, or may still.
     TimedOut(Cause),
+    /// The server answered with this error. The connection is as good as before.
+    Refused(Cause),
     /// It has run and was answered this, but too few replicas have
     /// [acknowledged](Command::acknowledged) it. The connection is as good as before.
     Unacknowledged(Value, Cause),
@@ -55,19 +57,14 @@ impl Failure {
             Self::Unsent(cause)
             | Self::Reset(cause)
             | Self::TimedOut(cause)
+            | Self::Refused(cause)
             | Self::Unacknowledged(_, cause) => cause,
         }
     }
 
     /// Whether the connection is of no use any more.
     pub(crate) fn is_the_links(&self) -> bool {
-        !matches!(self, Self::Unacknowledged(..))
-    }
-
-    fn after_write(error: RedisError, health: &Health) -> Self {
-        let timed_out = error.is_timeout();
-        let cause = Cause::new(error, health);
-        if timed_out { Self::TimedOut(cause) } else { Self::Reset(cause) }
+        !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
     }
 }
 
@@ -95,6 +92,8 @@ pub(crate) struct Link {
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
+    /// Where it leads. The next one may lead elsewhere, by the word of Sentinels.
+    address: Arc<str>,
     /// Until its first reply that is none of a wrong server.
     untold: Option<Endpoint>,
     wrote_at: Instant,
@@ -146,6 +145,7 @@ impl Link {
             response_timeout: endpoint.response_timeout(),
             channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
+            address: endpoint.health().address(),
             untold: Some(endpoint.clone()),
             wrote_at: begun,
             trusted_at: clock::now(),
@@ -190,7 +190,7 @@ impl Link {
 
     /// Writes `command` and reads its reply, and those owed before it on the way.
     ///
-    /// After an `Err` the link is of no use any more.
+    /// After a failure that [is the link's](Failure::is_the_links) it is of no use any more.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
@@ -202,9 +202,9 @@ impl Link {
             self.settle_all(until)?;
             let reply = self.read(until)?;
             if retried || !is_noscript(&reply) {
-                return Ok(reply);
+                return self.said(reply);
             }
-            let Some(eval) = command.to_eval(self.channels) else { return Ok(reply) };
+            let Some(eval) = command.to_eval(self.channels) else { return self.said(reply) };
             self.write(&eval)?;
             retried = true;
         }
@@ -224,7 +224,7 @@ impl Link {
 
     fn closed(&self) -> Failure {
         let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
-        Failure::Reset(Cause::new(closed, &self.health))
+        Failure::Reset(self.cause(closed))
     }
 
     /// How long the server may take, from now on, to let those wait for replicas who asked for that.
@@ -297,7 +297,7 @@ impl Link {
         drop(bytes);
         let receiver = Some(receiver);
         self.owed.push_back(Owed { command, receiver, awaited: false, retried: false });
-        written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
+        written.map_err(|error| self.fail(self.after_write(error)))
     }
 
     /// Reads until no reply is owed that somebody sleeps for; those posted after the last one may
@@ -390,7 +390,7 @@ impl Link {
         }
         match reply {
             // It has granted nothing, and who was refused waits for nobody.
-            Value::ServerError(_) | Value::Nil => receiver.receive(Ok(reply)),
+            Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
             // The WAIT behind it is owed: its answer comes later than this one.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
@@ -399,6 +399,23 @@ impl Link {
             reply => receiver.receive(Ok(reply)),
         }
         Ok(true)
+    }
+
+    fn said(&self, reply: Value) -> Outcome {
+        match reply {
+            Value::ServerError(error) => Err(Failure::Refused(self.cause(error))),
+            reply => Ok(reply),
+        }
+    }
+
+    fn cause(&self, error: impl Into<RedisError>) -> Cause {
+        Cause { error: Arc::new(error.into()), address: Arc::clone(&self.address) }
+    }
+
+    fn after_write(&self, error: RedisError) -> Failure {
+        let timed_out = error.is_timeout();
+        let cause = self.cause(error);
+        if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
     /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same connection.
@@ -414,7 +431,7 @@ impl Link {
             Value::ServerError(error) => Some(error.clone().into()),
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
-        let cause = too_few.map(|error| Cause::new(error, &self.health));
+        let cause = too_few.map(|error| self.cause(error));
         // One by one: if one panics, the others hear when the link goes.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
@@ -427,7 +444,7 @@ impl Link {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(bytes, self.wrote_at);
-        written.map_err(|error| self.fail(Failure::after_write(error, &self.health)))
+        written.map_err(|error| self.fail(self.after_write(error)))
     }
 
     fn read(&mut self, until: Instant) -> Outcome {
@@ -438,7 +455,7 @@ impl Link {
     fn receive(&mut self, until: Instant) -> Outcome {
         match self.connection.receive_until(until) {
             Ok(reply) => {
-                self.is_wrong |= is_wrong_server(&reply);
+                self.is_wrong |= is_wrong_server_reply(&reply);
                 // Not before: orphans would be sent, find it wrong, open the next one, and so on.
                 if !self.is_wrong
                     && let Some(endpoint) = self.untold.take()
@@ -457,7 +474,7 @@ impl Link {
                 if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
                     self.health.failed(self.wrote_at, &error);
                 }
-                Err(Failure::after_write(error, &self.health))
+                Err(self.after_write(error))
             }
         }
     }
@@ -522,6 +539,25 @@ mod tests {
         let heard = Arc::<Mutex<Option<Outcome>>>::default();
         let receiver = Arc::clone(&heard);
         (heard, Arc::new(move |outcome| *receiver.lock() = Some(outcome)))
+    }
+
+    /// Another lane has found the next master meanwhile.
+    #[test]
+    fn what_goes_wrong_names_the_server_that_the_connection_leads_to() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let address = link.health.address();
+        link.health.moved("elsewhere:1", false);
+        let (heard, receiver) = hears();
+        link.send_one(Command::plain(&[b"NO"]), receiver).unwrap();
+        let refused = link.exchange(&Command::plain(&[b"NO"])).unwrap_err();
+        let posted = heard.lock().take().unwrap().unwrap_err();
+        server.kill();
+        let broken = link.exchange(&Command::plain(&[b"PING"])).unwrap_err();
+        for failure in [&refused, &posted, &broken] {
+            assert_eq!(failure.cause().address, address, "{failure:?}");
+        }
+        assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
     }
 
     fn panics(_: Outcome) {

@@ -31,7 +31,7 @@ mod trouble;
 mod url;
 
 pub(crate) use cluster::{Cluster, unfollowed};
-pub(crate) use command::{Channels, Command, Script, decimal};
+pub(crate) use command::{Channels, Command, Script};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
@@ -43,7 +43,7 @@ pub(crate) use route::Route;
 pub(crate) use servers::Servers;
 pub(crate) use slot::{SLOTS, slot_of};
 pub(crate) use trouble::{
-    Rights, Trouble, error_reply, passes, refused, unacknowledged, unexpected,
+    Rights, Trouble, error_reply, is_transient, refused, unacknowledged, unexpected,
 };
 
 #[cfg(all(test, shuttle))]

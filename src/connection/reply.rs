@@ -4,8 +4,8 @@
 use redis::ErrorKind;
 use redis::{RedisError, Value};
 
-use super::SLOTS;
 use super::host_port::HostPort;
+use super::{Failure, Outcome, SLOTS};
 
 /// The code of an error reply: its first word, or, where a script failed on a server before Redis
 /// 7.0, the first word of what the script's command was answered.
@@ -29,9 +29,18 @@ fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
 
 /// Whether this reply says that the server is not the one to ask, or not now: the connection leads
 /// to the wrong place. The next one looks the address up anew.
-pub(super) fn is_wrong_server(reply: &Value) -> bool {
+pub(super) fn is_wrong_server_reply(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else { return false };
-    matches!(code(error.code(), error.details()), "READONLY" | "LOADING" | "MASTERDOWN")
+    is_wrong_code(code(error.code(), error.details()))
+}
+
+/// The same of the error that such a reply has become.
+pub(super) fn is_wrong_server_error(error: &RedisError) -> bool {
+    is_wrong_code(reply_code(error))
+}
+
+fn is_wrong_code(code: &str) -> bool {
+    matches!(code, "READONLY" | "LOADING" | "MASTERDOWN")
 }
 
 /// Where a server of a cluster sends who has asked it. It has run nothing, but for
@@ -39,22 +48,22 @@ pub(super) fn is_wrong_server(reply: &Value) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// The slot is the server's there, from now on.
-    Moved { slot: u16, place: HostPort },
+    Moved { slot: u16, host_port: HostPort },
     /// The slot is on its way there. This once.
-    Ask { place: HostPort },
+    Ask { host_port: HostPort },
     /// To nobody else, now: the slot's keys are in two places, or nobody has it, or not yet.
     Later,
     /// The same, in the middle of a script, which may have changed something before.
     Halfway,
 }
 
-/// Of a reply to a command; `None`: the server has taken it.
-pub(super) fn redirect(reply: &Value) -> Option<Redirect> {
-    let Value::ServerError(error) = reply else { return None };
-    redirect_as(error.code(), error.details())
+/// Of what a server answered to a command; `None`: it sends it nowhere.
+pub(super) fn redirect(outcome: &Outcome) -> Option<Redirect> {
+    let Err(Failure::Refused(cause)) = outcome else { return None };
+    redirect_of(&cause.error)
 }
 
-/// The same of an error.
+/// The same of its error.
 pub(super) fn redirect_of(error: &RedisError) -> Option<Redirect> {
     redirect_as(error.code().unwrap_or_default(), error.detail())
 }
@@ -65,19 +74,22 @@ pub(crate) fn is_redirect(error: &RedisError) -> bool {
 }
 
 fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
-    let place = || {
-        let (slot, place) = details?.split_once(' ')?;
-        let (host, port) = place.split(' ').next()?.rsplit_once(':')?;
+    let host_port = || {
+        let (slot, host_port) = details?.split_once(' ')?;
+        let (host, port) = host_port.split(' ').next()?.rsplit_once(':')?;
         // Empty or a question mark: it does not know under which address that one is known.
         let host = Some(host).filter(|host| !host.is_empty() && *host != "?")?;
-        let place = HostPort { host: host.to_owned(), port: port.parse().ok()? };
-        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, place))
+        let host_port = HostPort { host: host.to_owned(), port: port.parse().ok()? };
+        Some((slot.parse().ok().filter(|slot| *slot < SLOTS)?, host_port))
     };
     match code {
-        "MOVED" => {
-            Some(place().map_or(Redirect::Later, |(slot, place)| Redirect::Moved { slot, place }))
+        "MOVED" => Some(
+            host_port()
+                .map_or(Redirect::Later, |(slot, host_port)| Redirect::Moved { slot, host_port }),
+        ),
+        "ASK" => {
+            Some(host_port().map_or(Redirect::Later, |(_, host_port)| Redirect::Ask { host_port }))
         }
-        "ASK" => Some(place().map_or(Redirect::Later, |(_, place)| Redirect::Ask { place })),
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
         // While its slot is on its way a key that is not there counts as another server's: one that the
         // script has just deleted, too.
@@ -136,15 +148,21 @@ mod tests {
 
     #[test]
     fn where_a_cluster_sends_a_command_is_read() {
-        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
-        let place = |host: &str| HostPort { host: host.to_owned(), port: 7_001 };
+        let redirect = |text: &str| match redis::parse_redis_value(text.as_bytes()).unwrap() {
+            Value::ServerError(error) => redirect_of(&error.into()),
+            _ => None,
+        };
+        let host_port = |host: &str| HostPort { host: host.to_owned(), port: 7_001 };
         for (text, expected) in [
             (
                 "-MOVED 866 10.0.0.1:7001\r\n",
-                Some(Redirect::Moved { slot: 866, place: place("10.0.0.1") }),
+                Some(Redirect::Moved { slot: 866, host_port: host_port("10.0.0.1") }),
             ),
-            ("-MOVED 866 ::1:7001\r\n", Some(Redirect::Moved { slot: 866, place: place("::1") })),
-            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { place: place("there") })),
+            (
+                "-MOVED 866 ::1:7001\r\n",
+                Some(Redirect::Moved { slot: 866, host_port: host_port("::1") }),
+            ),
+            ("-ASK 866 there:7001\r\n", Some(Redirect::Ask { host_port: host_port("there") })),
             ("-MOVED 866\r\n", Some(Redirect::Later)),
             ("-MOVED 866 :7001\r\n", Some(Redirect::Later)),
             ("-MOVED 866 ?:7001\r\n", Some(Redirect::Later)),
@@ -159,7 +177,7 @@ mod tests {
             ("-WRONGTYPE no\r\n", None),
             ("+OK\r\n", None),
         ] {
-            assert_eq!(redirect(&reply(text)), expected, "{text}");
+            assert_eq!(redirect(text), expected, "{text}");
         }
     }
 
@@ -172,10 +190,10 @@ mod tests {
             "-MASTERDOWN Link with MASTER is down\r\n",
             "-ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write\r\n",
         ] {
-            assert!(is_wrong_server(&reply(text)), "{text}");
+            assert!(is_wrong_server_reply(&reply(text)), "{text}");
         }
         for text in ["-ERR unknown command 'READONLY'\r\n", "-OOM no memory\r\n", "+OK\r\n"] {
-            assert!(!is_wrong_server(&reply(text)), "{text}");
+            assert!(!is_wrong_server_reply(&reply(text)), "{text}");
         }
     }
 }

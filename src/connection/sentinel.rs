@@ -64,7 +64,7 @@ struct State {
     asking: bool,
     /// Counts what became of that, and the last of it.
     asked: u64,
-    found: Option<Found>,
+    found: Option<FoundMaster>,
     /// What ends the connections to the master.
     open: Vec<Closer>,
     /// What ends that to the Sentinel listened to.
@@ -75,14 +75,14 @@ struct State {
 /// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
-    place: HostPort,
+    host_port: HostPort,
     /// `None`: the Sentinel must not say.
     epoch: Option<u64>,
 }
 
 /// The master, and if that is only what was known before: why no Sentinel says so.
 #[derive(Clone)]
-struct Found {
+struct FoundMaster {
     master: Master,
     doubt: Option<RedisError>,
 }
@@ -174,20 +174,20 @@ impl Sentinels {
         deadline: Instant,
     ) -> RedisResult<(Connection, Server)> {
         loop {
-            let Found { master, doubt } = self.find(deadline)?;
+            let FoundMaster { master, doubt } = self.find(deadline)?;
             let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
             let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
             let Manner { settings, .. } = &self.of_servers;
-            let address = self.of_servers.address(&master.place);
-            let watch = |closer| self.watch(&master.place, closer);
+            let address = self.of_servers.address(&master.host_port);
+            let watch = |closer| self.watch(&master.host_port, closer);
             let (tls, timeout) = (&self.tls, response_timeout);
             let opened = Connection::open(&address, tls, settings, timeout, until, true, &watch);
             let error = match opened {
                 Ok((_, server)) if server.is_master == Some(false) => {
-                    no_master(format!("{} is named, and is a replica", master.place))
+                    no_master(format!("{} is named, and is a replica", master.host_port))
                 }
                 Ok((connection, _)) if connection.is_closed() => {
-                    no_master(format!("{} was the master until now", master.place))
+                    no_master(format!("{} was the master until now", master.host_port))
                 }
                 Ok((connection, server)) => {
                     if server.is_master.is_none() {
@@ -213,8 +213,9 @@ impl Sentinels {
         let now = Instant::now();
         let until = now.checked_add(AGAIN).map_or(deadline, |again| again.min(deadline));
         let mut state = self.state.lock();
-        let is_known =
-            |state: &State| state.master.as_ref().is_some_and(|it| it.place == failed.place);
+        let is_known = |state: &State| {
+            state.master.as_ref().is_some_and(|it| it.host_port == failed.host_port)
+        };
         while !state.ended && is_known(&state) && Instant::now() < until {
             (state, _) = self.changed.wait_until(state, until);
         }
@@ -222,7 +223,7 @@ impl Sentinels {
     }
 
     /// Asks who the master is. One thread asks for all that want to know.
-    fn find(&self, deadline: Instant) -> RedisResult<Found> {
+    fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
         while state.asking && !state.ended {
@@ -245,7 +246,7 @@ impl Sentinels {
     }
 
     /// Asks each Sentinel in turn until one names a master that can be believed.
-    fn ask_all(&self, deadline: Instant) -> RedisResult<Found> {
+    fn ask_all(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let (all, known) = {
             let state = self.state.lock();
             (state.sentinels.clone(), state.master.clone())
@@ -260,21 +261,21 @@ impl Sentinels {
         let mut slow = all.clone();
         for at_once in [true, false] {
             let asked = std::mem::take(&mut slow);
-            for (at, place) in asked.iter().enumerate() {
+            for (at, host_port) in asked.iter().enumerate() {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let others = u32::try_from(asked.len() - at).unwrap_or(u32::MAX);
                 let share = if at_once { left.min(AT_ONCE) } else { left / others };
-                match self.ask(place, share) {
-                    Ok(answer) if self.learn(place, &answer, false) => {
-                        return Ok(Found { master: answer.master, doubt: None });
+                match self.ask(host_port, share) {
+                    Ok(answer) if self.learn(host_port, &answer, false) => {
+                        return Ok(FoundMaster { master: answer.master, doubt: None });
                     }
                     Ok(answer) => stale.push(answer),
                     Err(refusal) => {
                         if at_once && refusal.is_slow() {
-                            slow.push(place.clone());
+                            slow.push(host_port.clone());
                         }
-                        refusals.retain(|(other, _)| other != place);
-                        refusals.push((place.clone(), refusal));
+                        refusals.retain(|(other, _)| other != host_port);
+                        refusals.push((host_port.clone(), refusal));
                     }
                 }
             }
@@ -284,12 +285,12 @@ impl Sentinels {
             && let Some(answer) = stale.iter().max_by_key(|answer| answer.master.epoch)
             && self.learn(&answer.by, answer, true)
         {
-            return Ok(Found { master: answer.master.clone(), doubt: None });
+            return Ok(FoundMaster { master: answer.master.clone(), doubt: None });
         }
         let doubt = self.nobody_says(&refusals, &stale);
         match known {
             // Nobody says better.
-            Some(master) => Ok(Found { master, doubt: Some(doubt) }),
+            Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
@@ -304,19 +305,20 @@ impl Sentinels {
         }
         state.sentinels.retain(|known| known != by);
         state.sentinels.insert(0, by.clone());
-        for place in &answer.others {
-            if !state.sentinels.contains(place) {
-                state.sentinels.push(place.clone());
+        for host_port in &answer.others {
+            if !state.sentinels.contains(host_port) {
+                state.sentinels.push(host_port.clone());
             }
         }
         let known = state.master.replace(answer.master.clone());
-        let is_same = known.as_ref().is_some_and(|known| known.place == answer.master.place);
+        let is_same =
+            known.as_ref().is_some_and(|known| known.host_port == answer.master.host_port);
         let old = if is_same { Vec::new() } else { std::mem::take(&mut state.open) };
         drop(state);
         if !is_same {
             // One master.
             old.iter().for_each(Closer::close);
-            self.health.moved(&answer.master.place.to_string(), known.is_none());
+            self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
             if known.is_some()
                 && let Some(tell) = self.moved.get()
@@ -328,9 +330,9 @@ impl Sentinels {
     }
 
     /// A connection to the server there has begun: it ends when another one is the master.
-    fn watch(&self, place: &HostPort, closer: Closer) {
+    fn watch(&self, host_port: &HostPort, closer: Closer) {
         let mut state = self.state.lock();
-        if state.master.as_ref().is_some_and(|master| master.place == *place) {
+        if state.master.as_ref().is_some_and(|master| master.host_port == *host_port) {
             state.open.retain(|open| !open.is_done());
             state.open.push(closer);
         } else {
@@ -340,12 +342,13 @@ impl Sentinels {
     }
 
     fn nobody_says(&self, refusals: &[(HostPort, Refusal)], stale: &[Answer]) -> RedisError {
-        let said = refusals.iter().map(|(place, refusal)| format!("{place} {refusal}"));
+        let said = refusals.iter().map(|(host_port, refusal)| format!("{host_port} {refusal}"));
         let old = stale.iter().map(|answer| format!("{} knows less than was known", answer.by));
         let said: Vec<_> = said.chain(old).collect();
         let said = format!("{:?}: {}", self.service, said.join("; "));
-        let passes = !stale.is_empty() || refusals.iter().any(|(_, refusal)| refusal.passes());
-        if passes { no_master(said) } else { error(NO_SERVICE, said) }
+        let is_transient =
+            !stale.is_empty() || refusals.iter().any(|(_, refusal)| refusal.is_transient());
+        if is_transient { no_master(said) } else { error(NO_SERVICE, said) }
     }
 }
 
@@ -363,11 +366,11 @@ fn error(code: &str, detail: String) -> RedisError {
 /// Who asks for all. Whatever way it ends, the next one may.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
-    found: Option<Found>,
+    found: Option<FoundMaster>,
 }
 
 impl Asking<'_> {
-    fn answered(mut self, found: RedisResult<Found>) -> RedisResult<Found> {
+    fn answered(mut self, found: RedisResult<FoundMaster>) -> RedisResult<FoundMaster> {
         self.found = found.as_ref().ok().cloned();
         found
     }

@@ -32,7 +32,7 @@ impl Servers {
     pub(crate) fn first(&self) -> Arc<Node> {
         match self {
             Self::One(node) => Arc::clone(node),
-            Self::Cluster(cluster) => cluster.nodes().swap_remove(0),
+            Self::Cluster(cluster) => cluster.numbered(0),
         }
     }
 

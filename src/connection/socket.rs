@@ -31,7 +31,7 @@ const LOOKS: u32 = 16;
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
-    open: Arc<Open>,
+    open: Arc<OpenSocket>,
     deadline: Instant,
     /// What was left until then, if the clock was looked at just now.
     left: Option<Duration>,
@@ -41,7 +41,7 @@ pub(super) struct Socket {
     looks: u32,
 }
 
-struct Open {
+struct OpenSocket {
     stream: Stream,
     /// Somebody of this process has ended it.
     closed: AtomicBool,
@@ -119,7 +119,7 @@ impl Socket {
     }
 
     fn new(stream: Stream, deadline: Instant) -> Self {
-        let open = Arc::new(Open { stream, closed: AtomicBool::new(false) });
+        let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         Self { open, deadline, left: None, armed: [Duration::MAX; 2], looks: 0 }
     }
 
@@ -203,7 +203,7 @@ impl Socket {
 }
 
 /// Ends a socket's connection from another thread, which may sleep in a read of it.
-pub(crate) struct Closer(Weak<Open>);
+pub(crate) struct Closer(Weak<OpenSocket>);
 
 impl Closer {
     pub(crate) fn close(&self) {

@@ -202,13 +202,13 @@ fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
 
 /// What a client says before its first question.
 #[derive(Clone, Copy)]
-enum Step {
+enum Greeting {
     Hello,
     Password,
     Database,
 }
 
-fn introduction(settings: &RedisConnectionInfo) -> Vec<(Step, Command)> {
+fn introduction(settings: &RedisConnectionInfo) -> Vec<(Greeting, Command)> {
     let mut steps = Vec::new();
     let (username, password) = (settings.username(), settings.password());
     if settings.protocol() == ProtocolVersion::RESP2 {
@@ -216,23 +216,23 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Step, Command)> {
             let mut parts: Vec<&[u8]> = vec![b"AUTH"];
             parts.extend(username.map(str::as_bytes));
             parts.push(password.as_bytes());
-            steps.push((Step::Password, Command::plain(&parts)));
+            steps.push((Greeting::Password, Command::plain(&parts)));
         }
     } else {
         let mut parts: Vec<&[u8]> = vec![b"HELLO", b"3"];
         if let Some(password) = password {
             parts.extend([b"AUTH", username.unwrap_or("default").as_bytes(), password.as_bytes()]);
         }
-        steps.push((Step::Hello, Command::plain(&parts)));
+        steps.push((Greeting::Hello, Command::plain(&parts)));
     }
     if settings.db() != 0 {
         let database = settings.db().to_string();
-        steps.push((Step::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
+        steps.push((Greeting::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
     }
     steps
 }
 
-impl Step {
+impl Greeting {
     /// What it means that the server refuses it.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
         // It says this to the first that comes, whatever that is.

@@ -44,6 +44,7 @@ impl From<Failure> for Trouble {
         let Cause { error, address } = failure.cause().clone();
         let what = match &failure {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
+            Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
             // In a cluster: the server's word is the source.
             Failure::Reset(_) if error.code().is_some() => format!(
@@ -131,7 +132,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
         }
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
-            return Error::new(ErrorKind::Redis, message).transient(passes(source));
+            return Error::new(ErrorKind::Redis, message).transient(is_transient(source));
         }
         _ if source.is_timeout() => {
             let message = format!(
@@ -152,7 +153,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
 pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     let Cause { error, address } = cause;
     if error.code().is_some() {
-        let refused = refused(RedisError::clone(error), Rights::ReplicaAcks);
+        let refused = refused(cause, Rights::ReplicaAcks);
         return refused.after("whether replicas have it is not known: ");
     }
     let said = error.detail().unwrap_or("whether replicas have it is not known");
@@ -229,26 +230,29 @@ impl Rights {
 
 /// What an error reply means to a user, who needs these rights. Our words say the cause; where
 /// there are none, the server's do, and then they are not the source, too.
-pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
-    let (code, detail) = (reply_code(&error), error.detail().unwrap_or_default());
+pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error {
+    let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
+    let told = |hint: &str| {
+        let message = format!("the server at {address} refuses it: {hint}");
+        Error::new(ErrorKind::Redis, message).transient(is_transient(error))
+    };
     // What a script may not do has no code of its own up to Redis 7.0.
     if code == "NOPERM" || detail.contains("The user executing the script can't") {
         let advice = rights.advice();
-        let hint = format!(
-            "the server's access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)"
-        );
-        return Error::new(ErrorKind::Redis, hint).caused_by(error);
+        let hint =
+            format!("its access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)");
+        return told(&hint).caused_by_shared(error.clone());
     }
     if code == "ERR" && is_missing(detail) {
         let advice = rights.advice();
         let hint = format!(
-            "the server lacks a command: rename-command has taken it away, or the server is too old: \
-             {advice} (all: lua/README.md, Rights)"
+            "it lacks a command: rename-command has taken it away, or the server is too old: {advice} \
+             (all: lua/README.md, Rights)"
         );
-        return Error::new(ErrorKind::Redis, hint).caused_by(error);
+        return told(&hint).caused_by_shared(error.clone());
     }
     let hint = match code {
-        "NOAUTH" => "the server wants a password: put it into the URL",
+        "NOAUTH" => "it wants a password: put it into the URL",
         "WRONGTYPE" => "the key holds something else: use another name",
         "ERR" if detail.contains("not an integer") => {
             "the key holds something else: use another name"
@@ -260,27 +264,23 @@ pub(crate) fn refused(error: RedisError, rights: Rights) -> Error {
             "the key of its fencing tokens, redisson_lock_token:*, holds no number below 2^53 to count on \
              from: set one that is higher than those already seen"
         }
-        "OOM" => "the server has no memory left (maxmemory)",
-        "READONLY" => "this server is a read-only replica: connect to the master",
-        "MISCONF" => "the server refuses writes since it cannot save its data",
-        "LOADING" => "the server is still loading its data: try again in a moment",
-        "BUSY" => "a script keeps the server busy (SCRIPT KILL ends it)",
+        "OOM" => "it has no memory left (maxmemory)",
+        "READONLY" => "it is a read-only replica: connect to the master",
+        "MISCONF" => "it takes no writes since it cannot save its data",
+        "LOADING" => "it is still loading its data: try again in a moment",
+        "BUSY" => "a script keeps it busy (SCRIPT KILL ends it)",
         "CLUSTERDOWN" | "TRYAGAIN" => {
             "no server of the cluster has this key, now: it is on its way to another one, or its server \
              is gone and no other has taken over yet, or they do not agree whose it is"
         }
         "MOVED" | "ASK" => {
-            "the server is part of a Cluster and has not this key, now: connect to the cluster, by \
+            "it is part of a Cluster and has not this key, now: connect to the cluster, by \
              redis-cluster:// instead of redis://"
         }
         "CROSSSLOT" => "the name's braces put key and channel into different slots",
-        _ => {
-            let message = format!("the server refuses it: {error}");
-            return Error::new(ErrorKind::Redis, message).transient(passes(&error));
-        }
+        _ => return told(&error.to_string()),
     };
-    let transient = passes(&error);
-    Error::new(ErrorKind::Redis, hint.to_owned()).caused_by(error).transient(transient)
+    told(hint).caused_by_shared(error.clone())
 }
 
 /// Whether a server says that it knows no such command, to a client or to a script, which it does
@@ -293,7 +293,7 @@ fn is_missing(detail: &str) -> bool {
 
 /// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,
 /// or another one takes over.
-pub(crate) fn passes(error: &RedisError) -> bool {
+pub(crate) fn is_transient(error: &RedisError) -> bool {
     matches!(
         reply_code(error),
         "BUSY"
@@ -320,6 +320,10 @@ mod tests {
 
     use super::*;
 
+    fn said(text: &str) -> Cause {
+        Cause { error: Arc::new(error_reply(text)), address: "there:1".into() }
+    }
+
     #[test]
     fn what_passes_is_transient() {
         let passing = [
@@ -344,7 +348,7 @@ mod tests {
         ];
         let all = passing.iter().map(|text| (text, true));
         for (text, transient) in all.chain(staying.iter().map(|text| (text, false))) {
-            let error = refused(error_reply(text), Rights::Locks);
+            let error = refused(&said(text), Rights::Locks);
             assert_eq!(error.is_transient(), transient, "{text}: {error}");
             assert_eq!(error.kind(), ErrorKind::Redis, "{text}");
             assert!(!error.outcome_unknown(), "{text}");
@@ -357,9 +361,7 @@ mod tests {
     #[test]
     fn a_clusters_refusals_say_that_it_is_one() {
         for text in ["MOVED 866 127.0.0.1:7001", "ASK 866 127.0.0.1:7001"] {
-            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
-            let Value::ServerError(error) = reply else { panic!("{reply:?}") };
-            let error = refused(error.into(), Rights::Locks);
+            let error = refused(&said(text), Rights::Locks);
             assert!(error.to_string().contains("redis-cluster://"), "{error}");
             assert_eq!(error.kind(), ErrorKind::Redis);
         }
@@ -380,7 +382,7 @@ mod tests {
         assert_eq!(state(Failure::TimedOut(broken()).into()), (true, true));
         assert_eq!(state(unexpected(&Value::Nil)), (false, true));
         // Whatever a copy is answered, the first one may have run.
-        let loading = || refused(error_reply("LOADING wait"), Rights::Locks);
+        let loading = || refused(&said("LOADING wait"), Rights::Locks);
         assert_eq!(state(Trouble::Refused(loading())), (true, false));
         assert_eq!(state(Trouble::Unknown(loading())), (true, true));
         // The question before it was not answered: it was not sent.

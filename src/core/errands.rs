@@ -83,7 +83,7 @@ impl Errands {
             }
             Job::Adopt(orphan) => {
                 let node = match orphan.server() {
-                    Some(number) => self.cluster.nodes().swap_remove(number),
+                    Some(number) => self.cluster.numbered(number),
                     None => self.home(orphan.name()),
                 };
                 self.give_to(&node, Job::Adopt(orphan));
@@ -107,7 +107,7 @@ impl Errands {
             Job::Look(lanes) => {
                 for lane in lanes {
                     let number = lane.endpoint().number();
-                    let node = self.cluster.nodes().swap_remove(number);
+                    let node = self.cluster.numbered(number);
                     self.give_to(&node, Job::Look(vec![lane]));
                 }
             }

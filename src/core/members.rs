@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::sync::{Mutex, Process, Registry};
 use crate::watchdog::Renewal;
 
-/// One name's place in a client, which all its handles share.
+/// One name in one client, which all its handles share.
 pub(crate) trait Member: Send + Sync + 'static {
     fn name(&self) -> &Arc<str>;
 
@@ -25,7 +25,7 @@ pub(crate) trait Member: Send + Sync + 'static {
     }
 
     /// Takes an owner out of it that nobody has any more.
-    fn give_back(&self, _owner: &str) {}
+    fn give_up_owner(&self, _owner: &str) {}
 }
 
 /// The members of a client, by their kind and their name.

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
-use redis::Value;
 
 mod errands;
 mod members;
@@ -29,8 +28,8 @@ pub(crate) use session::Session;
 
 use crate::config::Config;
 use crate::connection::{
-    self, Command, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers, slot_of,
-    unfollowed,
+    self, Command, Failure, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers,
+    slot_of, unfollowed,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
@@ -214,8 +213,7 @@ impl Core {
             return self.post_to(&lane, command, receiver);
         }
         // Nobody sends it to the next server from here: its receiver has it sent again.
-        let health = Arc::clone(lane.endpoint().health());
-        let receiver = move |outcome| receiver.receive(unfollowed(outcome, &health));
+        let receiver = move |outcome| receiver.receive(unfollowed(outcome));
         self.post_to(&lane, command, Arc::new(receiver));
     }
 
@@ -227,7 +225,7 @@ impl Core {
         let posted = lane.post(command, receiver);
         if self.closed.load(Ordering::SeqCst) {
             // The client ended between the look at it and the writing.
-            lane.settle(self.deadline(lane));
+            lane.drain(self.deadline(lane));
         } else if posted == Posted::LookAfter {
             self.watchdog.look_after(lane);
         }
@@ -249,12 +247,12 @@ impl Core {
     /// The reply to a control message: that the message arrives is what counts.
     fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
-            Ok(Value::ServerError(error)) => {
+            Err(Failure::Refused(cause)) => {
                 // It is sent again every few seconds.
                 if !self.pubsub.is_muted(true) {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
-                    let refused = connection::refused(error.clone().into(), Rights::Connect);
+                    let refused = connection::refused(cause, Rights::Connect);
                     self.watchdog.tell(refused.now(state));
                 }
             }

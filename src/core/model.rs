@@ -15,6 +15,7 @@ use crate::sync::Mutex;
 use crate::watchdog::Job;
 
 const URL: &str = "redis://localhost";
+const MINUTE: Duration = Duration::from_secs(60);
 
 impl Core {
     /// Of a client that has no threads.
@@ -39,6 +40,15 @@ impl Core {
         let pubsub = Arc::clone(&self.pubsub);
         let subscriber = pubsub.subscriber(&node);
         thread::spawn(move || pubsub.run(&subscriber))
+    }
+
+    /// What its background thread does a moment after something was posted: so many replies may be
+    /// unread, and what is posted then is not written before.
+    pub(crate) fn read_replies(&self) {
+        let node = self.servers.first();
+        while !node.any_lane().look(MINUTE, MINUTE) {
+            thread::yield_now();
+        }
     }
 
     /// Ends the subscriber, as the client's end does.

@@ -16,7 +16,7 @@ use crate::connection::{
     self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
-use crate::script::lock::{RenewalKind, Renewed};
+use crate::script::renewal::{RenewalKind, Renewed};
 use crate::script::{self, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
@@ -210,7 +210,7 @@ impl Renewer {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner));
                 // A question writes nothing.
                 let acks = acks.filter(|_| !lease(call).is_zero());
-                script::lock::renew_command(kind(call), holds, lease(call), acks)
+                script::renewal::renew_command(kind(call), holds, lease(call), acks)
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
@@ -224,7 +224,8 @@ impl Renewer {
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
-            let replies = script::lock::renewed(kind(call), outcome).map_err(Trouble::into_error);
+            let replies =
+                script::renewal::renewed(kind(call), outcome).map_err(Trouble::into_error);
             let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
@@ -272,7 +273,7 @@ impl Renewer {
             let commands: Vec<_> = calls.iter().map(command).collect();
             let outcomes = self.exchange(&commands, None).0;
             for (call, outcome) in calls.into_iter().zip(outcomes) {
-                let is_lost = outcome.is_err();
+                let is_lost = outcome.as_ref().is_err_and(Failure::is_the_links);
                 if is_lost {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                 }
@@ -280,7 +281,7 @@ impl Renewer {
                 let Ok(owners) = script::lock::owners(outcome) else { continue };
                 for ((_, member), owners) in call.iter().zip(owners) {
                     let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
-                    left_over.for_each(|owner| member.give_back(owner));
+                    left_over.for_each(|owner| member.give_up_owner(owner));
                 }
             }
         }
@@ -363,7 +364,7 @@ impl Renewer {
         } else {
             patience.saturating_mul(10).min(self.endpoint.connect_timeout())
         };
-        // A leader is at work, which reads, but perhaps not what is posted behind it; or there is more.
+        // A combiner is at work, which reads, but perhaps not what is posted behind it; or there is more.
         if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
             self.core.watchdog.look_after(lane);
         }

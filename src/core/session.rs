@@ -71,7 +71,7 @@ impl Session {
     fn greet(lane: &Lane, config: &Config) -> Result<Duration, Error> {
         let round_trip = greet(lane, lane.endpoint())?;
         if config.replica_acks.is_some() {
-            may_wait(lane, lane.endpoint())?;
+            may_wait(lane)?;
         }
         Ok(round_trip)
     }
@@ -199,7 +199,7 @@ impl Threads {
         let nodes = core.servers.all();
         for lane in nodes.iter().flat_map(|node| node.lanes()) {
             if begun.elapsed() < patience {
-                lane.settle(begun + patience);
+                lane.drain(begun + patience);
             }
             // What is queued or owed there becomes an orphan, or is logged.
             lane.close();

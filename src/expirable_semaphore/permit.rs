@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ExpirableSemaphore;
-use super::lease::Lease;
+use super::loan::Loan;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy, Terms};
 use crate::protocol::PermitId;
@@ -39,7 +39,7 @@ use crate::protocol::PermitId;
 /// ```
 #[must_use = "dropping the permit gives it back at once; bind it"]
 pub struct ExpirablePermit {
-    lease: Arc<Lease>,
+    loan: Arc<Loan>,
     tenancy: Arc<Tenancy>,
     semaphore: ExpirableSemaphore,
     /// It was given back or let go of.
@@ -48,9 +48,9 @@ pub struct ExpirablePermit {
 
 impl ExpirablePermit {
     /// `None`: it was lost on its way here.
-    pub(super) fn of(semaphore: &ExpirableSemaphore, lease: Arc<Lease>) -> Option<Self> {
-        let tenancy = lease.admit()?;
-        Some(Self { lease, tenancy, semaphore: semaphore.clone(), left: false })
+    pub(super) fn of(semaphore: &ExpirableSemaphore, loan: Arc<Loan>) -> Option<Self> {
+        let tenancy = loan.admit()?;
+        Some(Self { loan, tenancy, semaphore: semaphore.clone(), left: false })
     }
 
     /// The permit's id, under which another process can look after it or give it back
@@ -61,7 +61,7 @@ impl ExpirablePermit {
     /// process: its drop gives it back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
-        self.lease.tell_id()
+        self.loan.tell_id()
     }
 
     /// Whether the permit is held, as far as this process can know without asking: neither given
@@ -100,10 +100,10 @@ impl ExpirablePermit {
     /// [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
-        let site = self.lease.site();
+        let site = self.loan.site();
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(&site.name)),
-            HoldState::Lost(reason) => Err(self.lost(reason)),
+            HoldState::Lost(reason) => Err(self.lost_error(reason)),
             HoldState::Released => Err(self.not_held()),
             HoldState::Held | HoldState::Unconfirmed => {
                 let remaining = self.remaining();
@@ -111,9 +111,9 @@ impl ExpirablePermit {
                     return Ok(());
                 } else if remaining.is_zero() {
                     // It ended between the two looks.
-                    return Err(self.lost(LostReason::LeaseExpired));
+                    return Err(self.lost_error(LostReason::LeaseExpired));
                 }
-                let terms = self.lease.hold.terms;
+                let terms = self.loan.hold.terms;
                 let passes = terms == Terms::Watched && slack < terms.lease(&site.core);
                 let longer = match terms {
                     Terms::Watched => "raise watchdog_timeout",
@@ -139,7 +139,7 @@ impl ExpirablePermit {
             return;
         }
         if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
-            let site = self.lease.site();
+            let site = self.loan.site();
             site.core.watchdog.call_back(&site.name, reason, vec![callback]);
         }
     }
@@ -161,10 +161,10 @@ impl ExpirablePermit {
     /// One round trip; none if the permit is passed to a thread of this process that waits.
     pub fn release(mut self) -> Result<(), Error> {
         self.left = true;
-        let site = self.lease.site();
+        let site = self.loan.site();
         site.core.check_process(&site.name)?;
         self.leave()?;
-        site.release(&self.lease)
+        site.release(&self.loan)
     }
 
     /// Lets go of the permit and leaves it out: nobody renews it from here on. Whoever has the id can
@@ -175,9 +175,9 @@ impl ExpirablePermit {
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;
-        let id = self.lease.tell_id();
-        if !self.is_forked() && self.lease.leave(&self.tenancy) {
-            self.lease.end();
+        let id = self.loan.tell_id();
+        if !self.is_forked() && self.loan.leave(&self.tenancy) {
+            self.loan.end();
         }
         id
     }
@@ -191,30 +191,30 @@ impl ExpirablePermit {
     /// Whether the process was forked since: then the permit is the parent's, and no mutex may be
     /// locked here.
     fn is_forked(&self) -> bool {
-        self.lease.site().core.is_forked()
+        self.loan.site().core.is_forked()
     }
 
     /// The guard's time ends. An error: the permit was not its own any more.
     fn leave(&self) -> Result<(), Error> {
-        if self.tenancy.is_held() && self.lease.leave(&self.tenancy) {
+        if self.tenancy.is_held() && self.loan.leave(&self.tenancy) {
             return Ok(());
         }
         if self.tenancy.state() == HoldState::Released {
             return Err(self.not_held());
         }
-        let reason = self.lease.hold.lost().unwrap_or(LostReason::LeaseExpired);
-        self.lease.lose(reason);
-        Err(self.lost(reason))
+        let reason = self.loan.hold.lost().unwrap_or(LostReason::LeaseExpired);
+        self.loan.lose(reason);
+        Err(self.lost_error(reason))
     }
 
-    fn lost(&self, reason: LostReason) -> Error {
-        let site = self.lease.site();
+    fn lost_error(&self, reason: LostReason) -> Error {
+        let site = self.loan.site();
         Error::lost(&site.name, &self.tenancy.obituary(reason, site.core.config.max_hold))
     }
 
     fn not_held(&self) -> Error {
         let message = "it was given back before, by its id; nothing is held".to_owned();
-        Error::new(ErrorKind::NotHeld, message).of(&self.lease.site().name)
+        Error::new(ErrorKind::NotHeld, message).of(&self.loan.site().name)
     }
 }
 
@@ -222,7 +222,7 @@ impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         // Lost or given back otherwise: `on_lost` and the log have said so.
         if !self.left && !self.is_forked() && self.leave().is_ok() {
-            self.semaphore.give_back(vec![Arc::clone(&self.lease)]);
+            self.semaphore.give_back(vec![Arc::clone(&self.loan)]);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::lease::{Lease, Need};
+use super::loan::{Loan, Need};
 use crate::acquire::Queued;
 use crate::connection::{Outcome, ReplyReceiver, Route};
 use crate::core::{Core, Member};
@@ -20,7 +20,7 @@ use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Orphan, Renewal};
 
-/// One expirable semaphore's place in a client.
+/// One expirable semaphore in one client.
 pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
@@ -28,9 +28,9 @@ pub(crate) struct ExpirableSite {
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    gate: PermitGate<Vec<Arc<Lease>>>,
+    gate: PermitGate<Vec<Arc<Loan>>>,
     /// What this process has. Taken alone.
-    held: Mutex<HashMap<PermitId, Arc<Lease>>>,
+    held: Mutex<HashMap<PermitId, Arc<Loan>>>,
 }
 
 impl ExpirableSite {
@@ -70,7 +70,7 @@ impl ExpirableSite {
     }
 
     /// What this process has under an id.
-    pub(super) fn held(&self, id: &PermitId) -> Option<Arc<Lease>> {
+    pub(super) fn held(&self, id: &PermitId) -> Option<Arc<Loan>> {
         self.held.lock().get(id).cloned()
     }
 
@@ -98,15 +98,15 @@ impl ExpirableSite {
     }
 
     /// A guard has left its permit: it is passed on, or given back with the reply awaited.
-    pub(super) fn release(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<(), Error> {
-        if lease.may_pass() {
-            let rest = self.gate.pass(vec![Arc::clone(lease)]);
+    pub(super) fn release(self: &Arc<Self>, loan: &Arc<Loan>) -> Result<(), Error> {
+        if loan.may_pass() {
+            let rest = self.gate.pass(vec![Arc::clone(loan)]);
             if rest.is_empty() {
                 return Ok(());
             }
         }
-        let release = Release::of(self, vec![Arc::clone(lease)]);
-        let command = self.scripts().release_command(&[lease.id], false);
+        let release = Release::of(self, vec![Arc::clone(loan)]);
+        let command = self.scripts().release_command(&[loan.id], false);
         release.settle(self.scripts().release(&command))
     }
 
@@ -115,9 +115,9 @@ impl ExpirableSite {
     pub(super) fn release_ids(self: &Arc<Self>, ids: &[PermitId]) -> Result<bool, Error> {
         // What this process has is given back in any case.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
-        ours.iter().for_each(|lease| lease.end());
+        ours.iter().for_each(|loan| loan.end());
         let command = self.scripts().release_command(ids, true);
-        let longest = ours.iter().map(|lease| lease.hold.longest_lease()).max();
+        let longest = ours.iter().map(|loan| loan.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
         match self.scripts().release(&command) {
             Ok(Replied { reply, in_doubt, .. }) => {
@@ -126,7 +126,7 @@ impl ExpirableSite {
                     return Ok(true);
                 }
                 if !ours.is_empty() {
-                    let ours: Vec<_> = ours.iter().map(|lease| lease.id).collect();
+                    let ours: Vec<_> = ours.iter().map(|loan| loan.id).collect();
                     self.release_later(&ours, longest);
                 }
                 if in_doubt { Err(self.unclear()) } else { Ok(false) }
@@ -163,14 +163,14 @@ impl ExpirableSite {
     }
 
     /// The server gave these: from here on they are renewed, or noticed to end.
-    fn keep(&self, leases: &[Arc<Lease>], asked: Asked) {
+    fn keep(&self, loans: &[Arc<Loan>], asked: Asked) {
         let mut held = self.held.lock();
-        held.extend(leases.iter().map(|lease| (lease.id, Arc::clone(lease))));
+        held.extend(loans.iter().map(|loan| (loan.id, Arc::clone(loan))));
         drop(held);
-        leases.iter().for_each(|lease| lease.arm());
+        loans.iter().for_each(|loan| loan.arm());
         // A run of the server that was met meanwhile asked for all when these were not to be seen.
         if self.route.incarnation() != asked.incarnation {
-            let renewals = leases.iter().filter_map(|lease| lease.renew_now());
+            let renewals = loans.iter().filter_map(|loan| loan.renew_now());
             self.core.watchdog.renew_now(renewals.collect());
         }
     }
@@ -202,7 +202,7 @@ impl ExpirableSite {
 }
 
 impl Source for ExpirableSite {
-    type Permits = Vec<Arc<Lease>>;
+    type Permits = Vec<Arc<Loan>>;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
@@ -236,8 +236,9 @@ impl Source for ExpirableSite {
         let (asked, lease) = (self.asked(), terms.lease(&self.core));
         let Replied { reply, in_doubt, void } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
-                let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                RequestFailed { error: self.not_taken(trouble, &ids, lease), alone }
+                let concerns_it_alone =
+                    matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
             })?;
         let taken = match reply {
             Acquired::Taken(taken) => taken.min(ids.len()),
@@ -254,29 +255,32 @@ impl Source for ExpirableSite {
         if let Some(void) = void {
             return Err(RequestFailed {
                 error: self.take_back(given, lease, in_doubt, void),
-                alone: false,
+                concerns_it_alone: false,
             });
         }
         let given: Vec<_> =
-            given.iter().map(|id| Lease::new(self, *id, terms, asked, in_doubt)).collect();
-        if given.iter().any(|lease| clock::now() >= lease.hold.deadline()) {
+            given.iter().map(|id| Loan::new(self, *id, terms, asked, in_doubt)).collect();
+        if given.iter().any(|loan| clock::now() >= loan.hold.deadline()) {
             self.release_later(&ids, lease);
-            return Err(RequestFailed { error: Error::late_grant(&self.name), alone: true });
+            return Err(RequestFailed {
+                error: Error::late_grant(&self.name),
+                concerns_it_alone: true,
+            });
         }
         self.keep(&given, asked);
         Ok(Reply::Given(given))
     }
 
-    fn give_to_server(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
-        let ids: Vec<_> = leases.iter().map(|lease| lease.id).collect();
+    fn give_to_server(self: &Arc<Self>, loans: Vec<Arc<Loan>>) {
+        let ids: Vec<_> = loans.iter().map(|loan| loan.id).collect();
         let command = self.scripts().release_command(&ids, false);
-        let release = Release::of(self, leases);
+        let release = Release::of(self, loans);
         self.core.post(&self.route, command, Arc::new(release));
     }
 
-    fn give_back(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+    fn give_back(self: &Arc<Self>, loans: Vec<Arc<Loan>>) {
         let (passable, mut rest): (Vec<_>, Vec<_>) =
-            leases.into_iter().partition(|lease| lease.may_pass());
+            loans.into_iter().partition(|loan| loan.may_pass());
         rest.extend(self.gate.pass(passable));
         if rest.number() > 0 {
             self.give_to_server(rest);
@@ -292,24 +296,24 @@ impl Member for ExpirableSite {
     fn end(self: Arc<Self>) {
         self.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        for leases in held.chunks(Vec::<Arc<Lease>>::MOST) {
-            leases.iter().for_each(|lease| lease.lose(LostReason::ShutDown));
+        for loans in held.chunks(Vec::<Arc<Loan>>::MOST) {
+            loans.iter().for_each(|loan| loan.lose(LostReason::ShutDown));
             // An error was logged, and the leases end by themselves.
-            self.give_to_server(leases.to_vec());
+            self.give_to_server(loans.to_vec());
         }
     }
 
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        held.iter().filter_map(|lease| lease.renew_now()).collect()
+        held.iter().filter_map(|loan| loan.renew_now()).collect()
     }
 }
 
 impl Tracked for ExpirableSite {
     fn question(self: Arc<Self>) -> Option<Question> {
         let held = self.held.lock();
-        let tracked = held.values().filter(|lease| lease.hold.is_tracked());
-        let ids: Vec<_> = tracked.map(|lease| lease.id).collect();
+        let tracked = held.values().filter(|loan| loan.hold.is_tracked());
+        let ids: Vec<_> = tracked.map(|loan| loan.id).collect();
         drop(held);
         if ids.is_empty() {
             return None;
@@ -325,8 +329,8 @@ impl Tracked for ExpirableSite {
                 .iter()
                 .enumerate()
                 .filter(|(at, _)| is_there.get(*at).is_none_or(|ends| *ends == Value::Nil));
-            let leases = gone.filter_map(|(_, id)| self.held(id));
-            let renewals: Vec<_> = leases.filter_map(|lease| lease.renew_now()).collect();
+            let loans = gone.filter_map(|(_, id)| self.held(id));
+            let renewals: Vec<_> = loans.filter_map(|loan| loan.renew_now()).collect();
             if !renewals.is_empty() {
                 self.core.watchdog.renew_now(renewals);
             }
@@ -345,7 +349,7 @@ impl Drop for ExpirableSite {
 /// Permits on their way back.
 struct Release {
     site: Arc<ExpirableSite>,
-    leases: Vec<Arc<Lease>>,
+    loans: Vec<Arc<Loan>>,
 }
 
 const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes back when its lease \
@@ -353,16 +357,16 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or comes ba
 
 impl Release {
     /// They are nobody's here from now on, and not renewed.
-    fn of(site: &Arc<ExpirableSite>, leases: Vec<Arc<Lease>>) -> Self {
-        leases.iter().for_each(|lease| lease.end());
-        Self { site: Arc::clone(site), leases }
+    fn of(site: &Arc<ExpirableSite>, loans: Vec<Arc<Loan>>) -> Self {
+        loans.iter().for_each(|loan| loan.end());
+        Self { site: Arc::clone(site), loans }
     }
 
     fn settle(&self, outcome: Result<Replied<Released>, Trouble>) -> Result<(), Error> {
         let site = &self.site;
-        let release_later = |leases: &mut dyn Iterator<Item = &Arc<Lease>>| {
+        let release_later = |loans: &mut dyn Iterator<Item = &Arc<Loan>>| {
             let (ids, leases): (Vec<_>, Vec<_>) =
-                leases.map(|lease| (lease.id, lease.hold.longest_lease())).unzip();
+                loans.map(|loan| (loan.id, loan.hold.longest_lease())).unzip();
             if let Some(longest) = leases.into_iter().max() {
                 site.release_later(&ids, longest);
             }
@@ -371,8 +375,8 @@ impl Release {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
-                release_later(&mut self.leases.iter().filter(|lease| lease.hold.in_doubt));
-                if reply.live >= self.leases.len() {
+                release_later(&mut self.loans.iter().filter(|loan| loan.hold.in_doubt));
+                if reply.live >= self.loans.len() {
                     Ok(())
                 } else if in_doubt {
                     Err(site.unclear())
@@ -381,7 +385,7 @@ impl Release {
                 }
             }
             Err(trouble) => {
-                release_later(&mut self.leases.iter());
+                release_later(&mut self.loans.iter());
                 Err(trouble.into_error().of(&site.name).now(IN_THE_BACKGROUND))
             }
         }

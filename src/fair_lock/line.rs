@@ -59,7 +59,7 @@ impl Line for FairLine {
     }
 
     fn give_up_command(&self, hold: &Hold) -> Command {
-        self.queue.scripts().give_up_command(hold.owner.as_bytes())
+        self.queue.scripts().give_up_command(&hold.owner.text())
     }
 
     fn released(&self) {

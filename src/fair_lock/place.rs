@@ -88,7 +88,7 @@ impl Addressee for Standing {
             // It finds that out by its next sign of life: at once, the two might go to and fro.
             News::Grant(grant) => {
                 let core = self.core.upgrade();
-                core.inspect(|core| super::give_back(core, self.owner.number(), grant));
+                core.inspect(|core| super::give_back_stray(core, self.owner.number(), grant));
             }
             News::Open { .. } | News::Notified { .. } => {}
         }
@@ -127,7 +127,7 @@ impl FairPlace {
     }
 
     /// Reads what was told: the lock, if it is the thread's and that is still so.
-    pub(super) fn read(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
+    pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut mail = self.standing.as_ref()?.who.mail.lock();
         if std::mem::take(&mut mail.asks) {
             listening.ask_at = 0;
@@ -150,18 +150,18 @@ impl FairPlace {
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
         self.stands(listening, heard);
         self.candidate.asks(asked, lease);
-        for Lead { listening, place } in company.iter_mut().map(|(_, lead)| lead) {
+        for Lead { listening, inquiry: place } in company.iter_mut().map(|(_, lead)| lead) {
             place.stands(listening, heard);
             place.candidate.asks(asked, lease);
         }
-        let owners = company.iter().map(|(_, lead)| lead.place.candidate.owner);
+        let owners = company.iter().map(|(_, lead)| lead.inquiry.candidate.owner);
         let (owners, older): (Vec<_>, _) = (owners.collect(), self.older());
         let others = if self.was_queued { Others::Older(&older) } else { Others::Company(&owners) };
         let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
-                let answer = lead.place.answered(&mut lead.listening, reply).map(|answer| {
+                let answer = lead.inquiry.answered(&mut lead.listening, reply).map(|answer| {
                     if let Try::Busy(sleep) = answer {
                         lead.listening.ask_after(sleep);
                     }
@@ -361,7 +361,7 @@ impl FairPlace {
 
     /// Takes its owner out of queue and lock.
     fn give_up_command(&self) -> Command {
-        self.queue.scripts().give_up_command(self.candidate.owner.as_bytes())
+        self.queue.scripts().give_up_command(&self.candidate.owner.text())
     }
 }
 

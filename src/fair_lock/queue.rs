@@ -185,7 +185,7 @@ impl FairQueue {
 impl Queued for Arc<FairQueue> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Place = FairPlace;
+    type Inquiry = FairPlace;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.site.core, &self.site.name)
@@ -220,7 +220,7 @@ impl Member for FairQueue {
     }
 
     /// And lets the next in, of whom the lock's own scripts know nothing.
-    fn give_back(&self, owner: &str) {
+    fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes());
         self.site.core.watchdog.adopt(Orphan::stray(&self.site.name, give_up));
     }
@@ -257,7 +257,7 @@ impl Chore for FairQueue {
             Ok(kept) => {
                 let standing = self.waiters.lock().standing.clone();
                 for Expected { who, .. } in standing.iter().map(|standing| &**standing) {
-                    if kept.ask.iter().any(|owner| owner == who.owner.as_bytes()) {
+                    if kept.ask.iter().any(|owner| owner[..] == *who.owner.text()) {
                         who.ask();
                     }
                 }
@@ -287,7 +287,7 @@ pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
 }
 
 /// The same with a grant: nobody has the lock, and so it is given back.
-pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
     // Another kind of lock has other details.
     if grant.database == core.database() && followers(grant.details).is_some() {
         give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));

@@ -2,8 +2,8 @@
 //! what its requests have told.
 //!
 //! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
-//! the server's clock. The process may have been stopped, and the lock be another's when the
-//! message is read.
+//! the server's clock; without one, from the first request. The process may have been stopped, and
+//! the lock be another's when the message is read.
 //!
 //! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was written
 //! over another connection, and the server answers only for this one's writes; the question finds the
@@ -35,6 +35,8 @@ pub(crate) struct Candidate<D> {
     began: Option<u64>,
     /// The last request, and what the reply of some request said of the server's clock.
     asked: Option<Asked>,
+    /// That was not the first.
+    asked_again: bool,
     anchor: Option<Anchor>,
     /// A request was sent twice, or its outcome is not known: a copy may arrive later.
     pub(crate) in_doubt: bool,
@@ -76,6 +78,7 @@ impl<D> Candidate<D> {
             live,
             began: None,
             asked: None,
+            asked_again: false,
             anchor: None,
             in_doubt: false,
             is_known: false,
@@ -93,6 +96,7 @@ impl<D> Candidate<D> {
             // Another server, with another clock.
             self.anchor = None;
         }
+        self.asked_again = self.asked.is_some();
         self.asked = Some(asked);
         self.longest = self.longest.max(lease);
     }
@@ -113,6 +117,12 @@ impl<D> Candidate<D> {
             self.void = void;
             reply
         })
+    }
+
+    /// Whether the server may have had it in a queue: the request that was answered last was not the
+    /// only one, or was perhaps run twice.
+    pub(super) fn may_stand(&self) -> bool {
+        self.in_doubt || self.asked_again
     }
 
     /// The server answered, at this time, that it is not the holder: a grant of before is
@@ -198,7 +208,8 @@ impl<D> Granted<D> {
 }
 
 /// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
-/// too: the message of a grant that was found by asking comes late, and must not be given back.
+/// too, if it [may have stood](Candidate::may_stand) in a queue: the message of a grant that was found
+/// by asking comes late, and must not be given back.
 pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
     owner: u64,

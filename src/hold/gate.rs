@@ -122,7 +122,7 @@ pub(crate) enum LeaveOutcome {
         seat: Seat,
         /// It has the baton; else another one leads already.
         leads: bool,
-        /// The turn lasts: a lock whose threads queue elsewhere may pass it.
+        /// The turn lasts: a [`Succession`](super::Succession) may pass it. (A `Line` does not ask.)
         in_turn: bool,
     },
 }
@@ -146,14 +146,14 @@ impl Gate {
         self.at(|state, now| state.enter(thread, terms, waits, now))
     }
 
-    /// Whether the thread, or another one, has the seat: for locks whose queue is not this one.
-    /// `None`: nobody has it.
+    /// Whether the thread, which is a level deeper then, or another one has the seat: for locks whose
+    /// queue is not this one. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
         self.at(|state, now| state.reenter(thread, terms, now))
     }
 
-    /// The leader was granted a hold: the seat is taken, the baton is laid down. `gone` is not held
-    /// any more, whatever it says.
+    /// The leader was granted a hold: the seat is taken, the baton is laid down (not for a hold with a
+    /// line). `gone` is not held any more, whatever it says.
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -172,9 +172,17 @@ impl Gate {
         })
     }
 
-    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one.
-    pub(crate) fn leave(&self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> LeaveOutcome {
-        self.at(|state, now| state.leave(tenancy, terms, now))
+    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one. The second: it was
+    /// held until then.
+    pub(crate) fn leave(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+    ) -> (LeaveOutcome, bool) {
+        self.at(|state, now| {
+            let was_held = tenancy.is_held_at(now);
+            (state.leave(tenancy, terms, now), was_held)
+        })
     }
 
     fn at<R>(&self, act: impl FnOnce(&mut State, u64) -> R) -> R {
@@ -207,8 +215,8 @@ impl Gate {
     }
 
     /// Lets a thread into a hold that threads share: a level deeper if it has it already; beside the
-    /// others if the turn lasts and nobody waits elsewhere, or [at any time](Joining::AnyTime) (`true`:
-    /// it would have been let in anyhow). `None`: nobody has the seat.
+    /// others if the turn is [young](Cohort::may_join) and nobody waits elsewhere, or
+    /// [at any time](Joining::AnyTime) (`false`: only therefore). `None`: nobody has the seat.
     pub(crate) fn join(
         &self,
         thread: &Arc<Thread>,
@@ -235,8 +243,8 @@ impl Gate {
         })
     }
 
-    /// The server has said anew that a hold may be shared: a turn begins.
-    pub(crate) fn prolong(&self, hold: &Arc<Hold>, at: u64) {
+    /// The server has said anew that a hold may be shared: its turn begins anew.
+    pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(seat) = state.seat.as_mut()
@@ -284,7 +292,7 @@ impl Gate {
         })
     }
 
-    /// Keeps `site` until `tenancy` leaves the seat.
+    /// Keeps `site` until the seat of `tenancy` goes: if others share that, with the last of them.
     pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) if seat.tenancies().any(|it| Arc::ptr_eq(it, tenancy)) => {
@@ -339,10 +347,13 @@ impl State {
         match self.reenter(thread, terms, now) {
             Some(Entered::Occupied) if waits => {}
             Some(entered) => return entered,
+            // It has the baton now, if nobody had it and nobody waits.
             None if self.queue.lead() => return Entered::Leads,
             None if waits => {}
             None => return Entered::Occupied,
         }
+        // At the end. Its thread sleeps (`acquire/mod.rs`, `await_signal`) until it is told that it
+        // was granted the hold (`leave`, below) or has the baton.
         let waiter = self.queue.push(thread, terms);
         // It is awake already.
         if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
@@ -401,13 +412,16 @@ impl State {
             }
             None => {}
         }
-        let Some(mut seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
-            return LeaveOutcome::NotThere;
-        };
-        if seat.levels.end(terms) {
-            self.seat = Some(seat);
+        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is(tenancy))
+            && seat.levels.end(terms)
+        {
             return LeaveOutcome::StillHeld;
         }
+        let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
+            return LeaveOutcome::NotThere;
+        };
+        // In a turn: at most 10 ms since the server's word, less the more processes wait (`cohort.rs`).
+        // `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
         let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
         if hold.line.is_none()
             && in_turn
@@ -415,6 +429,7 @@ impl State {
         {
             // Before the next one can know of it: other threads may ask this one's guard.
             tenancy.step_down();
+            // Takes it out of the queue and tells it; what comes back wakes it, without the mutex.
             let next = self.queue.grant_first(|first| {
                 let next =
                     Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(first.thread()), now));
@@ -428,6 +443,8 @@ impl State {
                 return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
             }
         }
+        // Nobody may have it: the one who leaves takes the baton for the release, unless another one has
+        // it; so who comes now runs its request behind that.
         self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);

@@ -1,6 +1,6 @@
 //! What this process holds: whose it is, until when, and whether it was lost.
 //!
-//! A *hold* is what Redis knows: one owner id on one key. A *tenancy* is one thread's stay in a
+//! A *hold* is what Redis knows: one owner id on one key. A *tenancy* is one thread's time in a
 //! hold. A grant makes a hold and its first tenancy; a pass within the process makes a new tenancy
 //! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
 //! nothing to the next.
@@ -16,8 +16,9 @@ mod tracked;
 mod watch;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crate::acquire::Wake;
@@ -33,7 +34,7 @@ pub(crate) use candidate::{Candidate, Expected, Granted};
 pub(crate) use cohort::{Cohort, GrantDetails};
 pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Seat};
 pub(crate) use place::Place;
-pub(crate) use release::{Leaving, give_back};
+pub(crate) use release::{Leaving, give_back_stray};
 pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;
 
@@ -89,7 +90,7 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     fn released(&self);
 }
 
-/// How long a hold is asked for.
+/// What lease a hold is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Terms {
     /// The watchdog's lease, renewed.
@@ -142,15 +143,15 @@ pub(crate) struct Hold {
     deadline: AtomicU64,
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
-    /// The lease that the server granted first, and what of it is ours, in nanoseconds.
+    /// The lease that the server granted first, in nanoseconds.
     granted_lease: u64,
-    first_lease: u64,
     /// It was granted by message, for less than its terms say: its process might have been stopped.
     provisional: AtomicBool,
     /// What the grant said of others.
     pub(crate) details: GrantDetails,
-    /// How many of its fencing tokens are used.
-    tokens_used: AtomicU64,
+    /// How many of its fencing tokens are used, of at most 1,024: see [`may_pass`](Self::may_pass).
+    /// Of no meaning without some.
+    tokens_used: AtomicU16,
     /// Messages may name it.
     _expected: Option<Arc<Expected>>,
     /// Its owner is live until it is given back. (A permit has none.)
@@ -187,10 +188,9 @@ impl Hold {
             deadline: AtomicU64::new(deadline(asked.at, lease)),
             longest: AtomicU64::new(clock::nanos(lease)),
             granted_lease: clock::nanos(lease),
-            first_lease: clock::nanos(lease),
             provisional: AtomicBool::new(false),
             details: GrantDetails::default(),
-            tokens_used: AtomicU64::new(0),
+            tokens_used: AtomicU16::new(0),
             _expected: None,
             live: None,
             asked,
@@ -258,7 +258,15 @@ impl Hold {
 
     /// It was handed on for longer than it was wanted.
     pub(crate) fn outlives_its_terms(&self) -> bool {
-        self.granted_lease > self.first_lease
+        self.granted_lease > self.first_lease()
+    }
+
+    /// What of the first lease is ours, in nanoseconds.
+    fn first_lease(&self) -> u64 {
+        match self.terms {
+            Terms::Fixed(fixed) => self.granted_lease.min(clock::nanos(fixed)),
+            Terms::Watched => self.granted_lease,
+        }
     }
 
     pub(crate) fn deadline(&self) -> u64 {
@@ -316,24 +324,16 @@ impl Hold {
             && match terms {
                 Terms::Watched => left > 0,
                 // Of a provisional one, which the next one raises to its own.
-                Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
+                Terms::Fixed(_) => left >= self.first_lease() / 10 * 9,
             }
     }
 
-    fn tokens_used(&self) -> u64 {
+    fn tokens_used(&self) -> u16 {
         self.tokens_used.load(Ordering::Relaxed)
     }
 
-    fn token_after(&self, used: u64) -> Option<u64> {
-        let tokens = self.details.tokens?;
-        tokens.first.checked_add(used).filter(|token| *token <= tokens.last)
-    }
-
-    /// The fencing token of its next tenancy: higher than any before. (Passes are made under the
-    /// gate's mutex, so in the order of their tokens.)
-    fn next_token(&self) -> Option<u64> {
-        self.details.tokens?;
-        self.token_after(self.tokens_used.fetch_add(1, Ordering::Relaxed))
+    fn token_after(&self, used: u16) -> Option<NonZero<u64>> {
+        self.details.tokens?.after(used)
     }
 
     /// A renewal failed, for this cause.
@@ -349,41 +349,59 @@ impl Hold {
 
 type Callback = Box<dyn FnOnce(LostReason) + Send>;
 
-/// One thread's stay in a hold.
+/// One thread's time in a hold.
 pub(crate) struct Tenancy {
     pub(crate) hold: Arc<Hold>,
     pub(crate) thread: Arc<Thread>,
     /// When it began, on [`clock`].
     pub(crate) since: u64,
-    /// Of a lock that has fencing tokens.
-    pub(crate) token: Option<u64>,
+    /// So many of the hold's fencing tokens were used before.
+    nth_token: u16,
     end: Mutex<End>,
-    /// A copy of whether `end` is set, to be read without the mutex.
+    /// A copy of whether it has ended, to be read without the mutex.
     ended: AtomicBool,
-    part_of: stay::PartOf,
+    /// The stay that it is a part of, once its thread has left to wait. Set under the mutex of its end.
+    /// Its guards keep the stay.
+    stay: OnceLock<Arc<Stay>>,
 }
 
 #[derive(Default)]
 struct End {
-    how: Option<Ending>,
-    callbacks: Vec<Callback>,
+    how: Ending,
+    /// The stay that it is a part of, once its thread has come back from a wait. The stay keeps the
+    /// tenancy.
+    came_back_to: Option<Weak<Stay>>,
 }
 
-#[derive(Clone, Copy)]
 enum Ending {
+    /// It has not ended. Who wants to know that it was lost.
+    NotYet(Vec<Callback>),
     Released,
     Lost(LostReason),
 }
 
+impl Default for Ending {
+    fn default() -> Self {
+        Self::NotYet(Vec::new())
+    }
+}
+
 impl End {
     fn on_lost(&mut self, callback: Callback) -> Option<(LostReason, Callback)> {
-        match self.how {
-            None => {
-                self.callbacks.push(callback);
+        match &mut self.how {
+            Ending::NotYet(callbacks) => {
+                callbacks.push(callback);
                 None
             }
-            Some(Ending::Lost(reason)) => Some((reason, callback)),
-            Some(Ending::Released) => None,
+            Ending::Lost(reason) => Some((*reason, callback)),
+            Ending::Released => None,
+        }
+    }
+
+    fn take_callbacks(&mut self) -> Vec<Callback> {
+        match &mut self.how {
+            Ending::NotYet(callbacks) => std::mem::take(callbacks),
+            Ending::Released | Ending::Lost(_) => Vec::new(),
         }
     }
 }
@@ -395,14 +413,20 @@ impl Tenancy {
 
     pub(crate) fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
         Self {
-            token: hold.next_token(),
+            // Passes are made under the gate's mutex, so in the order of their tokens.
+            nth_token: hold.tokens_used.fetch_add(1, Ordering::Relaxed),
             hold,
             thread,
             since,
             end: Mutex::default(),
             ended: AtomicBool::new(false),
-            part_of: stay::PartOf::default(),
+            stay: OnceLock::new(),
         }
+    }
+
+    /// Of a lock that has fencing tokens: higher than that of any tenancy before.
+    pub(crate) fn token(&self) -> Option<NonZero<u64>> {
+        self.hold.token_after(self.nth_token)
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -424,10 +448,10 @@ impl Tenancy {
 
     pub(crate) fn state(&self) -> HoldState {
         match self.end.lock().how {
-            Some(Ending::Lost(reason)) => return HoldState::Lost(reason),
-            Some(Ending::Released) => return HoldState::Released,
-            None if self.ended.load(Ordering::Acquire) => return HoldState::Released,
-            None => {}
+            Ending::Lost(reason) => return HoldState::Lost(reason),
+            Ending::Released => return HoldState::Released,
+            Ending::NotYet(_) if self.ended.load(Ordering::Acquire) => return HoldState::Released,
+            Ending::NotYet(_) => {}
         }
         if let Some(reason) = self.hold.lost() {
             HoldState::Lost(reason)
@@ -470,15 +494,16 @@ impl Tenancy {
         self.end.lock().on_lost(callback)
     }
 
-    /// Its thread has left it, and the next one is about to have the hold: from here on it does not
-    /// say "held", whoever asks its guard. [`release`](Self::release) follows.
+    /// Its thread has left it, and others have the hold or may soon: from here on it does not say
+    /// "held", whoever asks its guard. [`finish_released`](Self::finish_released) follows, or
+    /// [`lose`](Self::lose).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
     /// The thread gave it back. The callbacks go unheard; to be dropped when nothing is led or
     /// locked any more, since what they captured is the user's.
-    pub(crate) fn release(&self) -> Option<Vec<Callback>> {
+    pub(crate) fn finish_released(&self) -> Option<Vec<Callback>> {
         self.finish(Ending::Released)
     }
 
@@ -490,12 +515,11 @@ impl Tenancy {
 
     fn finish(&self, how: Ending) -> Option<Vec<Callback>> {
         let mut end = self.end.lock();
-        if end.how.is_some() {
-            return None;
-        }
-        end.how = Some(how);
+        let Ending::NotYet(callbacks) = &mut end.how else { return None };
+        let callbacks = std::mem::take(callbacks);
+        end.how = how;
         self.ended.store(true, Ordering::Release);
-        Some(std::mem::take(&mut end.callbacks))
+        Some(callbacks)
     }
 }
 

@@ -1,5 +1,5 @@
 //! A process's place in the queue of a lock: from its first request to the hold, or the end of its
-//! wait.
+//! wait. (Of `try_lock` it is only what asks: no place in Redis, and no standing.)
 //!
 //! ```text
 //! register the owner; ask: taken? no: asleep in the queue
@@ -10,8 +10,7 @@
 //!
 //! One for each process and name, however many threads wait: it is the leader's, who hands it to the
 //! next leader with the lead. The owner is registered before the first request is sent, since the
-//! grant may overtake its reply. (Not for one that takes the lock now or not at all: it has no place
-//! in the queue, and no message names it.)
+//! grant may overtake its reply. (Not for `try_lock`: no message names it.)
 //!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
@@ -33,9 +32,11 @@ use crate::watchdog::Orphan;
 use crate::watchdog::renewal::PROVISIONAL;
 
 const MS: u64 = 1_000_000;
-/// How often a waiter asks that hears nothing: once at least while a hand-over lasts, and then it
-/// knows the end of that. So where the process is stopped that was told, the others lose no more. (All
-/// of them, not the first in line: each knows only where it stood when it asked.)
+/// How often a waiter asks that hears nothing. It is less than the lease of a grant by message: so
+/// while such a grant lasts every waiter asks at least once, is told when that lease ends, and asks
+/// again then. If the process that was granted the lock is stopped, the waiters lose that lease and
+/// no more. (Every waiter asks, not only the first in line, since a waiter knows only where it
+/// stood when it last asked.)
 const POLL: Duration = Duration::from_secs(1);
 const _: () = assert!(POLL.as_millis() * 12 / 10 < PROVISIONAL as u128 / 1_000_000);
 /// So many from the head listen for Redisson's releases. A second one, in case the first is dead.
@@ -50,49 +51,54 @@ const PER_PLACE: Duration = Duration::from_micros(300);
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) candidate: Candidate<GrantDetails>,
-    /// What messages say that name it, from before its first request for a place on.
-    mail: Option<Arc<Expected<Mail>>>,
+    /// What messages say that name it, from before its first request for a place on. `None`: it has
+    /// not asked for one. The hold that it becomes may keep this (`Hold::_expected`).
+    standing: Option<Arc<Expected<Standing>>>,
     /// Where it stood when it last asked. `None`: nowhere.
     at: Option<u32>,
     /// What only counts it as one of ours, while it listens in public.
     _companion: Option<Subscription>,
 }
 
-/// What a place was told and has not read.
-struct Mail {
+/// An owner that stands in the queue, or has the lock since, for those who tell it something.
+struct Standing {
     name: Arc<str>,
     database: i64,
-    state: Mutex<Letters>,
+    mail: Mutex<Mail>,
 }
 
-struct Letters {
-    /// Who waits for them.
+/// What it was told and has not read.
+struct Mail {
+    /// Who waits for that.
     reader: Arc<Thread>,
     grant: Option<Granted<GrantDetails>>,
-    /// When a window ends, after which it should ask.
+    /// When it should ask: at the end of a window, or at once.
     open_until: Option<u64>,
 }
 
-impl Addressee for Mail {
+/// The subscriber's thread calls it with what it hears on the client's own channel, where a script has
+/// named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody expects is
+/// [given back](super::give_back_stray).
+impl Addressee for Standing {
     fn told(&self, news: &News<'_>) {
         let received = clock::now();
-        let mut state = self.state.lock();
+        let mut mail = self.mail.lock();
         match news {
             News::Grant(grant) if (grant.database, grant.lock) == (self.database, &*self.name) => {
                 let Some(details) = details(grant.details) else { return };
                 let granted = Granted { now: grant.now, received, lease: grant.lease, details };
                 // A second copy says nothing new.
-                state.grant.get_or_insert(granted);
+                mail.grant.get_or_insert(granted);
             }
             News::Open { left, database, lock }
                 if (*database, *lock) == (self.database, &*self.name) =>
             {
-                state.open_until = Some(received.saturating_add(clock::nanos(*left)));
+                mail.open_until = Some(received.saturating_add(clock::nanos(*left)));
             }
             _ => return,
         }
-        let reader = Arc::clone(&state.reader);
-        drop(state);
+        let reader = Arc::clone(&mail.reader);
+        drop(mail);
         reader.parker().unpark();
     }
 }
@@ -125,7 +131,7 @@ pub(super) fn details(details: &str) -> Option<GrantDetails> {
 
 impl Place {
     pub(crate) fn new(site: &Site) -> Self {
-        Self { candidate: Candidate::new(site), mail: None, at: None, _companion: None }
+        Self { candidate: Candidate::new(site), standing: None, at: None, _companion: None }
     }
 
     /// What it is for.
@@ -135,42 +141,42 @@ impl Place {
 
     /// The chain of a grant that nobody has read.
     fn unread_chain(&self) -> Chain {
-        let grant = self.mail.as_ref().and_then(|mail| mail.who.state.lock().grant);
+        let grant = self.standing.as_ref().and_then(|it| it.who.mail.lock().grant);
         let details = grant.map(|granted| granted.details).or(self.candidate.told);
         details.map_or_else(Chain::default, |details| details.chain)
     }
 
     /// Takes its owner out of queue and lock.
     pub(super) fn give_up_command(&self, site: &Site) -> Command {
-        site.scripts().give_up_command(self.candidate.owner.as_bytes(), self.unread_chain())
+        site.scripts().give_up_command(&self.candidate.owner.text(), self.unread_chain())
     }
 
     /// Whether something was told and not read.
     pub(crate) fn has_news(&self) -> bool {
-        self.mail.as_ref().is_some_and(|mail| {
-            let letters = mail.who.state.lock();
-            letters.grant.is_some() || letters.open_until.is_some()
+        self.standing.as_ref().is_some_and(|standing| {
+            let mail = standing.who.mail.lock();
+            mail.grant.is_some() || mail.open_until.is_some()
         })
     }
 
-    /// Reads what was told: the lock, if a message said that it is ours and that is still so. From
+    /// Takes out what was told: the lock, if a message said that it is ours and that is still so. From
     /// here on the thread is woken for it.
-    pub(crate) fn read(
+    pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
         site: &Site,
         claim: &Claim<'_, Terms>,
     ) -> Option<Arc<Tenancy>> {
-        let mut letters = self.mail.as_ref()?.who.state.lock();
-        if !Arc::ptr_eq(&letters.reader, claim.thread) {
-            letters.reader = Arc::clone(claim.thread);
+        let mut mail = self.standing.as_ref()?.who.mail.lock();
+        if !Arc::ptr_eq(&mail.reader, claim.thread) {
+            mail.reader = Arc::clone(claim.thread);
         }
-        let (grant, open_until) = (letters.grant.take(), letters.open_until.take());
-        drop(letters);
+        let (grant, open_until) = (mail.grant.take(), mail.open_until.take());
+        drop(mail);
         if let Some(until) = open_until {
             listening.ask_at = listening.ask_at.min(until);
         }
-        if listening.public.has_moved() {
+        if listening.public.has_spoken() {
             listening.public.catch_up();
             // The first one asks at once, the second in case the first one is dead.
             let place = u64::from(self.at.unwrap_or(0));
@@ -194,12 +200,14 @@ impl Place {
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let waits = claim.wait.blocks();
-        if waits && self.mail.is_none() {
+        if waits && self.standing.is_none() {
             let reader = Arc::clone(claim.thread);
-            let state = Mutex::new(Letters { reader, grant: None, open_until: None });
+            let mail = Mutex::new(Mail { reader, grant: None, open_until: None });
             let (name, database) = (Arc::clone(&site.name), site.core.database());
-            let mail = Mail { name, database, state };
-            self.mail = Some(Expected::new(&site.core, self.candidate.owner.number(), mail));
+            let standing = Standing { name, database, mail };
+            let number = self.candidate.owner.number();
+            // From here on messages that name this owner reach `told`, above.
+            self.standing = Some(Expected::new(&site.core, number, standing));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
         let (scripts, lease, arrivals) = self.asks(site, claim);
@@ -238,6 +246,7 @@ impl Place {
         };
         let replied = self.candidate.heard(replied, is_there);
         match replied.map_err(|trouble| site.not_taken(trouble, arrivals))? {
+            // It stands in the queue now, and its thread sleeps in the driver.
             Acquired::Refused(refused) => Ok(Try::Busy(self.refused(listening, site, &refused))),
             Acquired::NotTaken => Ok(Try::Busy(Duration::ZERO)),
             Acquired::Granted { already, places, tokens } => {
@@ -250,11 +259,16 @@ impl Place {
                     return Err(error);
                 }
                 let told = self.candidate.told(site, already);
+                // Its deadline: the whole lease, counted from before the request was sent, and less a
+                // little for drift.
                 let hold = self.candidate.granted_by_reply(site, claim.need);
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
-                let hold =
-                    hold.with_details(GrantDetails { places, chain, tokens }, self.expected());
+                // Unnamed: messages name those who stood in the queue when some script ended, and who
+                // got the lock at its first request never did. Unless a copy of that ran before it.
+                let expected =
+                    if already || self.candidate.may_stand() { self.expected() } else { None };
+                let hold = hold.with_details(GrantDetails { places, chain, tokens }, expected);
                 Ok(match self.candidate.in_time(site, hold, claim.wait.blocks())? {
                     Some(hold) => Try::Granted(tenancy(hold, claim, clock::now())),
                     None => Try::Busy(Duration::ZERO),
@@ -278,9 +292,9 @@ impl Place {
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
         self.candidate.refused(refused.now);
-        let void = self.mail.as_ref().is_some_and(|mail| {
-            let mut letters = mail.who.state.lock();
-            letters.grant.take_if(|granted| granted.is_void(refused.now)).is_some()
+        let void = self.standing.as_ref().is_some_and(|standing| {
+            let mut mail = standing.who.mail.lock();
+            mail.grant.take_if(|granted| granted.is_void(refused.now)).is_some()
         });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
@@ -294,13 +308,16 @@ impl Place {
             let keys = site.keys();
             if refused.place.is_some() {
                 // First: it must never look as if there were one more of Redisson's.
-                self._companion.get_or_insert_with(|| site.core.pubsub.listen(&keys.companion));
+                self._companion
+                    .get_or_insert_with(|| site.core.pubsub.listen(&keys.companion().into()));
             } else {
                 site.no_place(refused.refusal.as_deref());
             }
             // Only who has no place depends on it.
             let latest = latest.filter(|_| refused.place.is_none());
-            listening.public.subscribe(latest, || site.core.pubsub.listen(&keys.channel));
+            listening
+                .public
+                .subscribe(latest, || site.core.pubsub.listen(&keys.public().to_string().into()));
         }
         let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
         let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
@@ -314,16 +331,18 @@ impl Place {
         terms: Terms,
         granted: Granted<GrantDetails>,
     ) -> Option<Hold> {
-        if site.keys().tokens.is_some() && granted.details.tokens.is_none() {
+        if site.keys().is_fenced && granted.details.tokens.is_none() {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
+        // Its deadline: the lease that the message says, counted from the anchor. It is provisional: the
+        // renewer raises it to that of the terms after 50 ms.
         let (hold, details) = self.candidate.granted_by_message(site, terms, granted)?;
         Some(hold.with_details(details, self.expected()))
     }
 
     fn expected(&self) -> Option<Arc<Expected>> {
-        self.mail.clone().map(|mail| mail as Arc<Expected>)
+        self.standing.clone().map(|standing| standing as Arc<Expected>)
     }
 }
 

@@ -1,10 +1,12 @@
-//! How a hold is given back, and what the server may have of it for nobody after that.
+//! How a thread leaves a hold, how that is given back, and what the server may have of it for nobody
+//! after that.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::{Candidate, Hold, Place, Seat, Site, clock};
+use super::{Candidate, Hold, HoldState, LeaveOutcome, Place, Seat, Site, Tenancy, Terms, clock};
+use crate::acquire::Baton;
 use crate::connection::{Command, Outcome};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -15,7 +17,106 @@ use crate::script::{self, Trouble};
 use crate::watchdog::Orphan;
 
 impl Site {
-    /// Sends the release of a hold whose tenancy has ended.
+    /// Ends one level of a tenancy; the last one releases the hold or passes it on. `LockGuard::unlock`
+    /// is this, [awaited](Leaving::Awaited), and a guard's drop is it, [posted](Leaving::Posted), each
+    /// on the terms of its level and once.
+    pub(crate) fn leave(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+        how: Leaving,
+    ) -> Result<(), Error> {
+        self.leave_by(tenancy, terms, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
+    }
+
+    /// As [`leave`](Self::leave): what is to be sent is sent now, and its reply read when the
+    /// returned is called, until a time. `None`: nothing was to be sent.
+    pub(crate) fn begin_leave(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
+        self.leave_by(tenancy, terms, |hold| self.begin_release(hold))
+    }
+
+    /// `None`: nothing was to be released.
+    fn leave_by<T>(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        terms: Option<Terms>,
+        release: impl FnOnce(&Arc<Hold>) -> T,
+    ) -> Result<Option<T>, Error> {
+        let (outcome, was_held) = self.gate.leave(tenancy, terms);
+        match outcome {
+            LeaveOutcome::NotThere => Err(self.not_held(tenancy)),
+            LeaveOutcome::Stepped if was_held => {
+                let _unheard = tenancy.finish_released();
+                Ok(None)
+            }
+            LeaveOutcome::Stepped => {
+                // All who share it have lost it.
+                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                self.lose(tenancy, reason);
+                Err(self.lost_error(tenancy, reason))
+            }
+            LeaveOutcome::StillHeld if was_held => Ok(None),
+            LeaveOutcome::StillHeld => Err(self.lost_error(tenancy, LostReason::LeaseExpired)),
+            LeaveOutcome::Passed { seat, next, second } => {
+                next.now();
+                second.now();
+                let _unheard = seat.tenancy.finish_released();
+                // The alarm is the hold's, unless the new tenancy wants an earlier one.
+                self.arm();
+                Ok(None)
+            }
+            LeaveOutcome::Release { seat, leads, in_turn } => {
+                // Whatever happens from here on, the baton is handed on: behind the release, so that the
+                // next leader's request runs after it.
+                let mut baton = leads.then(|| Baton::new(self, None));
+                if !was_held {
+                    let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
+                    tenancy.hold.lose(reason);
+                    self.declare_lost(tenancy, reason);
+                    self.orphan_lost(&seat, reason);
+                    return Err(self.lost_error(tenancy, reason));
+                }
+                // Dropped last: what the callbacks captured may take this very lock.
+                let _unheard = seat.tenancy.finish_released();
+                // Not while its renewal is on its way: nobody has the seat now, so the answer may
+                // pass unheard, and the next one would never be renewed.
+                let may_pass = !seat.attempt.is_sent();
+                let seat =
+                    &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
+                // A lock whose threads queue at the gate has neither line nor succession: released.
+                let line = tenancy.hold.line.as_ref();
+                let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
+                let passed = passed.or_else(|| {
+                    let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
+                    baton.iter_mut().for_each(Baton::lay_down);
+                    Some(wake)
+                });
+                let done = match passed {
+                    Some(wake) => {
+                        wake.now();
+                        None
+                    }
+                    None => Some(release(&tenancy.hold)),
+                };
+                drop(baton);
+                Ok(done)
+            }
+        }
+    }
+
+    /// Why there is nothing to unlock.
+    fn not_held(&self, tenancy: &Tenancy) -> Error {
+        match tenancy.state() {
+            HoldState::Lost(reason) => self.lost_error(tenancy, reason),
+            _ => self.not_held_by_thread(),
+        }
+    }
+
+    /// Sends the release of a hold that has no seat.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
         let command = self.release_command(hold);
         let done = match how {
@@ -27,6 +128,8 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
+                // Written to the name's lane, or put behind what is being written there. Who reads that
+                // lane's replies next calls the receiver: another caller, else the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -68,9 +171,12 @@ impl Site {
         self.orphan(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
-            // The answer may be the old master's, read when the new one was already asked for what is
-            // left over: it was spared there, since its owner was live. In this order: the number is
-            // raised before the new one is asked, so that one of the two sees the other.
+            // The old master may have answered this release after the new master was asked for
+            // leftovers. Then the hold was spared at the new master, since its owner was still
+            // live. So here the owner ends first and the incarnation is read after that; and the
+            // renewer asks for leftovers only after the incarnation was raised, and then looks who
+            // is live. So either the renewer finds the owner ended, or this thread finds another
+            // incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.adopt(Orphan::left_over(name, release, lease));
@@ -147,7 +253,7 @@ impl Site {
     /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in
     /// its queue, or have taken it.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
-        let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
+        let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
     }
 
@@ -222,7 +328,7 @@ pub(crate) enum Leaving {
 
 /// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
 /// thread had left.
-pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
+pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
     let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;
@@ -230,20 +336,17 @@ pub(crate) fn give_back(core: &Core, owner: u64, grant: &Grant<'_>) {
     let Some((mode, _)) = super::place::kind(grant.details) else { return };
     let name: Arc<str> = grant.lock.into();
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
-    let keys = match details.tokens {
-        Some(_) => LockKeys::fenced(&name),
-        None => LockKeys::new(&name, mode),
-    };
-    let alone = AtomicBool::new(false);
+    let keys = LockKeys::new(&name, mode, details.tokens.is_some());
+    let without_queue = AtomicBool::new(false);
     let route = core.route(&name);
     let scripts = LockScripts {
         route: &route,
         name: &name,
         mode,
-        keys: &keys,
+        keys,
         database: grant.database,
         acks: None,
-        alone: &alone,
+        without_queue: &without_queue,
     };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.adopt(Orphan::stray(&name, command));

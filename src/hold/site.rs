@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::gate::GateQueue;
-use super::{Admitted, Gate, Hold, LeaveOutcome, Leaving, Place, Seat, Tenancy, Terms, clock};
-use crate::acquire::{Baton, Lead, Queued, Wake};
+use super::{Admitted, Gate, Hold, Leaving, Place, Seat, Tenancy, Terms, clock};
+use crate::acquire::{Lead, Queued, Wake};
 use crate::connection::Route;
 use crate::core::{Core, Member};
 use crate::error::{Error, ErrorKind, LostReason};
@@ -18,7 +18,8 @@ use crate::script::{self, Trouble};
 use crate::sync::Mutex;
 use crate::watchdog::{Alarm, Orphan, Renewal};
 
-/// A name's place in a client. All handles of one name share it, whatever kind of lock they are.
+/// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
+/// fenced lock has another, and its read-write lock two: one for readers, one for the writer.
 pub(crate) struct Site {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Arc<str>,
@@ -30,9 +31,8 @@ pub(crate) struct Site {
     pub(crate) mode: Mode,
     /// Who is next, if that is not decided at its gate.
     succession: OnceLock<Weak<dyn Succession>>,
-    keys: OnceLock<LockKeys>,
-    /// See [`LockScripts::alone`].
-    alone: AtomicBool,
+    /// See [`LockScripts::without_queue`].
+    without_queue: AtomicBool,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     pub(super) alarm: Mutex<Option<Alarm>>,
 }
@@ -40,21 +40,21 @@ pub(crate) struct Site {
 const FENCED: &str = "fenced";
 
 impl Site {
-    /// The site of a name: one for all its handles.
+    /// The site of a name: one for all handles of its re-entrant and fair locks.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let make = |name| Self::new(Arc::clone(core), name, Mode::Lock, false);
         core.members.of::<Self>().get(name, make)
     }
 
-    /// The same of a lock with fencing tokens, which is another one: its holds have what those of the
-    /// first have not.
+    /// The site of the name's fenced lock, which is another one: its holds have tokens, and those
+    /// of the first site have none.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         members.get(name, |name| Self::new(Arc::clone(core), name, Mode::Lock, true))
     }
 
-    /// A site that is part of another member, which sees to its end.
-    pub(crate) fn part(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
+    /// A site that is one side of another member, which sees to its end.
+    pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
         Self::new(Arc::clone(core), Arc::clone(name), mode, false)
     }
 
@@ -68,17 +68,13 @@ impl Site {
             mode,
             succession: OnceLock::new(),
             core,
-            keys: OnceLock::new(),
-            alone: AtomicBool::new(false),
+            without_queue: AtomicBool::new(false),
             alarm: Mutex::new(None),
         }
     }
 
-    pub(super) fn keys(&self) -> &LockKeys {
-        self.keys.get_or_init(|| match self.is_fenced {
-            true => LockKeys::fenced(&self.name),
-            false => LockKeys::new(&self.name, self.mode),
-        })
+    pub(super) fn keys(&self) -> LockKeys<'_> {
+        LockKeys::new(&self.name, self.mode, self.is_fenced)
     }
 
     /// From here on somebody else says who is next. The first one counts.
@@ -87,7 +83,7 @@ impl Site {
         let _known = self.succession.set(succession);
     }
 
-    fn succession(&self) -> Option<Arc<dyn Succession>> {
+    pub(super) fn succession(&self) -> Option<Arc<dyn Succession>> {
         self.succession.get().and_then(Weak::upgrade)
     }
 
@@ -99,7 +95,7 @@ impl Site {
             keys: self.keys(),
             database: self.core.database(),
             acks: self.core.config.replica_acks,
-            alone: &self.alone,
+            without_queue: &self.without_queue,
         }
     }
 
@@ -112,7 +108,7 @@ impl Site {
     pub(super) fn no_place(&self, refusal: Option<&str>) {
         if !self.core.says_no_place.swap(true, Ordering::Relaxed) {
             // Of a key that was not sent the server says nothing that helps.
-            let refusal = refusal.filter(|_| !self.alone.load(Ordering::Relaxed));
+            let refusal = refusal.filter(|_| !self.without_queue.load(Ordering::Relaxed));
             let why = refusal.unwrap_or(
                 "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
             );
@@ -129,7 +125,7 @@ impl Site {
     /// A request for the lock has failed, and so has the wait of those who queued before it if the
     /// server cannot be reached.
     pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
-        let alone = matches!(trouble, Trouble::Refused(_));
+        let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
                 "nothing is held; if the server took the lock nevertheless, it is released in the \
@@ -138,7 +134,7 @@ impl Site {
             Trouble::Refused(_) | Trouble::Unsent(_) => "the lock was not taken",
         };
         let error = trouble.into_error().of(&self.name).now(state);
-        if !alone {
+        if !concerns_it_alone {
             // A dead server is not found out one waiter at a time.
             self.fail_others(arrivals, &error);
         }
@@ -217,93 +213,6 @@ impl Site {
         seated
     }
 
-    /// Ends one level of a tenancy; the last one releases the hold or passes it on.
-    pub(crate) fn leave(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
-        how: Leaving,
-    ) -> Result<(), Error> {
-        self.leave_by(tenancy, terms, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
-    }
-
-    /// As [`leave`](Self::leave): what is to be sent is sent now, and its reply read when the
-    /// returned is called, until a time. `None`: nothing was to be sent.
-    pub(crate) fn begin_leave(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
-    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
-        self.leave_by(tenancy, terms, |hold| self.begin_release(hold))
-    }
-
-    /// `None`: nothing was to be released.
-    fn leave_by<T>(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
-        release: impl FnOnce(&Arc<Hold>) -> T,
-    ) -> Result<Option<T>, Error> {
-        let was_held = tenancy.is_held();
-        match self.gate.leave(tenancy, terms) {
-            LeaveOutcome::NotThere => Err(self.not_held(tenancy)),
-            LeaveOutcome::Stepped if was_held => {
-                let _unheard = tenancy.release();
-                Ok(None)
-            }
-            LeaveOutcome::Stepped => {
-                // All who share it have lost it.
-                let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-                self.lose(tenancy, reason);
-                Err(self.lost(tenancy, reason))
-            }
-            LeaveOutcome::StillHeld if was_held => Ok(None),
-            LeaveOutcome::StillHeld => Err(self.lost(tenancy, LostReason::LeaseExpired)),
-            LeaveOutcome::Passed { seat, next, second } => {
-                next.now();
-                second.now();
-                let _unheard = seat.tenancy.release();
-                // The alarm is the hold's, unless the new tenancy wants an earlier one.
-                self.arm();
-                Ok(None)
-            }
-            LeaveOutcome::Release { seat, leads, in_turn } => {
-                // Whatever happens from here on, the baton is handed on.
-                let mut baton = leads.then(|| Baton::new(self, None));
-                if !was_held {
-                    let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
-                    tenancy.hold.lose(reason);
-                    self.declare_lost(tenancy, reason);
-                    self.orphan_lost(&seat, reason);
-                    return Err(self.lost(tenancy, reason));
-                }
-                // Dropped last: what the callbacks captured may take this very lock.
-                let _unheard = seat.tenancy.release();
-                // Not while its renewal is on its way: nobody has the seat now, so the answer may
-                // pass unheard, and the next one would never be renewed.
-                let may_pass = !seat.attempt.is_sent();
-                let seat =
-                    &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
-                let line = tenancy.hold.line.as_ref();
-                let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
-                let passed = passed.or_else(|| {
-                    let wake = self.succession().filter(|_| in_turn)?.pass(&tenancy.hold, seat)?;
-                    baton.iter_mut().for_each(Baton::lay_down);
-                    Some(wake)
-                });
-                let done = match passed {
-                    Some(wake) => {
-                        wake.now();
-                        None
-                    }
-                    None => Some(release(&tenancy.hold)),
-                };
-                drop(baton);
-                Ok(done)
-            }
-        }
-    }
-
     /// A tenancy's hold is not ours any more, whoever has it by now.
     pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
         // The hold before the seat: whoever is let in must not meet a guard that says "held", and
@@ -356,7 +265,7 @@ impl Site {
         }
     }
 
-    fn declare_lost(&self, tenancy: &Arc<Tenancy>, reason: LostReason) {
+    pub(super) fn declare_lost(&self, tenancy: &Arc<Tenancy>, reason: LostReason) {
         if let Some(callbacks) = tenancy.lose(reason) {
             let obituary = || tenancy.obituary(reason, self.core.config.max_hold);
             self.core.watchdog.tell_lost(&self.name, obituary);
@@ -365,16 +274,8 @@ impl Site {
     }
 
     /// The error of a tenancy that was lost.
-    pub(crate) fn lost(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
+    pub(crate) fn lost_error(&self, tenancy: &Tenancy, reason: LostReason) -> Error {
         Error::lost(&self.name, &tenancy.obituary(reason, self.core.config.max_hold))
-    }
-
-    /// Why there is nothing to unlock.
-    fn not_held(&self, tenancy: &Tenancy) -> Error {
-        match tenancy.state() {
-            super::HoldState::Lost(reason) => self.lost(tenancy, reason),
-            _ => self.not_held_by_thread(),
-        }
     }
 
     pub(crate) fn not_held_by_thread(&self) -> Error {
@@ -425,7 +326,7 @@ impl Member for Site {
         true
     }
 
-    fn give_back(&self, owner: &str) {
+    fn give_up_owner(&self, owner: &str) {
         let give_up = self.scripts().give_up_command(owner.as_bytes(), Chain::default());
         self.core.watchdog.adopt(Orphan::stray(&self.name, give_up));
     }
@@ -452,7 +353,7 @@ impl fmt::Debug for Site {
 impl Queued for Arc<Site> {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Place = Place;
+    type Inquiry = Place;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -465,7 +366,7 @@ impl Queued for Arc<Site> {
     /// Place: it goes to the next leader of the process, or is given up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
-            self.leave_queue(&left.place);
+            self.leave_queue(&left.inquiry);
         }
         self.vacant();
     }

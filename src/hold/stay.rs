@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use super::{Callback, Tenancy};
 use crate::error::LostReason;
@@ -31,21 +31,11 @@ struct State {
     until_it_leaves: Option<Box<dyn Any + Send>>,
 }
 
-/// The stay that a tenancy is a part of.
-#[derive(Default)]
-pub(super) struct PartOf {
-    /// Once its thread has left to wait. Set under the mutex of the tenancy's end. Its guards keep the
-    /// stay.
-    left: OnceLock<Arc<Stay>>,
-    /// From the moment its thread has come back from a wait. The stay keeps the tenancy.
-    came: OnceLock<Weak<Stay>>,
-}
-
 impl Stay {
     /// The thread is about to leave `tenancy`, to wait. The second is to be dropped when it has.
     pub(crate) fn leaves(tenancy: &Tenancy) -> (Arc<Self>, Option<Box<dyn Any + Send>>) {
-        let part_of = &tenancy.part_of;
-        let stay = part_of.came.get().and_then(Weak::upgrade).unwrap_or_default();
+        let came_back_to = tenancy.end.lock().came_back_to.take();
+        let stay = came_back_to.as_ref().and_then(Weak::upgrade).unwrap_or_default();
         let mut state = stay.state.lock();
         state.now = None;
         let until_it_leaves = state.until_it_leaves.take();
@@ -54,8 +44,8 @@ impl Stay {
         // later comes here (see `on_lost_now`).
         let mut end = tenancy.end.lock();
         // The thread leaves a tenancy once, so nothing is there.
-        let _ = part_of.left.set(Arc::clone(&stay));
-        let callbacks = std::mem::take(&mut end.callbacks);
+        let _ = tenancy.stay.set(Arc::clone(&stay));
+        let callbacks = end.take_callbacks();
         drop(end);
         stay.state.lock().callbacks.extend(callbacks);
         (stay, until_it_leaves)
@@ -67,7 +57,7 @@ impl Stay {
         tenancy: &Arc<Tenancy>,
         until_it_leaves: Option<Box<dyn Any + Send>>,
     ) -> Vec<(LostReason, Callback)> {
-        let _ = tenancy.part_of.came.set(Arc::downgrade(self));
+        tenancy.end.lock().came_back_to = Some(Arc::downgrade(self));
         let mut state = self.state.lock();
         state.now = Some(Arc::clone(tenancy));
         state.until_it_leaves = until_it_leaves;
@@ -102,7 +92,7 @@ impl Tenancy {
     /// The tenancy that a guard of this one is a guard of now: this one, or the one its thread came
     /// back with from a wait.
     pub(crate) fn of_now(self: &Arc<Self>) -> Cow<'_, Arc<Self>> {
-        let now = self.part_of.left.get().and_then(|stay| stay.state.lock().now.clone());
+        let now = self.stay.get().and_then(|stay| stay.state.lock().now.clone());
         now.map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
@@ -112,7 +102,7 @@ impl Tenancy {
         // Its thread may leave it at this moment: seen under the mutex, or the callback would stay
         // behind in a tenancy that is over.
         let mut end = self.end.lock();
-        let Some(stay) = self.part_of.left.get() else { return end.on_lost(callback) };
+        let Some(stay) = self.stay.get() else { return end.on_lost(callback) };
         drop(end);
         stay.on_lost(callback)
     }

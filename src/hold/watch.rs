@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::core::Member;
 use crate::error::LostReason;
-use crate::script::lock::RenewalKind;
-use crate::script::{self, Trouble};
+use crate::script::Trouble;
+use crate::script::renewal::{self, RenewalKind};
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
 
@@ -105,16 +105,18 @@ impl Site {
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
-        script::lock::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
+        renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
-    /// Makes the lease of a hold at least this long. If that fails, it is as it was.
-    pub(crate) fn prolong(&self, hold: &Arc<Hold>, lease: Duration) {
-        let sent_at = clock::now();
+    /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is unconfirmed;
+    /// if the server has it no more, it is lost.
+    pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
+        let (hold, sent_at) = (&tenancy.hold, clock::now());
         hold.ask(lease);
         match self.extend(hold, lease) {
             Ok(true) => hold.confirm(sent_at, lease),
-            Ok(false) | Err(_) => hold.unconfirm(),
+            Ok(false) => return self.lose(tenancy, hold.why_gone()),
+            Err(_) => hold.unconfirm(),
         }
         self.orphan_if_lost(hold);
     }

@@ -1,10 +1,14 @@
-//! A lock that one process hands to the next, as the driver that waits sees it: what a re-entrant
-//! lock and a fenced one are. (The algorithm of a place in the queue is `hold/place.rs`.)
+//! The re-entrant lock and the fenced lock, as the driver that waits sees them: one thread holds,
+//! and a process hands it to the next. (A fair lock's hooks are in `fair_lock.rs`, those of a lock
+//! to read or to write in `read_write_lock.rs`.)
+//!
+//! Who of this process goes first is `hold/gate.rs`, the place in the queue of processes
+//! `hold/place.rs`, the loop that calls these hooks `acquire/mod.rs`.
 
 use std::sync::Arc;
 
 use super::{Handle, Trying};
-use crate::acquire::{Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait, acquire};
+use crate::acquire::{self, Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait};
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Place, Site, Tenancy, Terms};
 use crate::sync::Thread;
@@ -13,16 +17,19 @@ use crate::sync::Thread;
 struct Exclusive<'a>(&'a Handle);
 
 /// Takes the lock of this handle. `None`: the wait is over first.
-pub(crate) fn take(
+pub(crate) fn acquire(
     handle: &Handle,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
+    // A name or a lease that is not usable, a client that was shut down, a forked process, a token that
+    // was cancelled: an error before anything is sent.
     handle.check(&wait)?;
-    acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
+    // The driver. It calls the hooks below, and parks the thread between them.
+    acquire::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
 }
 
-/// As [`take`] with no wait, in two steps: see [`Part`](super::Part).
+/// As [`acquire()`] with no wait, in two steps: see [`Part`](super::Part).
 pub(crate) fn begin_try<'a>(handle: &'a Handle, thread: &'a Arc<Thread>) -> Trying<'a> {
     let (lock, site) = (Exclusive(handle), &handle.site);
     let claim = Claim { thread, need: handle.terms(), wait: Wait::NONE };
@@ -31,10 +38,10 @@ pub(crate) fn begin_try<'a>(handle: &'a Handle, thread: &'a Arc<Thread>) -> Tryi
         Err(told) => return Box::new(|_| told),
     };
     let mut baton = Baton::new(site, lead);
-    let place = &mut baton.lead_or(|| lock.place(&claim)).place;
+    let place = &mut baton.lead_or(|| lock.inquiry(&claim)).inquiry;
     let (reply, arrivals) = place.begin_try(site, &claim);
     Box::new(move |until| {
-        let Lead { listening, place } = baton.lead_or(|| lock.place(&claim));
+        let Lead { listening, inquiry: place } = baton.lead_or(|| lock.inquiry(&claim));
         match place.answered(listening, site, &claim, arrivals, reply(until))? {
             Try::Granted(tenancy) => lock.install(&mut baton, tenancy, &claim),
             Try::Busy(_) => Ok(None),
@@ -58,6 +65,9 @@ impl Synchronizer for Exclusive<'_> {
                 Entered::Leads => Enter::Leads(None),
                 Entered::Queued(waiter) => Enter::Queued(waiter),
                 Entered::Occupied => Enter::NotNow,
+                // Mine: it is a level deeper by now, which costs a command only for a fixed lease that
+                // is longer than what is left. Or its lease is over: it is told as lost, and the
+                // thread enters anew.
                 entered => match self.0.again(entered)? {
                     Some(tenancy) => Enter::Granted(tenancy),
                     None => continue,
@@ -78,18 +88,19 @@ impl Synchronizer for Exclusive<'_> {
     /// pass and here.
     fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if tenancy.is_held() {
+            // An error if the client was shut down meanwhile: then it is released again.
             return self.0.admitted(tenancy).map(Some);
         }
         self.0.site.lose(&tenancy, LostReason::LeaseExpired);
         Ok(None)
     }
 
-    fn place(&self, _: &Claim<'_, Terms>) -> Place {
+    fn inquiry(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&self.0.site)
     }
 
-    fn take(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.place.read(&mut lead.listening, &self.0.site, claim)
+    fn collect(&self, lead: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.inquiry.collect(&mut lead.listening, &self.0.site, claim)
     }
 
     fn has_news(&self, place: &Place) -> bool {
@@ -101,21 +112,23 @@ impl Synchronizer for Exclusive<'_> {
         lead: &mut Lead<Place>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        lead.place.ask(&mut lead.listening, &self.0.site, claim)
+        lead.inquiry.ask(&mut lead.listening, &self.0.site, claim)
     }
 
     /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
-    /// process was answered, before or after the grant.
+    /// process was answered, before or after the grant; or a fair lock's hold has the seat, and the
+    /// server does not know this one.
     fn install(
         &self,
         baton: &mut Baton<'_, Arc<Site>>,
         tenancy: Arc<Tenancy>,
         claim: &Claim<'_, Terms>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
+        // `Gate::admit` seats it, and the wheel gets an alarm for its renewal (`hold/watch.rs`).
         if !self.0.site.admit(&tenancy, claim.need)? {
             return Ok(None);
         }
-        // The seat has it.
+        // The seat has it: whoever comes now finds that taken. So nobody needs to lead.
         baton.lay_down();
         self.0.admitted(tenancy).map(Some)
     }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -164,13 +165,13 @@ impl LockGuard {
     }
 
     /// The site of its lock, and the tenancy of now, for who waits with it.
-    pub(crate) fn place(&self) -> (&Arc<Site>, Arc<Tenancy>) {
+    pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, Arc<Tenancy>) {
         (&self.held.handle.site, self.held.tenancy().into_owned())
     }
 
     /// Of a lock that has fencing tokens.
     pub(crate) fn token(&self) -> Option<u64> {
-        self.held.tenancy().token
+        self.held.tenancy().token().map(NonZero::get)
     }
 }
 
@@ -300,7 +301,7 @@ impl OwnedLockGuard {
 
     /// Of a lock that has fencing tokens.
     pub(crate) fn token(&self) -> Option<u64> {
-        self.0.tenancy.token
+        self.0.tenancy.token().map(NonZero::get)
     }
 }
 
@@ -315,13 +316,12 @@ pub(crate) struct Held {
     /// In which it was taken. Before the client: what goes with it may have something to send.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    terms: Terms,
     left: bool,
 }
 
 impl Held {
     pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { handle: handle.clone(), tenancy, terms: handle.terms(), left: false }
+        Self { handle: handle.clone(), tenancy, left: false }
     }
 
     /// The tenancy of now: its thread may have waited on a condition meanwhile.
@@ -354,7 +354,7 @@ impl Held {
         let name = &self.handle.site.name;
         match self.state() {
             HoldState::Lost(LostReason::Forked) => Err(Error::forked(name)),
-            HoldState::Lost(reason) => Err(self.handle.site.lost(&self.tenancy(), reason)),
+            HoldState::Lost(reason) => Err(self.handle.site.lost_error(&self.tenancy(), reason)),
             HoldState::Released => {
                 let message = "it was released before, by `unlock` or by a wait on a condition; \
                                nothing is held"
@@ -370,13 +370,14 @@ impl Held {
                 if remaining >= slack || self.handle.site.raise(&self.tenancy(), slack) {
                     return Ok(());
                 }
-                let longer = match self.terms {
+                let terms = self.handle.terms();
+                let longer = match terms {
                     Terms::Watched => "raise watchdog_timeout",
                     Terms::Fixed(_) => "take a longer lease",
                 };
                 // The next renewal helps, if there is one.
-                let lease = self.terms.lease(&self.handle.site.core);
-                let passes = self.terms == Terms::Watched && slack < lease;
+                let lease = terms.lease(&self.handle.site.core);
+                let passes = terms == Terms::Watched && slack < lease;
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }
@@ -395,7 +396,7 @@ impl Held {
     fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy(), Some(self.terms), Leaving::Awaited)
+        self.handle.site.leave(&self.tenancy(), Some(self.handle.terms()), Leaving::Awaited)
     }
 
     /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the
@@ -405,7 +406,7 @@ impl Held {
     ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.begin_leave(&self.tenancy(), Some(self.terms))
+        self.handle.site.begin_leave(&self.tenancy(), Some(self.handle.terms()))
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -421,7 +422,8 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // Lost or released otherwise: `on_lost` and the log have said so.
-            let _ = self.handle.site.leave(&self.tenancy(), Some(self.terms), Leaving::Posted);
+            let _ =
+                self.handle.site.leave(&self.tenancy(), Some(self.handle.terms()), Leaving::Posted);
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
 
-/// What a thread that asks is answered.
-type Told<S> = Result<Option<GrantOf<S>>, Error>;
+/// What a thread is told that need not ask.
+type AtOnce<S> = Result<Option<GrantOf<S>>, Error>;
 
 /// What the handles of all locks are: a client, a name, and the terms to take it on.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub(crate) struct Handle {
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     lease: Option<Duration>,
-    /// What the site is a part of.
+    /// What the site is a side of.
     whole: Option<Arc<dyn Succession>>,
 }
 
@@ -33,7 +33,7 @@ impl Handle {
     }
 
     /// It keeps that for as long as a guard lives.
-    pub(crate) fn part_of(self, whole: Arc<dyn Succession>) -> Self {
+    pub(crate) fn side_of(self, whole: Arc<dyn Succession>) -> Self {
         Self { whole: Some(whole), ..self }
     }
 
@@ -151,7 +151,7 @@ impl Handle {
         &self,
         lock: &S,
         claim: &ClaimOf<'_, S>,
-    ) -> Result<Option<LeadOf<S>>, Told<S>> {
+    ) -> Result<Option<LeadOf<S>>, AtOnce<S>> {
         match self.check(&claim.wait).and_then(|()| lock.enter(claim)) {
             Ok(Enter::Leads(lead)) => Ok(lead),
             Ok(Enter::Granted(grant)) => Err(Ok(Some(grant))),

@@ -1,7 +1,7 @@
 //! What all locks are given by one macro.
 
-/// Gives a lock its verbs: methods of its own, and the traits [`Lock`] and [`Part`]. The type has a
-/// `handle` and
+/// Gives a lock its verbs: methods of its own, and the traits [`Lock`], [`Part`] (one of several
+/// locks) and [`Retake`] (after a wait on a condition). The type has a `handle` and
 /// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
 /// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
 /// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
@@ -37,7 +37,8 @@ macro_rules! lock_verbs {
             ///
             /// # Blocking
             ///
-            /// One round trip; none if a thread of this process holds the lock or waits for it.
+            /// One round trip; none if the process itself knows the answer:
+            /// [`Lock::try_lock`](crate::Lock::try_lock) says when.
             pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::NONE)
             }

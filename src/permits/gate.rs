@@ -18,9 +18,9 @@ use crate::acquire::{Enter, Queue, Wake};
 use crate::sync::{Mutex, Thread, clock};
 
 /// Who waits for so many.
-pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, Asking>;
+pub(crate) type PermitQueue<P> = Queue<<P as Permits>::Need, P, PermitInquiry>;
 
-type Entered<P> = Enter<<P as Permits>::Need, P, Asking>;
+type EnterPermits<P> = Enter<<P as Permits>::Need, P, PermitInquiry>;
 
 /// One semaphore's queue in this process.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ struct State<P: Permits> {
     /// Who leads: the first in line, though no longer in the queue.
     leader: Option<Leader<P>>,
     turn: Turn,
-    refusal: Option<Refusal>,
+    refusal: Option<LastRefusal>,
 }
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct Leader<P: Permits> {
 
 /// A leader's requests.
 #[derive(Debug, Default)]
-pub(crate) struct Asking {
+pub(crate) struct PermitInquiry {
     pub(super) tries: u32,
     /// The server has just refused it, when it did not lead yet.
     pub(super) was_refused: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Asking {
 /// What the server last refused. While permits are passed on, leaders change fast; each would ask
 /// for what the one before it was just refused.
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+struct LastRefusal {
     /// So many permits.
     need: u32,
     /// The channel's version before it was asked: a message since then may tell of permits.
@@ -103,7 +103,7 @@ impl<P: Permits> PermitGate<P> {
         thread: &Arc<Thread>,
         need: P::Need,
         waits: bool,
-    ) -> Option<Entered<P>> {
+    ) -> Option<EnterPermits<P>> {
         let mut state = self.state.lock();
         match (state.queue.is_busy(), waits) {
             (false, _) => None,
@@ -113,7 +113,7 @@ impl<P: Permits> PermitGate<P> {
     }
 
     /// The server has refused the thread: it leads, or queues if somebody was refused before it.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: P::Need) -> Entered<P> {
+    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: P::Need) -> EnterPermits<P> {
         let mut state = self.state.lock();
         if !state.queue.lead() {
             return Enter::Queued(state.queue.push(thread, need));
@@ -139,7 +139,7 @@ impl<P: Permits> PermitGate<P> {
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
-        self.state.lock().refusal = Some(Refusal { need, version, at, until });
+        self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
     }
 
     /// Whether the server would refuse the leader: it has just refused as little or less to one

@@ -12,10 +12,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::gate::{Asking, PermitQueue, first_unmet};
+use self::gate::{PermitInquiry, PermitQueue, first_unmet};
 use self::turn::Before;
 use crate::acquire::{
-    Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, acquire, doze, slow_poll,
+    self, Claim, Enter, EnterOf, Lead, Queued, Synchronizer, Try, Wait, doze, slow_poll,
 };
 use crate::core::Core;
 use crate::error::Error;
@@ -122,16 +122,16 @@ pub(crate) enum Reply<P> {
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
     /// It says nothing of other threads' requests.
-    pub(crate) alone: bool,
+    pub(crate) concerns_it_alone: bool,
 }
 
 /// Waits for permits. `None`: the wait was over first.
-pub(crate) fn take<S: Source>(
+pub(crate) fn acquire<S: Source>(
     site: &Arc<S>,
     need: NeedOf<S>,
     wait: Wait<'_>,
 ) -> Result<Option<S::Permits>, Error> {
-    acquire(site, &Claim { thread: &Thread::current(), need, wait })
+    acquire::acquire(site, &Claim { thread: &Thread::current(), need, wait })
 }
 
 impl<S: Source> Synchronizer for Arc<S> {
@@ -148,57 +148,57 @@ impl<S: Source> Synchronizer for Arc<S> {
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
             return Ok(entered);
         }
-        let mut place = Asking::default();
+        let mut inquiry = PermitInquiry::default();
         // Who finds the gate open is first in line, and after the process's turn it stays away like
         // any other: its release and its next request, one behind the other, would win every race.
         // Not where nobody else listens: behind a gate that is closed each thread asks alone.
         if is_turn_over(&**self) {
-            place.rest = rest_of_yield(&**self);
+            inquiry.rest = rest_of_yield(&**self);
         }
-        if !wait.blocks() && !place.rest.is_zero() {
+        if !wait.blocks() && !inquiry.rest.is_zero() {
             // It asks once, when others have had their chance.
-            let until = Instant::now().checked_add(std::mem::take(&mut place.rest));
+            let until = Instant::now().checked_add(std::mem::take(&mut inquiry.rest));
             doze(self.core(), self.name(), thread, wait, until, || false)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
                 return Ok(entered);
             }
         }
-        if place.rest.is_zero() {
-            if let Asked { own: Some(own), .. } = ask(self, &[*need], 1)? {
+        if inquiry.rest.is_zero() {
+            if let Answered { own: Some(own), .. } = ask(self, &[*need], 1)? {
                 return Ok(Enter::Granted(own));
             }
             if wait.is_over() {
                 return Ok(Enter::NotNow);
             }
-            place.was_refused = true;
+            inquiry.was_refused = true;
         }
         let entered = gate.refused(thread, *need);
         if let Enter::Leads(_) = entered {
-            if place.rest.is_zero() {
-                place.rest = rest_of_yield(&**self);
+            if inquiry.rest.is_zero() {
+                inquiry.rest = rest_of_yield(&**self);
             }
-            return Ok(Enter::Leads(Some(Lead::new(place))));
+            return Ok(Enter::Leads(Some(Lead::new(inquiry))));
         }
         Ok(entered)
     }
 
-    fn place(&self, _: &ClaimOf<'_, S>) -> Asking {
-        Asking { rest: rest_of_yield(&**self), ..Asking::default() }
+    fn inquiry(&self, _: &ClaimOf<'_, S>) -> PermitInquiry {
+        PermitInquiry { rest: rest_of_yield(&**self), ..PermitInquiry::default() }
     }
 
-    fn take(&self, _: &mut Lead<Asking>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
+    fn collect(&self, _: &mut Lead<PermitInquiry>, _: &ClaimOf<'_, S>) -> Option<S::Permits> {
         self.gate().take_given()
     }
 
-    fn has_news(&self, _: &Asking) -> bool {
+    fn has_news(&self, _: &PermitInquiry) -> bool {
         self.gate().is_given()
     }
 
     /// After the process's turn others go first, and after a message too. The second request only
     /// makes up for what was said before it listened.
-    fn pause(&self, place: &Asking) -> Duration {
-        match place.tries {
-            0 => place.rest,
+    fn pause(&self, inquiry: &PermitInquiry) -> Duration {
+        match inquiry.tries {
+            0 => inquiry.rest,
             1 => Duration::ZERO,
             _ => stay_away(&**self),
         }
@@ -207,20 +207,20 @@ impl<S: Source> Synchronizer for Arc<S> {
     /// Asks for the first in line, and those behind it.
     fn ask(
         &self,
-        lead: &mut Lead<Asking>,
+        lead: &mut Lead<PermitInquiry>,
         claim: &ClaimOf<'_, S>,
     ) -> Result<Try<S::Permits>, Error> {
-        let (gate, Lead { listening, place }) = (self.gate(), lead);
+        let (gate, Lead { listening, inquiry }) = (self.gate(), lead);
         let version = listening.public.version();
-        place.tries = place.tries.saturating_add(1);
-        let left = if version.is_none() && place.was_refused {
+        inquiry.tries = inquiry.tries.saturating_add(1);
+        let left = if version.is_none() && inquiry.was_refused {
             None
         } else if let Some(left) = gate.refusal(version, claim.need) {
             left
         } else {
             let needs = gate.needs(claim.need);
             let clients = clients(&**self);
-            let Asked { own, number, left } = ask(self, &needs, clients)?;
+            let Answered { own, number, left } = ask(self, &needs, clients)?;
             // What is left for other processes was not refused: they may not want it.
             let unmet =
                 first_unmet::<S::Permits>(&needs, number).filter(|_| number == 0 || clients == 1);
@@ -243,7 +243,7 @@ impl<S: Source> Synchronizer for Arc<S> {
 impl<S: Source> Queued for Arc<S> {
     type Need = NeedOf<S>;
     type Grant = S::Permits;
-    type Place = Asking;
+    type Inquiry = PermitInquiry;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (self.core(), self.name())
@@ -253,7 +253,7 @@ impl<S: Source> Queued for Arc<S> {
         self.gate().with_queue(look)
     }
 
-    fn hand_on(&self, _: Option<Lead<Asking>>) {
+    fn hand_on(&self, _: Option<Lead<PermitInquiry>>) {
         // It got permits from the server, or gave up, and was passed some at the same moment.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
@@ -262,7 +262,7 @@ impl<S: Source> Queued for Arc<S> {
 }
 
 /// What became of a request.
-struct Asked<P> {
+struct Answered<P> {
     /// What the asking thread has now.
     own: Option<P>,
     /// How many permits the server gave for it and those behind it. They have theirs, and what
@@ -277,13 +277,13 @@ fn ask<S: Source>(
     site: &Arc<S>,
     needs: &[NeedOf<S>],
     clients: u64,
-) -> Result<Asked<S::Permits>, Error> {
+) -> Result<Answered<S::Permits>, Error> {
     let arrivals = site.arrivals();
     let mut given = match site.request(needs, clients) {
         Ok(Reply::Given(given)) => given,
-        Ok(Reply::Refused(left)) => return Ok(Asked { own: None, number: 0, left }),
-        Err(RequestFailed { error, alone }) => {
-            if !alone {
+        Ok(Reply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
+        Err(RequestFailed { error, concerns_it_alone }) => {
+            if !concerns_it_alone {
                 site.fail_before(arrivals, &error);
             }
             return Err(error);
@@ -295,7 +295,7 @@ fn ask<S: Source>(
     if rest.number() > 0 {
         site.give_to_server(rest);
     }
-    Ok(Asked { own, number, left: None })
+    Ok(Answered { own, number, left: None })
 }
 
 /// How long the leader stays away from the race after it was woken.
@@ -320,7 +320,7 @@ fn clients<S: Source>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
         Some(others) => others.saturating_add(1),
-        None if turn.is_alone(own) => 1,
+        None if turn.only_own_heard(own) => 1,
         None => 2,
     })
 }

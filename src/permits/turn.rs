@@ -29,23 +29,23 @@ const SHORTEST_PAUSE: u64 = 500_000;
 /// One process's turn at one name. Times are by [`clock`](crate::sync::clock), in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// When the server granted the turn's first hold.
+    /// When the server granted the turn's first permits.
     began: Option<u64>,
     grants: u32,
     /// How often the turn was doubled, since nobody used the last yield.
     doubled: u32,
     /// How many listeners heard of a release, and when the server's word of it was read.
     heard: Option<(i64, u64)>,
-    last: Option<Release>,
+    last: Option<TurnEnd>,
     /// How long it stays away.
     leave: u64,
     /// Until when the others are to have their turns.
     away_until: u64,
 }
 
-/// How a turn's last hold was given back.
+/// When a turn's last permits were given back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Release {
+pub(crate) struct TurnEnd {
     pub(crate) at: u64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum Before {
     /// Nothing.
     Ask,
     /// The turn is over: stay away, if others heard of this release.
-    Yield(Release),
+    Yield(TurnEnd),
 }
 
 impl Turn {
@@ -118,7 +118,7 @@ impl Turn {
     /// again and again.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let left = self.away_until.saturating_sub(now);
-        if left == 0 || self.is_alone(own) {
+        if left == 0 || self.only_own_heard(own) {
             return Duration::ZERO;
         }
         let pause = Duration::from_nanos((left / 4).max(SHORTEST_PAUSE).min(left));
@@ -127,7 +127,7 @@ impl Turn {
 
     /// Whether nobody but this process's `own` listeners heard of the last release: there is no
     /// race then.
-    pub(crate) fn is_alone(&self, own: i64) -> bool {
+    pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
 
@@ -154,13 +154,13 @@ impl Turn {
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// Fresh pass: a hold is passed only within a turn, so within that time of the server's word.
+    /// Fresh pass: permits are passed only within a turn, so within that time of the server's word.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.began.is_some() && !self.is_over(now)
     }
 
     pub(crate) fn released(&mut self, now: u64) {
-        self.last = Some(Release { at: now });
+        self.last = Some(TurnEnd { at: now });
     }
 
     fn is_over(&self, now: u64) -> bool {

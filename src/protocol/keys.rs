@@ -1,14 +1,46 @@
 //! Keys and channels, as Redisson makes them from a synchronizer's name.
 
-use std::sync::Arc;
+use std::fmt;
 
 use super::Mode;
 
-/// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
-///
-/// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
+/// One part of a command, in pieces: they are joined where it is written, so that a lock's requests
+/// make no texts of their own.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces<'a>([&'a [u8]; 4]);
+
+impl<'a> Pieces<'a> {
+    /// `prefix:{name}`, or `prefix:name` where the name has a brace of its own.
+    ///
+    /// The test is "contains `{`", not "has a hash tag", and nothing is escaped.
+    fn prefixed(prefix: &'a str, name: &'a str) -> Self {
+        let [open, close] = if name.contains('{') { [":", ""] } else { [":{", "}"] };
+        Self([prefix, open, name, close].map(str::as_bytes))
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    pub(crate) fn push_to(self, bytes: &mut Vec<u8>) {
+        self.0.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    }
+}
+
+impl<'a> From<&'a [u8]> for Pieces<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self([bytes, b"", b"", b""])
+    }
+}
+
+impl fmt::Display for Pieces<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| f.write_str(&String::from_utf8_lossy(piece)))
+    }
+}
+
 fn prefixed(prefix: &str, name: &str) -> String {
-    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+    Pieces::prefixed(prefix, name).to_string()
 }
 
 /// `{name}:suffix`, or `name:suffix` where the name has a brace of its own.
@@ -16,49 +48,68 @@ fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') { format!("{name}:{suffix}") } else { format!("{{{name}}}:{suffix}") }
 }
 
+/// What begins a lock's channel.
+const CHANNEL: &str = "redisson_lock__channel";
+
 /// Whether all that belongs to a name is in one slot of a cluster.
 pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
     !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
 }
 
-/// What belongs to one lock besides the key that bears its name.
-#[derive(Debug)]
-pub(crate) struct LockKeys {
-    /// The processes that wait, in their order. Ours alone, as the window.
-    pub(crate) queue: String,
-    /// It exists while the lock is left to Redisson's clients.
-    pub(crate) window: String,
-    /// Where a release is published that is everybody's.
-    pub(crate) channel: Arc<str>,
-    /// Ours that listen there with a place in the queue listen here, too: so the others, who know
-    /// that channel only, can be counted.
-    pub(crate) companion: Arc<str>,
-    /// The last fencing token, of a lock that has some.
-    pub(crate) tokens: Option<String>,
+/// What belongs to one lock besides the key that bears its name. Made for each request: to keep it
+/// would make a third of a hold's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockKeys<'a> {
+    name: &'a str,
+    mode: Mode,
+    /// It has fencing tokens.
+    pub(crate) is_fenced: bool,
 }
 
-impl LockKeys {
-    pub(crate) fn new(name: &str, mode: Mode) -> Self {
-        let (ours, channel) = match mode {
-            Mode::Lock => ("redlatch", Self::channel(name)),
-            Mode::Read | Mode::Write => ("redlatch_rwlock", prefixed("redisson_rwlock", name)),
-        };
+impl<'a> LockKeys<'a> {
+    pub(crate) fn new(name: &'a str, mode: Mode, is_fenced: bool) -> Self {
+        Self { name, mode, is_fenced }
+    }
+
+    /// The processes that wait, in their order. Ours alone, as the window.
+    pub(crate) fn queue(self) -> Pieces<'a> {
+        self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
+    }
+
+    /// It exists while the lock is left to Redisson's clients.
+    pub(crate) fn window(self) -> Pieces<'a> {
+        self.ours(["redlatch_window", "redlatch_rwlock_window"])
+    }
+
+    fn ours(self, [lock, read_write]: [&'a str; 2]) -> Pieces<'a> {
+        let prefix = if self.mode == Mode::Lock { lock } else { read_write };
         // `x` and `{x}` must not share a queue: a release of one would grant the other's waiter.
-        let tagged = if name.contains('{') { "_tagged" } else { "" };
-        Self {
-            queue: prefixed(&format!("{ours}_queue{tagged}"), name),
-            window: prefixed(&format!("{ours}_window{tagged}"), name),
-            companion: format!("{channel}:redlatch").into(),
-            channel: channel.into(),
-            tokens: None,
+        if self.name.contains('{') {
+            Pieces([prefix, "_tagged:", self.name, ""].map(str::as_bytes))
+        } else {
+            Pieces::prefixed(prefix, self.name)
         }
     }
 
-    /// Of a lock with fencing tokens.
-    pub(crate) fn fenced(name: &str) -> Self {
-        Self { tokens: Some(prefixed("redisson_lock_token", name)), ..Self::new(name, Mode::Lock) }
+    /// Where a release is published that is everybody's.
+    pub(crate) fn public(self) -> Pieces<'a> {
+        let prefix = if self.mode == Mode::Lock { CHANNEL } else { "redisson_rwlock" };
+        Pieces::prefixed(prefix, self.name)
     }
 
+    /// Ours that listen there with a place in the queue listen here, too: so the others, who know
+    /// that channel only, can be counted.
+    pub(crate) fn companion(self) -> String {
+        format!("{}:redlatch", self.public())
+    }
+
+    /// The last fencing token, of a lock that [has some](Self::is_fenced).
+    pub(crate) fn tokens(self) -> Pieces<'a> {
+        Pieces::prefixed("redisson_lock_token", self.name)
+    }
+}
+
+impl LockKeys<'_> {
     /// How long an owner reads, of a read-write lock. Scripts make it, too.
     pub(crate) fn read_timeout(name: &str, owner: &str) -> String {
         suffixed(name, &format!("{owner}:rwlock_timeout:1"))
@@ -66,14 +117,14 @@ impl LockKeys {
 
     /// Where a release is published.
     pub(crate) fn channel(name: &str) -> String {
-        prefixed("redisson_lock__channel", name)
+        prefixed(CHANNEL, name)
     }
 
     /// Where a client talks to its own subscriber, and where its waiters are told and granted a
     /// lock. It begins as the locks' channels do, so that access rights made for Redisson allow it.
     /// `lua/hand_off.lua` and `lua/fair/line.lua` make it, too.
     pub(crate) fn control_channel(client: &str) -> String {
-        prefixed("redisson_lock__channel", &format!("redlatch:{client}"))
+        prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
     /// The same in a cluster, where it must be in the slot of what a script is about: its first key.
@@ -191,23 +242,26 @@ mod tests {
 
     #[test]
     fn a_lock_has_a_queue_of_its_own() {
-        let [plain, tagged] = ["x", "{x}"].map(|name| LockKeys::new(name, Mode::Lock));
-        assert_eq!(plain.queue, "redlatch_queue:{x}");
-        assert_eq!(plain.window, "redlatch_window:{x}");
-        assert_eq!(tagged.queue, "redlatch_queue_tagged:{x}");
-        assert_eq!(tagged.window, "redlatch_window_tagged:{x}");
-        assert_eq!(plain.channel, tagged.channel, "as with Redisson");
-        assert_eq!(&*plain.companion, "redisson_lock__channel:{x}:redlatch");
+        let [plain, tagged] = ["x", "{x}"].map(|name| LockKeys::new(name, Mode::Lock, false));
+        assert_eq!(plain.queue().to_string(), "redlatch_queue:{x}");
+        assert_eq!(plain.window().to_string(), "redlatch_window:{x}");
+        assert_eq!(tagged.queue().to_string(), "redlatch_queue_tagged:{x}");
+        assert_eq!(tagged.window().to_string(), "redlatch_window_tagged:{x}");
+        assert_eq!(plain.public().to_string(), tagged.public().to_string(), "as with Redisson");
+        assert_eq!(plain.companion(), "redisson_lock__channel:{x}:redlatch");
+        let fenced = LockKeys::new("x", Mode::Lock, true);
+        assert_eq!(fenced.tokens().to_string(), "redisson_lock_token:{x}");
     }
 
     #[test]
     fn a_read_write_lock_has_a_queue_and_a_channel_of_its_own() {
-        let keys = LockKeys::new("x", Mode::Read);
-        assert_eq!(keys.queue, "redlatch_rwlock_queue:{x}");
-        assert_eq!(keys.window, "redlatch_rwlock_window:{x}");
-        assert_eq!(&*keys.channel, "redisson_rwlock:{x}");
-        assert_eq!(&*keys.companion, "redisson_rwlock:{x}:redlatch");
-        assert_eq!(LockKeys::new("{x}", Mode::Write).queue, "redlatch_rwlock_queue_tagged:{x}");
+        let keys = LockKeys::new("x", Mode::Read, false);
+        assert_eq!(keys.queue().to_string(), "redlatch_rwlock_queue:{x}");
+        assert_eq!(keys.window().to_string(), "redlatch_rwlock_window:{x}");
+        assert_eq!(keys.public().to_string(), "redisson_rwlock:{x}");
+        assert_eq!(keys.companion(), "redisson_rwlock:{x}:redlatch");
+        let tagged = LockKeys::new("{x}", Mode::Write, false);
+        assert_eq!(tagged.queue().to_string(), "redlatch_rwlock_queue_tagged:{x}");
         assert_eq!(LockKeys::read_timeout("x", "id:1"), "{x}:id:1:rwlock_timeout:1");
         assert_eq!(LockKeys::read_timeout("{x}y", "id:1"), "{x}y:id:1:rwlock_timeout:1");
     }

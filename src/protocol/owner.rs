@@ -1,14 +1,14 @@
 //! Owner ids: `client uuid:number`.
 
 use std::fmt;
-use std::io::Write;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::TryRng as _;
 use rand::rngs::{SysError, SysRng};
 use uuid::Uuid;
 
-use super::PermitId;
+use super::{PermitId, decimal};
 
 const UUID: usize = 36;
 /// A uuid, a colon, the longest number there is, and that it writes.
@@ -61,14 +61,7 @@ impl ClientId {
 
     /// The same, of a lock that is held to do this.
     pub(crate) fn next_owner_to(&self, mode: Mode) -> Owner {
-        let number = self.next_number();
-        let mut bytes = [0; LONGEST];
-        let mut rest = &mut bytes[..];
-        // The buffer holds the longest: the write cannot fail.
-        let written = write!(rest, "{}:{number}{}", self.uuid, mode.suffix());
-        debug_assert!(written.is_ok());
-        let left = rest.len();
-        Owner { bytes, len: LONGEST - left, number, mode }
+        Owner::Lock { client: Uuid::from_u128(self.seed), number: self.next_number(), mode }
     }
 }
 
@@ -88,40 +81,84 @@ impl Mode {
     }
 }
 
-/// Who holds a lock, as Redis knows it: text, kept in place. A permit has its id instead.
+/// Who holds a lock, as Redis knows it. Its text is made for each request: to keep it would cost a
+/// hold more than all its times.
 #[derive(Clone, Copy)]
-pub(crate) struct Owner {
-    bytes: [u8; LONGEST],
-    len: usize,
-    number: u64,
-    mode: Mode,
+pub(crate) enum Owner {
+    Lock {
+        client: Uuid,
+        number: u64,
+        mode: Mode,
+    },
+    /// A permit has its id instead.
+    Permit(PermitId),
 }
 
 impl Owner {
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+    /// As Redis has it.
+    pub(crate) fn text(&self) -> OwnerText {
+        match self {
+            Self::Lock { client, number, mode } => {
+                let (mut uuid, mut digits) = ([0; UUID], [0; 20]);
+                let uuid = client.hyphenated().encode_lower(&mut uuid).as_bytes();
+                let number = decimal(*number, &mut digits);
+                OwnerText::of([uuid, b":", number, mode.suffix().as_bytes()])
+            }
+            Self::Permit(id) => OwnerText::of([id.as_bytes()]),
+        }
     }
 
+    /// Zero of a permit.
     pub(crate) fn number(&self) -> u64 {
-        self.number
+        match self {
+            Self::Lock { number, .. } => *number,
+            Self::Permit(_) => 0,
+        }
     }
 
     pub(crate) fn mode(&self) -> Mode {
-        self.mode
+        match self {
+            Self::Lock { mode, .. } => *mode,
+            Self::Permit(_) => Mode::Lock,
+        }
+    }
+}
+
+/// The text of an [`Owner`], in place.
+pub(crate) struct OwnerText {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl OwnerText {
+    fn of<const N: usize>(pieces: [&[u8]; N]) -> Self {
+        let mut text = Self { bytes: [0; LONGEST], len: 0 };
+        for piece in pieces {
+            let end = text.len + piece.len();
+            text.bytes[text.len..end].copy_from_slice(piece);
+            text.len = end;
+        }
+        text
+    }
+}
+
+impl Deref for OwnerText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 
 impl From<PermitId> for Owner {
     fn from(id: PermitId) -> Self {
-        let (id, mut bytes) = (id.as_bytes(), [0; LONGEST]);
-        bytes[..id.len()].copy_from_slice(id);
-        Self { bytes, len: id.len(), number: 0, mode: Mode::Lock }
+        Self::Permit(id)
     }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&String::from_utf8_lossy(self.as_bytes()))
+        f.write_str(&String::from_utf8_lossy(&self.text()))
     }
 }
 
@@ -139,7 +176,7 @@ mod tests {
     fn an_owner_is_a_uuid_and_a_number_never_given_twice() {
         let client = ClientId::random().unwrap();
         let (first, second) = (client.next_owner(), client.next_owner());
-        assert_ne!(first.as_bytes(), second.as_bytes());
+        assert_ne!(*first.text(), *second.text());
         let text = first.to_string();
         let (uuid, number) = text.split_once(':').unwrap();
         assert_eq!(Uuid::parse_str(uuid).unwrap().get_version_num(), 8);

@@ -11,7 +11,7 @@ use crate::sync::{Mutex, Thread};
 #[derive(Debug)]
 pub(crate) struct Entry {
     channel: Arc<str>,
-    kind: Kind,
+    kind: ChannelKind,
     /// The number of the server that is asked for it. Changed under the mutex of all channels.
     home: AtomicUsize,
     state: Mutex<State>,
@@ -19,7 +19,7 @@ pub(crate) struct Entry {
 
 /// What a channel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ChannelKind {
     /// A name's: it is kept for a while after its last listener, for the next one.
     Shared,
     /// One waiter's: nobody listens to it again.
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 
 #[derive(Debug)]
 struct State {
-    standing: Standing,
+    confirmation: Confirmation,
     /// Counts what a waiter may have missed: messages, and confirmations after a reconnect.
     /// A waiter reads it before it tries, and sleeps only while it has not moved.
     version: u64,
@@ -45,7 +45,7 @@ struct State {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum Confirmation {
     /// Asked for, not confirmed: a message now would be lost.
     Pending,
     Confirmed,
@@ -54,9 +54,9 @@ pub(crate) enum Standing {
 }
 
 impl Entry {
-    pub(crate) fn new(channel: Arc<str>, kind: Kind, version: u64, home: usize) -> Self {
+    pub(crate) fn new(channel: Arc<str>, kind: ChannelKind, version: u64, home: usize) -> Self {
         let state = State {
-            standing: Standing::Pending,
+            confirmation: Confirmation::Pending,
             version,
             fence: 0,
             zero_since: 0,
@@ -71,7 +71,7 @@ impl Entry {
         &self.channel
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ChannelKind {
         self.kind
     }
 
@@ -84,16 +84,16 @@ impl Entry {
         self.home.swap(home, Ordering::Relaxed)
     }
 
-    pub(crate) fn standing(&self) -> Standing {
-        self.state.lock().standing.clone()
+    pub(crate) fn confirmation(&self) -> Confirmation {
+        self.state.lock().confirmation.clone()
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
-        matches!(self.state.lock().standing, Standing::Confirmed)
+        matches!(self.state.lock().confirmation, Confirmation::Confirmed)
     }
 
     pub(crate) fn is_refused(&self) -> bool {
-        matches!(self.state.lock().standing, Standing::Refused(_))
+        matches!(self.state.lock().confirmation, Confirmation::Refused(_))
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -135,7 +135,7 @@ impl Entry {
     }
 
     /// The server passed a fence.
-    pub(crate) fn pass(&self, fence: u64) {
+    pub(crate) fn passed_fence(&self, fence: u64) {
         let mut state = self.state.lock();
         state.fence = state.fence.max(fence);
     }
@@ -145,7 +145,7 @@ impl Entry {
     }
 
     /// A message came.
-    pub(crate) fn moved(&self, message: &[u8]) {
+    pub(crate) fn heard(&self, message: &[u8]) {
         let mut state = self.state.lock();
         state.version += 1;
         if message == b"0" {
@@ -154,9 +154,9 @@ impl Entry {
         Self::wake_all(state);
     }
 
-    pub(crate) fn stand(&self, standing: Standing) {
+    pub(crate) fn answered(&self, confirmation: Confirmation) {
         let mut state = self.state.lock();
-        state.standing = standing;
+        state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken once their channel is
         // confirmed, not before: a try made earlier could sleep through the next message.
         state.version += 1;
@@ -166,14 +166,14 @@ impl Entry {
     /// The connection is gone; nobody is woken, since there is nothing to see yet.
     pub(crate) fn disconnected(&self) {
         let mut state = self.state.lock();
-        if let Standing::Confirmed = state.standing {
-            state.standing = Standing::Pending;
+        if let Confirmation::Confirmed = state.confirmation {
+            state.confirmation = Confirmation::Pending;
         }
     }
 
     /// It is asked for, perhaps once more.
     pub(crate) fn ask_again(&self) {
-        self.state.lock().standing = Standing::Pending;
+        self.state.lock().confirmation = Confirmation::Pending;
     }
 
     /// Wakes all, for something that is not the channel's own news.

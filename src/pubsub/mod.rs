@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use entry::Kind;
-pub(crate) use entry::{Entry, Standing};
+use entry::ChannelKind;
+pub(crate) use entry::{Confirmation, Entry};
 pub(crate) use own::{Addressee, Grant, News};
 use own::{Addressees, LOOK};
 pub(crate) use subscriber::Subscriber;
@@ -122,7 +122,7 @@ impl State {
             if entry.home() != server {
                 return false;
             }
-            let grace = if entry.kind() == Kind::Single { Duration::ZERO } else { grace };
+            let grace = if entry.kind() == ChannelKind::Single { Duration::ZERO } else { grace };
             entry.idle_since().is_some_and(|since| since.elapsed() >= grace) && entry.is_confirmed()
         })
     }
@@ -177,7 +177,7 @@ impl PubSub {
             }
             let subscriber = Arc::new(Subscriber {
                 node: Arc::clone(node),
-                own: Arc::new(Entry::new(own.into(), Kind::Own, 0, node.number())),
+                own: Arc::new(Entry::new(own.into(), ChannelKind::Own, 0, node.number())),
                 work: Condvar::new(),
                 tracks: AtomicBool::new(self.may_track),
                 closer: Mutex::new(None),
@@ -198,15 +198,15 @@ impl PubSub {
 
     /// Listens to a channel; its messages count once it is confirmed.
     pub(crate) fn listen(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, Kind::Shared)
+        self.listen_to(channel, ChannelKind::Shared)
     }
 
     /// As [`listen`](Self::listen), to a channel that nobody else will listen to.
     pub(crate) fn listen_once(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, Kind::Single)
+        self.listen_to(channel, ChannelKind::Single)
     }
 
-    fn listen_to(&self, channel: &Arc<str>, kind: Kind) -> Subscription {
+    fn listen_to(&self, channel: &Arc<str>, kind: ChannelKind) -> Subscription {
         let mut state = self.state.lock();
         // Under the mutex: a move is told after it is known, and finds this one then.
         let home = self.servers.home(channel.as_bytes());
@@ -290,7 +290,7 @@ impl PubSub {
             drop(state);
             Subscription { entry: Arc::clone(own) }
         } else {
-            self.listen_to(&self.own_channel(key).into(), Kind::Own)
+            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own)
         }
     }
 
@@ -492,8 +492,8 @@ impl Subscription {
         self.entry.is_zero_since(fence)
     }
 
-    pub(crate) fn standing(&self) -> Standing {
-        self.entry.standing()
+    pub(crate) fn confirmation(&self) -> Confirmation {
+        self.entry.confirmation()
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
@@ -557,9 +557,9 @@ mod tests {
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let pubsub = PubSub::new(servers, "client", true, Nobody);
         let listened = ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()));
-        listened[0].entry.stand(Standing::Confirmed);
+        listened[0].entry.answered(Confirmation::Confirmed);
         let refusal = Error::new(ErrorKind::Redis, "no".to_owned());
-        listened[1].entry.stand(Standing::Refused(refusal));
+        listened[1].entry.answered(Confirmation::Refused(refusal));
         let sweep = |grace| pubsub.state.lock().sweep(0, grace).len();
         let left = || pubsub.state.lock().entries.len();
         assert_eq!((sweep(Duration::ZERO), left()), (0, 3), "somebody listens");
@@ -573,7 +573,7 @@ mod tests {
         assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
 
         let single = pubsub.listen_once(&"single".into());
-        single.entry.stand(Standing::Confirmed);
+        single.entry.answered(Confirmation::Confirmed);
         assert_eq!((sweep(MINUTE), left()), (0, 2), "somebody listens");
         drop(single);
         assert_eq!((sweep(MINUTE), left()), (1, 1), "nobody will again");

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::entry::{Entry, Kind, Standing};
+use super::entry::{ChannelKind, Confirmation, Entry};
 use super::event::Event;
 use super::own::Said;
 use super::tracking::{NO_TRACKING, Step, Steps, Told, Tracking};
 use super::{PubSub, State};
 use crate::connection::{
-    self, Channels, Closer, Command, Connection, Node, Rights, is_redirect, slot_of,
+    self, Cause, Channels, Closer, Command, Connection, Node, Rights, is_redirect, slot_of,
 };
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex};
@@ -170,7 +170,7 @@ impl PubSub {
             asked.extend(take_steps(&mut connection, steps)?);
         }
         self.send_each(&mut connection, Ask::Subscribe, subscriber, &channels)?;
-        asked.extend(channels.into_iter().map(Asked::Subscribe));
+        asked.extend(channels.into_iter().map(Unanswered::Subscribe));
         loop {
             let event = Event::of(connection.recv_response()?);
             subscriber.heard.fetch_add(1, Ordering::Relaxed);
@@ -185,29 +185,29 @@ impl PubSub {
                         if Arc::ptr_eq(&entry, &subscriber.own) {
                             asked.extend(self.look(subscriber, &mut connection, tracking)?);
                         }
-                        entry.stand(Standing::Confirmed);
+                        entry.answered(Confirmation::Confirmed);
                     }
                 }
                 Event::Unsubscribed(channel) => match asked.front() {
-                    Some(Asked::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
+                    Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                         asked.pop_front();
                     }
                     // Said by itself before, and now once more as the answer.
-                    Some(Asked::Fence(left)) if left.channel().as_bytes() == channel => {}
+                    Some(Unanswered::Fence(left)) if left.channel().as_bytes() == channel => {}
                     // The slot has left this server, which says where when it is asked again.
                     _ => {
                         if let Some(entry) = self.entry(subscriber, &channel) {
                             entry.disconnected();
                             let entries = [entry];
                             self.send_each(&mut connection, Ask::Subscribe, subscriber, &entries)?;
-                            asked.extend(entries.map(Asked::Subscribe));
+                            asked.extend(entries.map(Unanswered::Subscribe));
                         }
                     }
                 },
                 Event::Message(channel, message) => {
                     let Some(entry) = self.entry(subscriber, &channel) else { continue };
-                    if entry.kind() != Kind::Own {
-                        entry.moved(&message);
+                    if entry.kind() != ChannelKind::Own {
+                        entry.heard(&message);
                         continue;
                     }
                     match Said::parse(&message) {
@@ -219,7 +219,7 @@ impl PubSub {
                         }
                         Some(Said::Fence { number, channel }) => {
                             if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
-                                entry.pass(number);
+                                entry.passed_fence(number);
                             }
                         }
                         Some(Said::To { owner, news }) => {
@@ -234,7 +234,7 @@ impl PubSub {
                     asked.extend(take_steps(&mut connection, steps)?);
                 }
                 Event::Pong => {
-                    if let Some(Asked::Fence(_)) = asked.front() {
+                    if let Some(Unanswered::Fence(_)) = asked.front() {
                         asked.pop_front();
                     }
                 }
@@ -247,11 +247,11 @@ impl PubSub {
                 Event::Refused(error) => match asked.pop_front() {
                     // Without the own channel nothing would ever make the thread look again, so
                     // nobody can wait.
-                    Some(Asked::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
+                    Some(Unanswered::Subscribe(entry)) if Arc::ptr_eq(&entry, &subscriber.own) => {
                         self.refuse_all(subscriber, &error);
                         return Err(error);
                     }
-                    Some(Asked::Subscribe(entry)) => {
+                    Some(Unanswered::Subscribe(entry)) => {
                         if let Some(cluster) = self.servers.cluster()
                             && cluster.sends_elsewhere(&error)
                         {
@@ -262,16 +262,18 @@ impl PubSub {
                             }
                             continue;
                         }
-                        entry.stand(Standing::Refused(refused(&error)));
+                        entry.answered(Confirmation::Refused(subscriber.refused(&error)));
                     }
                     // What still comes there finds nobody.
-                    Some(Asked::Unsubscribe(_)) => {}
+                    Some(Unanswered::Unsubscribe(_)) => {}
                     // The channel was ended by itself before, and that is refused now: the fence's own
                     // answer is still to come.
-                    Some(left @ Asked::Fence(_)) if is_redirect(&error) => asked.push_front(left),
+                    Some(left @ Unanswered::Fence(_)) if is_redirect(&error) => {
+                        asked.push_front(left);
+                    }
                     // Who may not send a PING has this answer to it.
-                    Some(Asked::Fence(_)) => {}
-                    Some(Asked::Step(step)) => {
+                    Some(Unanswered::Fence(_)) => {}
+                    Some(Unanswered::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
                         let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
                         let steps = subscriber.step_done(tracking, step, Err(&error));
@@ -294,7 +296,7 @@ impl PubSub {
         subscriber: &Arc<Subscriber>,
         connection: &mut Connection,
         tracking: &mut Tracking,
-    ) -> Result<Vec<Asked>, RedisError> {
+    ) -> Result<Vec<Unanswered>, RedisError> {
         let (wanted, unwanted, to_track, moved) = {
             let mut state = self.state.lock();
             let desk = self.desk(&mut state, &subscriber.node);
@@ -313,10 +315,10 @@ impl PubSub {
         }
         let tracked = take_steps(connection, tracking.look(to_track))?;
         let unsubscribed = unwanted.into_iter().flat_map(|entry| {
-            let fence = self.is_fenced().then(|| Asked::Fence(Arc::clone(&entry)));
-            std::iter::once(Asked::Unsubscribe(entry)).chain(fence)
+            let fence = self.is_fenced().then(|| Unanswered::Fence(Arc::clone(&entry)));
+            std::iter::once(Unanswered::Unsubscribe(entry)).chain(fence)
         });
-        let subscribed = wanted.into_iter().map(Asked::Subscribe);
+        let subscribed = wanted.into_iter().map(Unanswered::Subscribe);
         Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
     }
 
@@ -347,7 +349,7 @@ impl PubSub {
         let entries = self.all_entries(subscriber, &state);
         drop(state);
         for entry in entries {
-            entry.stand(Standing::Refused(refused(error)));
+            entry.answered(Confirmation::Refused(subscriber.refused(error)));
         }
     }
 
@@ -426,6 +428,12 @@ impl Subscriber {
         }
         steps
     }
+
+    fn refused(&self, error: &RedisError) -> Error {
+        let address = self.node.endpoint.health().address();
+        let cause = Cause { error: Arc::new(error.clone()), address };
+        connection::refused(&cause, Rights::Subscriptions)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -434,12 +442,8 @@ enum Ask {
     Unsubscribe,
 }
 
-fn refused(error: &RedisError) -> Error {
-    connection::refused(error.clone(), Rights::Subscriptions)
-}
-
 /// What is not answered yet.
-enum Asked {
+enum Unanswered {
     Subscribe(Arc<Entry>),
     Unsubscribe(Arc<Entry>),
     /// The PING behind it.
@@ -448,9 +452,9 @@ enum Asked {
 }
 
 /// The step that is answered next, if it is one.
-fn pop_step(asked: &mut VecDeque<Asked>) -> Option<Step> {
+fn pop_step(asked: &mut VecDeque<Unanswered>) -> Option<Step> {
     match asked.pop_front() {
-        Some(Asked::Step(step)) => return Some(step),
+        Some(Unanswered::Step(step)) => return Some(step),
         Some(other) => asked.push_front(other),
         None => {}
     }
@@ -461,10 +465,10 @@ fn pop_step(asked: &mut VecDeque<Asked>) -> Option<Step> {
 fn take_steps(
     connection: &mut Connection,
     (commands, steps): Steps,
-) -> Result<impl Iterator<Item = Asked> + use<>, RedisError> {
+) -> Result<impl Iterator<Item = Unanswered> + use<>, RedisError> {
     if !commands.is_empty() {
         let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
         connection.send_packed_command(&bytes, Instant::now())?;
     }
-    Ok(steps.into_iter().map(Asked::Step))
+    Ok(steps.into_iter().map(Unanswered::Step))
 }

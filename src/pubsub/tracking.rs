@@ -19,7 +19,7 @@
 //! two servers tell of it meanwhile, it is asked for twice.
 //!
 //! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
-//! [`WINDOW`], and once more when the subscriber looks at its queue after that: at the next sign of
+//! [`PERIOD`], and once more when the subscriber looks at its queue after that: at the next sign of
 //! life, if not before. So is one that the server has no room to track.
 
 use std::collections::HashMap;
@@ -52,9 +52,9 @@ pub(super) const NO_TRACKING: &str = "it does not tell when a key changes (HELLO
                                       SUBSCRIBE is refused): that a hold is lost is found out at its \
                                       next renewal, with a fixed lease not before unlock";
 
-/// A key is asked for so often in a window at most, and so long is that.
+/// A key is asked for so often in a period at most, and so long is that.
 const MOST_ASKS: u32 = 10;
-const WINDOW: u64 = 1_000_000_000;
+const PERIOD: u64 = 1_000_000_000;
 /// So many keys are tracked: what that costs with each renewal should stay small, here and there.
 pub(super) const MOST_KEYS: usize = 10_000;
 /// Connections that end so often in a row before the first step is answered lead to somebody who hangs
@@ -83,7 +83,7 @@ enum State {
 #[derive(Default)]
 struct Key {
     held: Vec<Held>,
-    /// When its window began, and how often was asked in it.
+    /// When its period began, and how often was asked in it.
     since: u64,
     asks: u32,
     /// It is among those that were asked for too often.
@@ -244,7 +244,7 @@ impl Tracking {
     /// Asks for a key that has changed, unless that was asked too often.
     fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut Steps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
-        if now.saturating_sub(entry.since) >= WINDOW {
+        if now.saturating_sub(entry.since) >= PERIOD {
             (entry.since, entry.asks) = (now, 0);
         }
         if entry.asks < MOST_ASKS {

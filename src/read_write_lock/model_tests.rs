@@ -156,10 +156,14 @@ fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
     let inside = Arc::new(Inside::default());
     let users: Vec<_> = processes
         .iter()
-        .flat_map(|process| vec![process.lock.clone(); threads])
-        .map(|lock| {
+        .flat_map(|process| vec![(process.lock.clone(), process.session.clone()); threads])
+        .map(|(lock, session)| {
             let (inside, seen) = (Arc::clone(&inside), Arc::clone(seen));
-            thread::spawn(move || user(&lock, &inside, &seen))
+            thread::spawn(move || {
+                user(&lock, &inside, &seen);
+                // Others may wait for what it gave back last.
+                session.core().read_replies();
+            })
         })
         .collect();
     for user in users {

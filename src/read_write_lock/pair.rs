@@ -52,11 +52,8 @@ pub(super) struct Grant {
     pub(super) is_seated: bool,
 }
 
-/// A leader's place in the lock's queue, once it has asked for one.
-pub(super) type Spot = Option<Place>;
-
-type PairQueue = Queue<Need, Grant, Spot>;
-pub(super) type Waiting = Waiter<Need, Grant, Spot>;
+type PairQueue = Queue<Need, Grant, Option<Place>>;
+pub(super) type Waiting = Waiter<Need, Grant, Option<Place>>;
 
 /// See the module.
 pub(super) struct Pair {
@@ -72,7 +69,7 @@ pub(super) struct Pair {
 
 /// What a thread found.
 pub(super) enum Found {
-    /// It has the lock, or may have it beside others.
+    /// It has the lock: a level deeper, or beside others from now on.
     In(Arc<Tenancy>),
     /// It writes, and may read as well.
     Under(Arc<Tenancy>),
@@ -91,7 +88,7 @@ impl Pair {
     /// That of a name: one for all its handles.
     pub(super) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let pair = core.members.of::<Self>().get(name, |name| {
-            let site = |mode| Arc::new(Site::part(core, &name, mode));
+            let site = |mode| Arc::new(Site::side(core, &name, mode));
             Self {
                 core: Arc::clone(core),
                 read: site(Mode::Read),
@@ -216,8 +213,8 @@ impl Pair {
     }
 
     /// The baton goes to the next one in the queue, with the place if that is of its kind.
-    fn hand_on_to_next(&self, lead: Option<Lead<Spot>>) {
-        let mode = |lead: &Lead<Spot>| lead.place.as_ref().map(Place::mode);
+    fn hand_on_to_next(&self, lead: Option<Lead<Option<Place>>>) {
+        let mode = |lead: &Lead<Option<Place>>| lead.inquiry.as_ref().map(Place::mode);
         let (wake, left) = self.with_queue(|queue| {
             let next = queue.first().map(|first| first.need().mode);
             match lead {
@@ -226,7 +223,7 @@ impl Pair {
             }
         });
         wake.now();
-        if let Some(place) = left.and_then(|lead| lead.place) {
+        if let Some(place) = left.and_then(|lead| lead.inquiry) {
             self.site(place.mode()).leave_queue(&place);
         }
     }
@@ -245,7 +242,8 @@ fn found(entered: Entered, site: &Arc<Site>) -> Option<Found> {
 impl Queued for Pair {
     type Need = Need;
     type Grant = Grant;
-    type Place = Spot;
+    /// A place in the lock's queue, once the leader has asked for one.
+    type Inquiry = Option<Place>;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -256,7 +254,7 @@ impl Queued for Pair {
     }
 
     /// Place: it goes to the next leader of the process, or is given up.
-    fn hand_on(&self, lead: Option<Lead<Spot>>) {
+    fn hand_on(&self, lead: Option<Lead<Option<Place>>>) {
         self.hand_on_to_next(lead);
     }
 }
@@ -320,10 +318,10 @@ impl Member for Pair {
         true
     }
 
-    fn give_back(&self, owner: &str) {
+    fn give_up_owner(&self, owner: &str) {
         let writes = owner.ends_with(Mode::Write.suffix());
         let mode = if writes { Mode::Write } else { Mode::Read };
-        self.site(mode).give_back(owner);
+        self.site(mode).give_up_owner(owner);
     }
 }
 

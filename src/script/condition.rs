@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 
 use super::{Rights, Trouble, accepted, call, call_again, flag, number};
-use crate::connection::{Command, Outcome, Route, Script, decimal};
-use crate::protocol::{ConditionKeys, Owner};
+use crate::connection::{Command, Outcome, Route, Script};
+use crate::protocol::{ConditionKeys, Owner, decimal};
 
 static WAIT: LazyLock<Script> = script!("condition/waiters.lua", "condition/wait.lua");
 static NOTIFY: LazyLock<Script> = script!("condition/waiters.lua", "condition/notify.lua");
@@ -51,7 +51,7 @@ impl ConditionScripts<'_> {
         owner: &Owner,
         waiter: &Owner,
     ) -> Result<bool, Trouble> {
-        let command = self.command(&WAIT, Some(lock), &[owner.as_bytes(), waiter.as_bytes()]);
+        let command = self.command(&WAIT, Some(lock), &[&owner.text(), &waiter.text()]);
         flag(call(route, &command, Rights::Conditions)?)
     }
 
@@ -69,7 +69,7 @@ impl ConditionScripts<'_> {
         let notification = decimal(notification, &mut digits);
         let command = |copy| {
             let all: &[u8] = if all { b"1" } else { b"0" };
-            self.command(&NOTIFY, Some(lock), &[owner.as_bytes(), notification, all, copy])
+            self.command(&NOTIFY, Some(lock), &[&owner.text(), notification, all, copy])
         };
         let (reply, _) = call_again(route, &command(b"0"), Rights::Conditions, || command(b"1"))?;
         Ok(u64::try_from(number(reply)?).ok())
@@ -88,10 +88,10 @@ impl ConditionScripts<'_> {
 
     /// A look, which is a sign of life, too.
     pub(crate) fn look_command(self, waiter: &Owner, leaves: bool) -> Command {
-        self.command(&LOOK, None, &[waiter.as_bytes(), if leaves { b"1" } else { b"0" }])
+        self.command(&LOOK, None, &[&waiter.text(), if leaves { b"1" } else { b"0" }])
     }
 
-    /// Ends a waiter's part.
+    /// Ends what there is of a waiter.
     pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
         let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
         self.command(&DONE, None, &[waiter, pass])

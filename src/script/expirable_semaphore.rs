@@ -11,14 +11,14 @@ use super::{
     Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, number, unexpected,
 };
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Outcome, Route, Script, decimal};
-use crate::protocol::PermitId;
+use crate::connection::{Command, Outcome, Route, Script};
+use crate::protocol::{PermitId, decimal};
 
 static TRY_ACQUIRE: LazyLock<Script> =
     script!("number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> =
     script!("number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
-/// For `script::lock::renew_command`.
+/// For `script::renewal::renew_command`.
 pub(super) static RENEW: LazyLock<Script> = script!("expirable_semaphore/renew.lua");
 static REMAINING_LEASE: LazyLock<Script> = script!("expirable_semaphore/remaining_lease.lua");
 static PERMITS: LazyLock<Script> = script!("number.lua", "expirable_semaphore/permits.lua");

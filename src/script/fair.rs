@@ -1,6 +1,7 @@
 //! The scripts of the fair lock.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -98,13 +99,14 @@ impl FairScripts<'_> {
         lease: Duration,
         others: Others<'_>,
     ) -> Result<Replied<FairAcquired>, Trouble> {
-        let mut digits = [0; 20];
+        let (mut digits, owner) = ([0; 20], owner.text());
         let (was_queued, others) = match others {
             Others::Company(others) => (b"0", others),
             Others::Older(others) => (b"1", others),
         };
-        let mut arguments = vec![millis(lease, &mut digits), owner.as_bytes(), was_queued];
-        arguments.extend(others.iter().map(Owner::as_bytes));
+        let others: Vec<_> = others.iter().map(Owner::text).collect();
+        let mut arguments = vec![millis(lease, &mut digits), &owner, was_queued];
+        arguments.extend(others.iter().map(|owner| &owner[..]));
         let command = self.command(&ACQUIRE, &arguments).acknowledged(self.acks);
         let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, Rights::FairLocks, acquired)
@@ -134,7 +136,7 @@ impl FairScripts<'_> {
 
     fn try_command(self, owner: &Owner, lease: Duration) -> Command {
         let mut digits = [0; 20];
-        let command = self.command(&TRY, &[millis(lease, &mut digits), owner.as_bytes()]);
+        let command = self.command(&TRY, &[millis(lease, &mut digits), &owner.text()]);
         command.acknowledged(self.acks)
     }
 
@@ -150,8 +152,8 @@ impl FairScripts<'_> {
 
     /// Releases a hold, with those who had it after its owner.
     pub(crate) fn release_command(self, owner: &Owner, passed: &[Owner]) -> Command {
-        let mut arguments = vec![owner.as_bytes()];
-        arguments.extend(passed.iter().map(Owner::as_bytes));
+        let owners: Vec<_> = iter::once(owner).chain(passed).map(Owner::text).collect();
+        let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&RELEASE, &arguments)
     }
 
@@ -161,7 +163,8 @@ impl FairScripts<'_> {
 
     /// Says that these owners are alive.
     pub(crate) fn keep_alive_command(self, owners: &[Owner]) -> Command {
-        let arguments: Vec<_> = owners.iter().map(Owner::as_bytes).collect();
+        let owners: Vec<_> = owners.iter().map(Owner::text).collect();
+        let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
         self.command(&KEEP_ALIVE, &arguments)
     }
 

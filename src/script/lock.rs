@@ -1,21 +1,19 @@
 //! The scripts of a lock that one process hands to the next.
 
+use std::num::NonZero;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{RedisError, Value};
 
-use super::expirable_semaphore;
-use super::{
-    Replied, Rights, Trouble, accepted, ask, error_reply, flag, granted, millis, refused,
-    unexpected,
-};
+use super::{Replied, Rights, Trouble, accepted, ask, flag, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Outcome, Route, Script, decimal};
-use crate::protocol::{LockKeys, Mode, Owner};
+use crate::connection::{Command, Failure, Outcome, Route, Script};
+use crate::protocol::{LockKeys, Mode, Owner, Pieces, decimal};
 use crate::sync::clock;
 
+// Each is what these files of `lua/` are, one behind the other.
 static ACQUIRE: LazyLock<Script> =
     script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
 static TRY: LazyLock<Script> =
@@ -25,7 +23,8 @@ static RELEASE: LazyLock<Script> =
 static GIVE_UP: LazyLock<Script> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
     script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
-static RENEW: LazyLock<Script> = script!("lock/renew.lua");
+/// For `script::renewal::renew_command`.
+pub(super) static RENEW: LazyLock<Script> = script!("lock/renew.lua");
 static OWNERS: LazyLock<Script> = script!("lock/owners.lua");
 
 /// See [`super::prepare`].
@@ -37,7 +36,7 @@ pub(super) fn prepare() {
 
 /// The scripts of one kind of lock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scripts {
+pub(super) struct ScriptSet {
     pub(super) acquire: &'static LazyLock<Script>,
     pub(super) try_acquire: &'static LazyLock<Script>,
     pub(super) release: &'static LazyLock<Script>,
@@ -45,7 +44,7 @@ pub(super) struct Scripts {
     pub(super) force_unlock: &'static LazyLock<Script>,
 }
 
-static SCRIPTS: Scripts = Scripts {
+static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,
     try_acquire: &TRY,
     release: &RELEASE,
@@ -117,8 +116,7 @@ pub(crate) enum Acquired {
 /// gets the next one. No other hold has any of them, and a later one has higher ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tokens {
-    pub(crate) first: u64,
-    pub(crate) last: u64,
+    last: NonZero<u64>,
 }
 
 impl Tokens {
@@ -127,8 +125,13 @@ impl Tokens {
 
     /// Of a hold whose last one this is. `None`: that cannot be.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
-        let first = last.checked_sub(Self::A_HOLD - 1).filter(|first| *first > 0)?;
-        Some(Self { first, last })
+        NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
+    }
+
+    /// The one that comes behind so many.
+    pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
+        let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
+        NonZero::new(self.last.get() - left)
     }
 }
 
@@ -155,13 +158,13 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) name: &'a str,
     pub(crate) mode: Mode,
-    pub(crate) keys: &'a LockKeys,
+    pub(crate) keys: LockKeys<'a>,
     pub(crate) database: i64,
     /// Who must have a grant before it counts.
     pub(crate) acks: Option<ReplicaAcks>,
     /// Set where the access rights allow the lock's key and not the queue's: then scripts get that
     /// key alone, and the process waits in public.
-    pub(crate) alone: &'a AtomicBool,
+    pub(crate) without_queue: &'a AtomicBool,
 }
 
 impl<'a> LockScripts<'a> {
@@ -171,7 +174,7 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.scripts().acquire, owner, lease, None)
+        self.ask(self.script_set().acquire, owner, lease, None)
     }
 
     /// Takes the lock if it is free, past the queue, and without a place in it.
@@ -180,7 +183,7 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.scripts().try_acquire, owner, lease, None)
+        self.ask(self.script_set().try_acquire, owner, lease, None)
     }
 
     /// The same of a reader, which may be the one who writes.
@@ -190,18 +193,18 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
         writer: &Owner,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.scripts().try_acquire, owner, lease, Some(*writer))
+        self.ask(self.script_set().try_acquire, owner, lease, Some(*writer))
     }
 
     /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
     /// any more.
-    pub(crate) fn stay(
+    pub(crate) fn read_on(
         self,
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
         let Replied { reply, in_doubt, void } =
-            self.ask(&super::read_write::STAY, owner, lease, None)?;
+            self.ask(&super::read_write::READ_ON, owner, lease, None)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
@@ -209,7 +212,7 @@ impl<'a> LockScripts<'a> {
         Ok(Replied { reply, in_doubt, void })
     }
 
-    fn scripts(self) -> Scripts {
+    fn script_set(self) -> ScriptSet {
         match self.mode {
             Mode::Lock => SCRIPTS,
             Mode::Read | Mode::Write => super::read_write::SCRIPTS,
@@ -224,11 +227,11 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
         let owner = *owner;
-        let was_alone = self.alone.load(Ordering::Relaxed);
+        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let begun =
-            self.route.begin(&self.request(self.scripts().try_acquire, &owner, lease, None));
-        let script = self.scripts().try_acquire;
-        move |until| self.heard(script, &owner, lease, None, was_alone, begun.finish(until))
+            self.route.begin(&self.request(self.script_set().try_acquire, &owner, lease, None));
+        let script = self.script_set().try_acquire;
+        move |until| self.heard(script, &owner, lease, None, was_without_queue, begun.finish(until))
     }
 
     fn ask(
@@ -238,10 +241,12 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
         beside: Option<Owner>,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let was_alone = self.alone.load(Ordering::Relaxed);
+        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let command = self.request(script, owner, lease, beside);
+        // Over the name's lane; after a reset once more, which is right, since the owner finds what it
+        // has. The second: whether it was.
         let sent = self.route.call_twice(&command, || command.clone());
-        self.heard(script, owner, lease, beside, was_alone, sent)
+        self.heard(script, owner, lease, beside, was_without_queue, sent)
     }
 
     fn heard(
@@ -250,14 +255,15 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
         beside: Option<Owner>,
-        was_alone: bool,
+        was_without_queue: bool,
         (mut outcome, mut in_doubt): (Outcome, bool),
     ) -> Result<Replied<Acquired>, Trouble> {
-        if self.is_refused_the_queue(was_alone, &outcome) {
+        if self.is_refused_the_queue(was_without_queue, &outcome) {
             let command = self.request(script, owner, lease, beside);
             let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, in_doubt) = (again, in_doubt || resent);
         }
+        // An error reply is a `Trouble`; any other one `acquired` reads, below.
         granted(outcome, in_doubt, self.rights(), acquired)
     }
 
@@ -268,50 +274,50 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
         beside: Option<Owner>,
     ) -> Command {
-        let mut digits = [0; 20];
-        let arguments = [millis(lease, &mut digits), owner.as_bytes()];
+        let (mut digits, owner) = ([0; 20], owner.text());
+        let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
         self.command(script, &arguments, beside.as_ref()).acknowledged(self.acks)
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
     /// without. (But no tokens: there is no saying which key it refused.)
-    fn is_refused_the_queue(self, was_alone: bool, outcome: &Outcome) -> bool {
+    fn is_refused_the_queue(self, was_without_queue: bool, outcome: &Outcome) -> bool {
         // Keys together: in a cluster the others show that a read-write lock's slot is on its way, and
         // some of its keys are elsewhere.
         let needs_all = self.mode != Mode::Lock && matches!(self.route, Route::Slot(_));
-        let refused = !was_alone
+        let refused = !was_without_queue
             && !needs_all
-            && self.keys.tokens.is_none()
-            && outcome.as_ref().is_ok_and(is_about_keys);
+            && !self.keys.is_fenced
+            && matches!(outcome, Err(Failure::Refused(cause)) if is_about_keys(&cause.error));
         if refused {
-            self.alone.store(true, Ordering::Relaxed);
+            self.without_queue.store(true, Ordering::Relaxed);
         }
         refused
     }
 
     /// Gives the lock back, to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
-        self.ending(self.scripts().release, owner.as_bytes(), chain)
+        self.ending(self.script_set().release, &owner.text(), chain)
     }
 
     /// Leaves the queue, and the lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
-        self.ending(self.scripts().give_up, owner, chain)
+        self.ending(self.script_set().give_up, owner, chain)
     }
 
     /// Ends the hold of whoever has the lock. `false`: there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
-        let mut arguments = vec![self.keys.channel.as_bytes()];
+        let mut arguments = vec![self.keys.public()];
         arguments.extend(match self.mode {
             Mode::Lock => None,
-            Mode::Read => Some(&b"read"[..]),
-            Mode::Write => Some(&b"write"[..]),
+            Mode::Read => Some(Pieces::from(&b"read"[..])),
+            Mode::Write => Some(Pieces::from(&b"write"[..])),
         });
-        let command = || self.command(self.scripts().force_unlock, &arguments, None);
+        let command = || self.command(self.script_set().force_unlock, &arguments, None);
         let send = || send_force_unlock(self.route, self.name, &command());
-        let was_alone = self.alone.load(Ordering::Relaxed);
+        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let mut outcome = send()?;
-        if self.is_refused_the_queue(was_alone, &outcome) {
+        if self.is_refused_the_queue(was_without_queue, &outcome) {
             // It has taken the lock from nobody.
             outcome = send()?;
         }
@@ -321,48 +327,51 @@ impl<'a> LockScripts<'a> {
     pub(crate) fn rights(self) -> Rights {
         match self.mode {
             Mode::Read | Mode::Write => Rights::ReadWriteLocks,
-            Mode::Lock if self.keys.tokens.is_some() => Rights::FencedLocks,
+            Mode::Lock if self.keys.is_fenced => Rights::FencedLocks,
             Mode::Lock => Rights::Locks,
         }
     }
 
     fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
         let (mut since, mut count) = ([0; 20], [0; 20]);
-        let channel = self.keys.channel.as_bytes();
+        let (owner, channel) = (owner.into(), self.keys.public());
         match chain.start.since(&mut since) {
             Some(since) => {
                 let count = decimal(chain.count, &mut count);
-                self.command(script, &[owner, channel, since, count], None)
+                self.command(script, &[owner, channel, since.into(), count.into()], None)
             }
             // Its place, where the database stands behind it.
-            None if self.database != 0 => self.command(script, &[owner, channel, b"0", b"0"], None),
+            None if self.database != 0 => {
+                let nothing = b"0"[..].into();
+                self.command(script, &[owner, channel, nothing, nothing], None)
+            }
             None => self.command(script, &[owner, channel], None),
         }
     }
 
-    /// `beside`: the writer under whose hold it reads.
+    /// `EVALSHA` with these keys and arguments; `EVAL` where the server answers NOSCRIPT
+    /// (`connection/link.rs`). `beside`: the writer under whose hold it reads.
     fn command(
         self,
         script: &'static LazyLock<Script>,
-        arguments: &[&[u8]],
+        arguments: &[Pieces<'_>],
         beside: Option<&Owner>,
     ) -> Command {
-        let LockKeys { queue, window, tokens, .. } = self.keys;
-        let keys = [self.name, queue, window, tokens.as_deref().unwrap_or_default()];
-        let keys = keys.map(str::as_bytes);
-        let keys = match tokens {
-            Some(_) => &keys[..],
-            None if self.alone.load(Ordering::Relaxed) => &keys[..1],
-            None => &keys[..3],
+        let (name, keys) = (self.name.as_bytes().into(), self.keys);
+        let all = [name, keys.queue(), keys.window(), keys.tokens()];
+        let keys = match self.without_queue.load(Ordering::Relaxed) {
+            _ if keys.is_fenced => &all[..],
+            true => &all[..1],
+            false => &all[..3],
         };
         // It is 0 nearly always, and what is not sent costs nobody anything.
         match (self.database.unsigned_abs(), beside) {
             (0, None) => Command::script(script, keys, arguments),
             (database, beside) => {
-                let mut digits = [0; 20];
+                let (mut digits, beside) = ([0; 20], beside.map(Owner::text));
                 let mut arguments = arguments.to_vec();
-                arguments.push(decimal(database, &mut digits));
-                arguments.extend(beside.map(Owner::as_bytes));
+                arguments.push(decimal(database, &mut digits).into());
+                arguments.extend(beside.as_deref().map(Pieces::from));
                 Command::script(script, keys, &arguments)
             }
         }
@@ -370,12 +379,11 @@ impl<'a> LockScripts<'a> {
 }
 
 /// Whether the server refuses a key of a script, and not the script or a command.
-fn is_about_keys(reply: &Value) -> bool {
-    let Value::ServerError(error) = reply else { return false };
+fn is_about_keys(error: &RedisError) -> bool {
     // "… to access one of the keys used as arguments", from Redis 7.2 on "… to access a key". A command
     // or a user may have a name with those letters.
-    let what = error.details().and_then(|details| details.split_once("to access"));
-    error.code() == "NOPERM" && what.is_some_and(|(_, what)| what.contains("key"))
+    let what = error.detail().and_then(|detail| detail.split_once("to access"));
+    error.code() == Some("NOPERM") && what.is_some_and(|(_, what)| what.contains("key"))
 }
 
 fn acquired(reply: Value) -> Result<Acquired, Trouble> {
@@ -467,87 +475,6 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
     }
 }
 
-/// What became of one hold's renewal.
-#[derive(Debug)]
-pub(crate) enum Renewed {
-    Done,
-    NotHeld,
-    /// Not renewed for another reason; worth another try.
-    Failed(String),
-    /// Renewed, but too few replicas have that.
-    Unacknowledged(String),
-}
-
-/// What is renewed, many by one call: a name's key, and who or what is renewed under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RenewalKind {
-    Locks,
-    /// Of expirable semaphores.
-    Permits,
-}
-
-impl RenewalKind {
-    fn rights(self) -> Rights {
-        match self {
-            Self::Locks => Rights::Locks,
-            Self::Permits => Rights::ExpirableSemaphores,
-        }
-    }
-}
-
-pub(crate) fn renew_command<'a>(
-    renewals: RenewalKind,
-    holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
-    lease: Duration,
-    acks: Option<ReplicaAcks>,
-) -> Command {
-    let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
-    let reads = holds.clone().filter(|(_, owner)| owner.mode() == Mode::Read);
-    let timeouts: Vec<_> =
-        reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
-    let mut digits = [0; 20];
-    let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
-    keys.extend(timeouts.iter().map(String::as_bytes));
-    arguments.push(millis(lease, &mut digits));
-    let owners: Vec<_> = holds
-        .map(|(_, owner)| match owner.mode() {
-            Mode::Read => [b"read ", owner.as_bytes()].concat(),
-            Mode::Lock | Mode::Write => owner.as_bytes().to_vec(),
-        })
-        .collect();
-    arguments.extend(owners.iter().map(Vec::as_slice));
-    let script = match renewals {
-        RenewalKind::Locks => &RENEW,
-        RenewalKind::Permits => &expirable_semaphore::RENEW,
-    };
-    Command::script(script, &keys, &arguments).acknowledged(acks)
-}
-
-/// What became of each of the holds of a [`renew_command`].
-pub(crate) fn renewed(renewals: RenewalKind, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    let replied = granted(outcome, false, renewals.rights(), each_renewed)?;
-    let Some(void) = replied.void else { return Ok(replied.reply) };
-    // What is not held any more is so, whoever knows of it.
-    let unless_known = |renewed| match renewed {
-        Renewed::Done => Renewed::Unacknowledged(format!("{void:#}")),
-        renewed => renewed,
-    };
-    Ok(replied.reply.into_iter().map(unless_known).collect())
-}
-
-fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
-    let Value::Array(replies) = reply else { return Err(unexpected(&reply)) };
-    let renewed = |reply| match reply {
-        Value::Int(1) => Renewed::Done,
-        Value::Int(0) => Renewed::NotHeld,
-        Value::BulkString(refusal) => {
-            Renewed::Failed(String::from_utf8_lossy(&refusal).into_owned())
-        }
-        other => Renewed::Failed(unexpected(&other).into_error().to_string()),
-    };
-    Ok(replies.into_iter().map(renewed).collect())
-}
-
 /// Asks which owners of a client have these locks.
 pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
@@ -566,30 +493,6 @@ pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
     };
     let owners = |reply| parts(reply)?.into_iter().map(owner).collect();
     parts(accepted(outcome, Rights::Locks)?)?.into_iter().map(owners).collect()
-}
-
-/// Raises one hold's lease now. `false`: it is not this owner's any more.
-pub(crate) fn extend(
-    renewals: RenewalKind,
-    route: &Route,
-    key: &str,
-    owner: &Owner,
-    lease: Duration,
-    acks: Option<ReplicaAcks>,
-) -> Result<bool, Trouble> {
-    let rights = renewals.rights();
-    let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
-    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
-    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each_renewed)?;
-    match reply.pop() {
-        Some(Renewed::Done) => void.map_or(Ok(true), |void| Err(Trouble::Unknown(void))),
-        Some(Renewed::NotHeld) => Ok(false),
-        Some(Renewed::Unacknowledged(_)) => Err(unexpected(&Value::Nil)),
-        Some(Renewed::Failed(refusal)) => {
-            Err(Trouble::Refused(refused(error_reply(&refusal), rights)))
-        }
-        None => Err(unexpected(&Value::Nil)),
-    }
 }
 
 /// Sends a forced unlock, of whatever kind of lock, and never twice: the second one would take the
@@ -629,7 +532,7 @@ pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool
 
 /// Answered with 1 or 0.
 pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
-    Command::plain(&[b"HEXISTS", key.as_bytes(), owner.as_bytes()])
+    Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
 /// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
@@ -651,13 +554,11 @@ fn time_left(left: i64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connection::error_reply;
 
     #[test]
     fn a_refused_key_is_told_from_a_refused_command() {
-        let is_about_keys = |text: &str| {
-            let reply = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
-            is_about_keys(&reply.unwrap())
-        };
+        let is_about_keys = |text: &str| is_about_keys(&error_reply(text));
         let user = "NOPERM ACL failure in script: User monkey has no permissions to";
         for (text, is_so) in [
             (
@@ -681,6 +582,13 @@ mod tests {
         let said = |start: Start| start.since(&mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("AGE, BLIND = 4, {}, 100", AGE / 1_000_000)));
+        let shortcuts = [
+            (include_str!("../../lua/lock/unwanted.lua"), "since <= -"),
+            (include_str!("../../lua/read_write/unwanted.lua"), "since > -"),
+        ];
+        for (shortcut, condition) in shortcuts {
+            assert!(shortcut.contains(&format!("{condition}{} ", AGE / 1_000_000)));
+        }
         assert_eq!(said(Start::Unknown), None);
         assert_eq!(said(Start::Here(clock::now())), None);
         assert_eq!(said(Start::Server(7)), Some(b"7".to_vec()));

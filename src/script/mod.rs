@@ -14,19 +14,21 @@ pub(crate) mod latch;
 pub(crate) mod lock;
 mod once;
 mod read_write;
+pub(crate) mod renewal;
 pub(crate) mod semaphore;
 
 use std::time::Duration;
 
 use redis::Value;
 
-use crate::connection::{Command, Failure, Outcome, Route, decimal};
+use crate::connection::{Command, Failure, Outcome, Route};
 use crate::error::Error;
+use crate::protocol::decimal;
 
 pub(crate) use crate::connection::{Rights, Trouble};
 use crate::connection::{error_reply, refused, unacknowledged, unexpected};
 
-pub(crate) use once::{Requests, ServerClock, Ticket, WINDOW};
+pub(crate) use once::{Requests, ServerClock, Ticket, VALID_FOR};
 
 /// Makes every script known to this process now. A child that is forked while another thread is
 /// just making one would wait for that thread at its own first use of it, for ever.
@@ -41,7 +43,8 @@ pub(crate) fn prepare() {
 }
 
 /// Sends a command and waits for its reply. After a reset it is sent once more, on a new
-/// connection: every command of this library may be sent twice.
+/// connection. So only for what may be sent twice as it is. (What has to say that it is a copy goes
+/// by [`call_again`]. A forced unlock is sent once, by [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
@@ -116,10 +119,10 @@ fn granted<T>(
 
 /// The server's reply, unless it is an error.
 fn accepted(outcome: Outcome, rights: Rights) -> Result<Value, Trouble> {
-    match outcome? {
-        Value::ServerError(error) => Err(Trouble::Refused(refused(error.into(), rights))),
-        value => Ok(value),
-    }
+    outcome.map_err(|failure| match failure {
+        Failure::Refused(cause) => Trouble::Refused(refused(&cause, rights)),
+        failure => failure.into(),
+    })
 }
 
 fn flag(value: Value) -> Result<bool, Trouble> {
@@ -165,6 +168,7 @@ mod tests {
             names.retain(|name| name.len() > 1);
             let scripts: Vec<_> = source
                 .lines()
+                .map(|line| line.trim_start_matches("pub(super) "))
                 .filter_map(|line| line.strip_prefix("static ")?.split_once(": LazyLock<Script>"))
                 .map(|(name, _)| name)
                 .collect();

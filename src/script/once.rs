@@ -8,8 +8,9 @@ use redis::Value;
 
 use super::{Replied, Rights, Trouble, call, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Route, Script, decimal};
+use crate::connection::{Command, Route, Script};
 use crate::error::{Error, ErrorKind};
+use crate::protocol::decimal;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::clock;
@@ -19,7 +20,7 @@ const MEMORY: Duration = Duration::from_secs(300);
 /// How long after it was opened a request may be applied. Less than the memory, by more than the
 /// two clocks drift apart meanwhile: a server that knows nothing of a request of which it would
 /// have to know refuses it.
-pub(crate) const WINDOW: Duration = Duration::from_secs(240);
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
 
 /// The server's clock, as far as its answers told it: how many milliseconds it is ahead of ours.
 #[derive(Debug, Default)]
@@ -50,20 +51,20 @@ pub(crate) struct Requests {
     key: String,
     server: Arc<ServerClock>,
     slots: Mutex<Slots>,
-    window: Duration,
+    valid_for: Duration,
     memory: Duration,
 }
 
 /// A slot has one open request at a time, so it is enough for the server to remember one for each.
 #[derive(Debug, Default)]
 struct Slots {
-    open: Vec<Option<Open>>,
+    open: Vec<Option<OpenRequest>>,
     /// The lowest is taken first: the server forgets the others.
     free: BTreeSet<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenRequest {
     number: u64,
     /// Until when it may be applied, on the server's clock. The same for each copy of it, or one
     /// could be applied after the server has forgotten the first.
@@ -83,15 +84,15 @@ impl Requests {
             key: key.to_owned(),
             server: Arc::clone(server),
             slots: Mutex::default(),
-            window: WINDOW,
+            valid_for: VALID_FOR,
             memory: MEMORY,
         }
     }
 
     /// Which the server remembers for a shorter time.
     #[cfg(test)]
-    pub(crate) fn forgotten_after(self, window: Duration, memory: Duration) -> Self {
-        Self { window, memory, ..self }
+    pub(crate) fn forgotten_after(self, valid_for: Duration, memory: Duration) -> Self {
+        Self { valid_for, memory, ..self }
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -103,7 +104,7 @@ impl Requests {
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> Ticket {
         let latest = self.latest();
         let mut slots = self.slots.lock();
-        let open = Open { number: next(), latest };
+        let open = OpenRequest { number: next(), latest };
         let slot = slots.free.pop_first().unwrap_or(slots.open.len());
         if slot == slots.open.len() {
             slots.open.push(Some(open));
@@ -138,14 +139,16 @@ impl Requests {
 
     /// Until when a request that is opened now may be applied.
     fn latest(&self) -> u64 {
-        let window = i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX);
-        u64::try_from(self.server.now().saturating_add(window)).unwrap_or(0)
+        let valid_for = i64::try_from(self.valid_for.as_millis()).unwrap_or(i64::MAX);
+        u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
     /// For a request of which no copy was applied, or ever will be.
-    fn prolong(&self, ticket: Ticket) {
+    fn postpone(&self, ticket: Ticket) {
         let latest = self.latest();
-        if let Some(Some(open)) = self.slots.lock().open.get_mut(ticket.slot) {
+        if let Some(Some(open)) = self.slots.lock().open.get_mut(ticket.slot)
+            && open.number == ticket.number
+        {
             open.latest = latest;
         }
     }
@@ -233,7 +236,7 @@ impl Once<'_> {
                 return Err(Trouble::Unsent(late()));
             }
             // The only copy there is has done nothing: this thread stood still, or a clock jumped.
-            self.requests.prolong(self.ticket);
+            self.requests.postpone(self.ticket);
             again = true;
         }
     }
@@ -254,7 +257,7 @@ impl Once<'_> {
         };
         let Some((seconds, micros)) = now else { return Err(unexpected(&reply)) };
         self.requests.server.is(seconds.saturating_mul(1_000).saturating_add(micros / 1_000));
-        self.requests.prolong(self.ticket);
+        self.requests.postpone(self.ticket);
         Ok(())
     }
 }
@@ -268,7 +271,7 @@ pub(crate) fn late() -> Error {
 /// What was sent more than once came too late.
 fn forgotten() -> Error {
     let message = format!(
-        "the request was sent again after more than {WINDOW:?}, when the server may have forgotten it"
+        "the request was sent again after more than {VALID_FOR:?}, when the server may have forgotten it"
     );
     Error::new(ErrorKind::Redis, message)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::lock::Scripts;
+use super::lock::ScriptSet;
 use crate::connection::Script;
 
 static ACQUIRE: LazyLock<Script> = script!(
@@ -23,10 +23,10 @@ static GIVE_UP: LazyLock<Script> =
     script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
     script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
-pub(super) static STAY: LazyLock<Script> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/stay.lua");
+pub(super) static READ_ON: LazyLock<Script> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
 
-pub(super) static SCRIPTS: Scripts = Scripts {
+pub(super) static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,
     try_acquire: &TRY,
     release: &RELEASE,
@@ -36,7 +36,7 @@ pub(super) static SCRIPTS: Scripts = Scripts {
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STAY] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &READ_ON] {
         LazyLock::force(script);
     }
 }

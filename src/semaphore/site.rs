@@ -14,7 +14,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Debtor, Orphan};
 
-/// One semaphore's place in a client.
+/// One semaphore in one client.
 pub(crate) struct SemaphoreSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
@@ -208,15 +208,16 @@ impl Source for SemaphoreSite {
         match self.scripts().try_acquire(ticket, clients, needs) {
             Ok(Replied { reply: taken @ 1.., void: Some(void), .. }) => {
                 let error = self.take_back(ticket, asked, taken.into(), void);
-                Err(RequestFailed { error, alone: false })
+                Err(RequestFailed { error, concerns_it_alone: false })
             }
             Ok(Replied { reply: taken, .. }) => {
                 self.requests.close(ticket);
                 Ok(if taken > 0 { Reply::Given(taken) } else { Reply::Refused(None) })
             }
             Err(trouble) => {
-                let alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                Err(RequestFailed { error: self.not_taken(ticket, trouble), alone })
+                let concerns_it_alone =
+                    matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+                Err(RequestFailed { error: self.not_taken(ticket, trouble), concerns_it_alone })
             }
         }
     }
@@ -363,7 +364,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::protocol;
 
-    const WINDOW: Duration = Duration::from_millis(500);
+    const VALID_FOR: Duration = Duration::from_millis(500);
     const MEMORY: Duration = Duration::from_secs(2);
     const SOON: Duration = Duration::from_secs(20);
 
@@ -380,7 +381,7 @@ mod tests {
     fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = protocol::requests("pool", core.id.as_str());
-        let requests = Requests::new(&key, &Arc::default()).forgotten_after(WINDOW, MEMORY);
+        let requests = Requests::new(&key, &Arc::default()).forgotten_after(VALID_FOR, MEMORY);
         SemaphoreSite {
             route: core.route("pool"),
             channel: SemaphoreKeys::channel("pool").into(),
@@ -431,7 +432,7 @@ mod tests {
         let session = session(&server.url());
         let site = pool(&session);
         let (ticket, asked) = take(&site);
-        thread::sleep(MEMORY + WINDOW);
+        thread::sleep(MEMORY + VALID_FOR);
         assert!(site.take_back(ticket, asked, 3, too_few()).outcome_unknown());
         wait_until("they are given back", SOON, || free(&site) == 5);
     }
@@ -445,7 +446,7 @@ mod tests {
         let site = pool(&session);
         let (ticket, asked) = take(&site);
         let () = redis::Commands::set(&mut new.connection(), "pool", 5).unwrap();
-        thread::sleep(MEMORY + WINDOW);
+        thread::sleep(MEMORY + VALID_FOR);
         proxy.lead_to(&new);
         old.kill();
         let error = site.take_back(ticket, asked, 3, too_few());
@@ -469,7 +470,7 @@ mod tests {
         let error = thread::scope(|scope| {
             let error = scope.spawn(|| site.take_back(ticket, asked, 3, too_few()));
             proxy.wait_fired(1, SOON);
-            thread::sleep(MEMORY + WINDOW);
+            thread::sleep(MEMORY + VALID_FOR);
             proxy.cut_all();
             error.join().unwrap()
         });

@@ -1,10 +1,16 @@
 //! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
 //!
-//! Three threads, however many holds there are. The *watchdog* waits for the wheel and never does
-//! I/O, so that a lost hold is told at once even while the server does not answer. The *renewer*
-//! does all background I/O: renewals, orphans (what is left to be done for nobody), replies nobody
-//! waits for. The *callback* thread runs `on_lost` and writes log lines, and exists
-//! only while there are some.
+//! A client has three threads, however many holds there are, `redlatch-watchdog`,
+//! `redlatch-renewer` and `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is
+//! something to be called or logged; with Sentinels also `redlatch-sentinel`. In a cluster a
+//! renewer and a subscriber for each server that is used, and `redlatch-errands`, which gives the
+//! renewers their work.
+//!
+//! The *watchdog* waits for the wheel and never does I/O, so that a lost hold is told at once even
+//! while the server does not answer. The *renewer* (`core/renewer.rs`) sends what goes on in the
+//! background: renewals, orphans (what is left to be done for nobody); and it reads replies that
+//! nobody waits for. The *callbacks* thread runs `on_lost` and writes log lines. The *subscriber*
+//! (`pubsub/`) hears messages.
 
 mod callbacks;
 mod orphan;
@@ -25,13 +31,13 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
-use crate::script::lock::RenewalKind;
+use crate::script::renewal::RenewalKind;
 use crate::sync::clock;
 use crate::sync::{Condvar, Mutex};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
-const SLOTS: usize = 1_024;
+const BUCKETS: usize = 1_024;
 /// The wheel's thread sleeps at most this long: its timer stands still while the machine is
 /// suspended, the leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
@@ -139,7 +145,7 @@ impl Watchdog {
     pub(crate) fn new(alive: Sender<()>) -> (Self, Receiver<Job>) {
         let (jobs, work) = crossbeam_channel::unbounded();
         let now = clock::now() / TICK;
-        let timer = Timer { wheel: Wheel::new(now, SLOTS), wakes_at: 0, shut_down: false };
+        let timer = Timer { wheel: Wheel::new(now, BUCKETS), wakes_at: 0, shut_down: false };
         let watchdog = Self {
             timer: Mutex::new(timer),
             changed: Condvar::new(),

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log::Level;
-use redis::Value;
 
 use super::{Watchdog, renewal};
-use crate::connection::{Command, Outcome, passes};
-use crate::script::{Requests, Ticket, WINDOW};
+use crate::connection::{Command, Failure, Outcome, is_transient};
+use crate::script::{Requests, Ticket, VALID_FOR};
 use crate::sync::clock;
 
 const FIRST_RETRY: u64 = 50_000_000;
@@ -103,7 +102,7 @@ impl Orphan {
         requests: &Arc<Requests>,
         ticket: Ticket,
     ) -> Self {
-        Self::new(name, What::Request(copy, Arc::clone(requests), ticket), WINDOW)
+        Self::new(name, What::Request(copy, Arc::clone(requests), ticket), VALID_FOR)
     }
 
     /// What somebody owes, for which no request is open. Until nothing is owed.
@@ -187,7 +186,7 @@ impl Orphan {
                 if lost {
                     watchdog.log(Level::Error, || format!(
                         "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
-                         known: the server did not say so for {WINDOW:?}, and has forgotten it",
+                         known: the server did not say so for {VALID_FOR:?}, and has forgotten it",
                         self.name
                     ));
                 }
@@ -222,14 +221,14 @@ impl Orphan {
 
 /// Whether the server has done it. An error reply says that it has not.
 fn is_answered(outcome: &Outcome) -> bool {
-    matches!(outcome, Ok(reply) if !matches!(reply, Value::ServerError(_)))
+    outcome.is_ok()
 }
 
 /// Whether sending it again is of no use: it was done, or refused for a reason that stays, as the
 /// access rights are. BUSY, LOADING, OOM and their like pass, and it may be done then.
 fn is_settled(outcome: &Outcome) -> bool {
     match outcome {
-        Ok(Value::ServerError(error)) => !passes(&error.clone().into()),
+        Err(Failure::Refused(cause)) => !is_transient(&cause.error),
         outcome => outcome.is_ok(),
     }
 }
@@ -270,8 +269,10 @@ impl fmt::Debug for Orphan {
 mod tests {
     use std::io;
 
+    use redis::Value;
+
     use super::*;
-    use crate::connection::{Cause, Failure};
+    use crate::connection::{Cause, error_reply};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -325,7 +326,8 @@ mod tests {
         ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
 
     fn refusal(code: &str) -> Outcome {
-        Ok(redis::parse_redis_value(format!("-{code} for a reason\r\n").as_bytes()).unwrap())
+        let error = Arc::new(error_reply(&format!("{code} for a reason")));
+        Err(Failure::Refused(Cause { error, address: "a server".into() }))
     }
 
     #[test]
@@ -340,8 +342,8 @@ mod tests {
             orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
         };
         for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {
-            assert!(!is_done(refusal(code), WINDOW.as_secs() - 1), "{code}: was not applied");
-            assert!(is_done(refusal(code), WINDOW.as_secs() + 1), "{code}: nobody will know");
+            assert!(!is_done(refusal(code), VALID_FOR.as_secs() - 1), "{code}: was not applied");
+            assert!(is_done(refusal(code), VALID_FOR.as_secs() + 1), "{code}: nobody will know");
         }
         assert!(is_done(Ok(Value::Int(1)), 0), "applied");
         assert!(is_done(Ok(Value::Array(vec![Value::Int(7)])), 0), "too late");

@@ -98,7 +98,7 @@ const fn drift(lease: u64) -> u64 {
 /// What is known of a hold. Times are by [`clock`](crate::sync::clock).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// When it was granted.
+    /// When it was granted, or passed last.
     pub(crate) granted: u64,
     /// The thread that wants it renewed has had it since then.
     pub(crate) since: u64,
@@ -141,7 +141,7 @@ impl Facts {
         // A fixed lease lasts as long as it was wanted, whoever lives.
         let (first, lease) = if self.is_provisional && (is_watched || self.fixed.is_some()) {
             let watched = if is_watched { config.watchdog_timeout } else { Duration::ZERO };
-            // Once, and counted from the grant.
+            // Once, and counted from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.granted));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             (self.granted.saturating_add(RAISED_AFTER), watched.max(fixed))

@@ -4,12 +4,12 @@
 //! caller passes in.
 //!
 //! This is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a ring
-//! of slots, where an entry due at tick `d` is in the list of slot `d % slots`.
+//! of buckets, where an entry due at tick `d` is in the list of bucket `d % buckets`.
 //!
 //! ```text
-//! 8 slots, now = 13
+//! 8 buckets, now = 13
 //!
-//! slot   0    1    2    3    4    5    6    7
+//! bucket 0    1    2    3    4    5    6    7
 //!             17             20   12        15
 //!                                 ^         31
 //!                                now
@@ -18,86 +18,89 @@
 //! Nearly all entries are cancelled before they are due, or come back at once with a new due tick.
 //! A heap would pay a logarithm for each of these and keep the cancelled ones; a hierarchy of
 //! wheels would move its entries from level to level. Here inserting and cancelling touch one list.
-//! The price is paid by entries more than one turn away: they share slots with near ones, so they
-//! are looked at, and left, each time the wheel comes past. That is once a turn, or twice if one
-//! [`advance`](Wheel::advance) ends in their slot and the next begins there. Choose the number of
-//! slots so that the usual delay is less than a turn.
+//! The price is paid by entries more than one round away: they share buckets with near ones, so
+//! they are looked at, and left, each time the wheel comes past. That is once a round, or twice if
+//! one [`advance`](Wheel::advance) ends in their bucket and the next begins there. Choose the
+//! number of buckets so that the usual delay is less than a round.
 //!
 //! # Invariants
 //!
 //! - After `advance`, every entry is due later than `now`. So an entry due at `now` or before was
 //!   inserted since, and while it lives `now` stands still.
-//! - An entry is in the slot of `max(due, now)`. By the line above this never changes while it
-//!   lives, so the slot need not be stored.
-//! - Entries with the same due tick are in one slot, in the order of insertion.
-//! - A slot's bit in `occupied` is set exactly if its list is not empty.
+//! - An entry is in the bucket of `max(due, now)`. By the line above this never changes while it
+//!   lives, so the bucket need not be stored.
+//! - Entries with the same due tick are in one bucket, in the order of insertion.
+//! - A bucket's bit in `occupied` is set exactly if its list is not empty.
 //!
 //! # Memory
 //!
-//! Entries are kept in one slab. A place that becomes free is used again by a later insert; the
-//! slab shrinks only when the wheel becomes empty, and then to [`SPARE`] places.
+//! Entries are kept in one slab. A cell that becomes free is used again by a later insert; the
+//! slab shrinks only when the wheel becomes empty, and then to [`SPARE`] cells.
+
+use std::num::NonZero;
 
 /// Entries that fire when their tick has come.
 #[derive(Debug)]
 pub(crate) struct Wheel<T> {
     /// The tick that the wheel has been advanced to.
     now: u64,
-    /// The number of slots less one: `tick & mask` is a tick's slot.
+    /// The number of buckets less one: `tick & mask` is a tick's bucket.
     mask: u64,
-    slots: Vec<Slot>,
-    /// One bit per slot, to pass over 64 empty slots at once.
+    buckets: Vec<Bucket>,
+    /// One bit per bucket, to pass over 64 empty buckets at once.
     occupied: Vec<u64>,
     entries: Vec<Entry<T>>,
-    /// The head of the list of free places in `entries`, linked by `next`.
+    /// The head of the list of free cells in `entries`, linked by `next`.
     free: u32,
     len: usize,
     /// The serial number of the last insert.
-    serial: u64,
+    serial: NonZero<u64>,
 }
 
 /// Names one insert into one wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     index: u32,
-    /// Tells this insert from all others that had or will have the same place.
-    serial: u64,
+    /// Tells this insert from all others that had or will have the same cell.
+    serial: NonZero<u64>,
 }
 
 impl<T> Wheel<T> {
-    /// An empty wheel that stands at tick `now`. `slots` is a power of two.
-    pub(crate) fn new(now: u64, slots: usize) -> Self {
-        assert!(slots.is_power_of_two(), "the number of slots must be a power of two");
+    /// An empty wheel that stands at tick `now`. `buckets` is a power of two.
+    pub(crate) fn new(now: u64, buckets: usize) -> Self {
+        assert!(buckets.is_power_of_two(), "the number of buckets must be a power of two");
         Self {
             now,
-            mask: slots as u64 - 1,
-            slots: vec![Slot::EMPTY; slots],
-            occupied: vec![0; slots.div_ceil(WORD)],
+            mask: buckets as u64 - 1,
+            buckets: vec![Bucket::EMPTY; buckets],
+            occupied: vec![0; buckets.div_ceil(WORD)],
             entries: Vec::new(),
             free: NIL,
             len: 0,
-            serial: 0,
+            serial: NonZero::<u64>::MIN,
         }
     }
 
     /// Adds an entry. One that is due already fires at the next [`advance`](Self::advance), even
     /// if that does not move the time.
     pub(crate) fn insert(&mut self, due: u64, item: T) -> Key {
-        let slot = self.slot_of(due);
-        let tail = self.slots[slot].tail;
-        // 64 bits, so that it never comes round: unlike a count kept in the place, it may be
-        // forgotten with the place when the slab shrinks.
-        self.serial += 1;
+        let bucket = self.bucket_of(due);
+        let tail = self.buckets[bucket].tail;
+        // 64 bits, so that it never comes round: unlike a count kept in the cell, it may be
+        // forgotten with the cell when the slab shrinks.
+        self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
-        let index = self.place(Entry { due, serial, prev: tail, next: NIL, item: Some(item) });
+        let index =
+            self.insert_entry(Entry { due, serial, prev: tail, next: NIL, item: Some(item) });
 
         // At the tail: entries with the same due tick fire in the order of the list.
         if tail == NIL {
-            self.slots[slot].head = index;
-            self.occupied[slot / WORD] |= 1 << (slot % WORD);
+            self.buckets[bucket].head = index;
+            self.occupied[bucket / WORD] |= 1 << (bucket % WORD);
         } else {
             self.entries[tail as usize].next = index;
         }
-        self.slots[slot].tail = index;
+        self.buckets[bucket].tail = index;
         self.len += 1;
         Key { index, serial }
     }
@@ -105,12 +108,12 @@ impl<T> Wheel<T> {
     /// Takes an entry out before it fires. `None` if it has fired or was cancelled already.
     pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get(key.index as usize)?;
-        // A free place keeps the serial number of its last entry.
+        // A free cell keeps the serial number of its last entry.
         if entry.serial != key.serial || entry.item.is_none() {
             return None;
         }
-        let slot = self.slot_of(entry.due);
-        self.unlink(slot, key.index);
+        let bucket = self.bucket_of(entry.due);
+        self.unlink(bucket, key.index);
         self.vacate(key.index)
     }
 
@@ -118,33 +121,33 @@ impl<T> Wheel<T> {
     /// ticks and, within a tick, of insertion. Time never goes back: a `now` that is less than an
     /// earlier one counts as the earlier one.
     ///
-    /// Costs a look at each slot passed, at most one turn however far `now` is away, and at each
-    /// entry in them; a jump of more than a turn also sorts what it fires.
+    /// Costs a look at each bucket passed, at most one round however far `now` is away, and at each
+    /// entry in them; a jump of more than a round also sorts what it fires.
     pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
         let now = now.max(self.now);
-        // From the slot of the old time on, where the entries are that came too late for it.
+        // From the bucket of the old time on, where the entries are that came too late for it.
         let span = (now - self.now).min(self.mask);
         let mut ready = Vec::new();
         let mut offset = 0;
         while let Some(found) = self.next_occupied(offset, span) {
-            let slot = self.slot_at(found);
-            let mut index = self.slots[slot].head;
+            let bucket = self.bucket_at(found);
+            let mut index = self.buckets[bucket].head;
             while index != NIL {
                 let entry = &self.entries[index as usize];
                 let next = entry.next;
                 if entry.due <= now {
                     ready.push((entry.due, index));
-                    self.unlink(slot, index);
+                    self.unlink(bucket, index);
                 }
                 index = next;
             }
             offset = found + 1;
         }
-        // Only now: until here the old time says which slot is which.
+        // Only now: until here the old time says which bucket is which.
         self.now = now;
 
-        // In order already, but for late entries and jumps of more than a turn. The sort is stable
-        // and equal ticks come from one slot, so they stay in the order of insertion.
+        // In order already, but for late entries and jumps of more than a round. The sort is stable
+        // and equal ticks come from one bucket, so they stay in the order of insertion.
         ready.sort_by_key(|&(due, _)| due);
         for (_, index) in ready {
             fired.extend(self.vacate(index));
@@ -153,21 +156,21 @@ impl<T> Wheel<T> {
 
     /// The earliest due tick that is at most `horizon`.
     ///
-    /// Costs a look at the slots up to the answer, or to the horizon if there is none, and at each
-    /// entry in them. With a horizon of more than a turn this may be every entry of the wheel.
+    /// Costs a look at the buckets up to the answer, or to the horizon if there is none, and at
+    /// each entry in them. With a horizon of more than a round this may be every entry of the wheel.
     pub(crate) fn next_due(&self, horizon: u64) -> Option<u64> {
         let span = horizon.saturating_sub(self.now).min(self.mask);
         let mut earliest: Option<u64> = None;
         let mut offset = 0;
         while let Some(found) = self.next_occupied(offset, span) {
-            let mut index = self.slots[self.slot_at(found)].head;
+            let mut index = self.buckets[self.bucket_at(found)].head;
             while index != NIL {
                 let entry = &self.entries[index as usize];
                 earliest = Some(earliest.map_or(entry.due, |due| due.min(entry.due)));
                 index = entry.next;
             }
-            // The slots ahead hold nothing earlier than their ticks. What is due only in a later
-            // turn has still to be compared with them.
+            // The buckets ahead hold nothing earlier than their ticks. What is due only in a later
+            // round has still to be compared with them.
             if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
                 break;
             }
@@ -187,40 +190,40 @@ impl<T> Wheel<T> {
         self.len == 0
     }
 
-    /// The slot of an entry due at `due`.
-    fn slot_of(&self, due: u64) -> usize {
-        // The slot of a tick gone by would be passed only at the end of this turn.
+    /// The bucket of an entry due at `due`.
+    fn bucket_of(&self, due: u64) -> usize {
+        // The bucket of a tick gone by would be passed only at the end of this round.
         (due.max(self.now) & self.mask) as usize
     }
 
-    /// The slot `offset` ticks ahead.
-    fn slot_at(&self, offset: u64) -> usize {
+    /// The bucket `offset` ticks ahead.
+    fn bucket_at(&self, offset: u64) -> usize {
         ((self.now + offset) & self.mask) as usize
     }
 
-    /// The first offset in `offset..=span` whose slot has entries. `span` is less than a turn.
+    /// The first offset in `offset..=span` whose bucket has entries. `span` is less than a round.
     fn next_occupied(&self, mut offset: u64, span: u64) -> Option<u64> {
-        // A wheel of fewer slots than a word has bits comes round within the word.
-        let width = self.slots.len().min(WORD);
+        // A wheel of fewer buckets than a word has bits comes round within the word.
+        let width = self.buckets.len().min(WORD);
         while offset <= span {
-            let slot = self.slot_at(offset);
-            let ahead = self.occupied[slot / WORD] >> (slot % WORD);
+            let bucket = self.bucket_at(offset);
+            let ahead = self.occupied[bucket / WORD] >> (bucket % WORD);
             if ahead != 0 {
                 let found = offset + u64::from(ahead.trailing_zeros());
                 return (found <= span).then_some(found);
             }
-            offset += (width - slot % width) as u64;
+            offset += (width - bucket % width) as u64;
         }
         None
     }
 
-    /// Puts an entry into a free place.
-    fn place(&mut self, entry: Entry<T>) -> u32 {
+    /// Puts an entry into a free cell.
+    fn insert_entry(&mut self, entry: Entry<T>) -> u32 {
         let index = self.free;
         if index != NIL {
-            let place = &mut self.entries[index as usize];
-            self.free = place.next;
-            *place = entry;
+            let cell = &mut self.entries[index as usize];
+            self.free = cell.next;
+            *cell = entry;
             return index;
         }
         assert!(self.entries.len() < NIL as usize, "the wheel is full");
@@ -228,25 +231,25 @@ impl<T> Wheel<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Takes an entry out of its slot's list. It keeps its place until [`vacate`](Self::vacate).
-    fn unlink(&mut self, slot: usize, index: u32) {
+    /// Takes an entry out of its bucket's list. It keeps its cell until [`vacate`](Self::vacate).
+    fn unlink(&mut self, bucket: usize, index: u32) {
         let Entry { prev, next, .. } = self.entries[index as usize];
         if prev == NIL {
-            self.slots[slot].head = next;
+            self.buckets[bucket].head = next;
         } else {
             self.entries[prev as usize].next = next;
         }
         if next == NIL {
-            self.slots[slot].tail = prev;
+            self.buckets[bucket].tail = prev;
         } else {
             self.entries[next as usize].prev = prev;
         }
-        if self.slots[slot].head == NIL {
-            self.occupied[slot / WORD] &= !(1 << (slot % WORD));
+        if self.buckets[bucket].head == NIL {
+            self.occupied[bucket / WORD] &= !(1 << (bucket % WORD));
         }
     }
 
-    /// Frees the place of an entry that is in no list any more.
+    /// Frees the cell of an entry that is in no list any more.
     fn vacate(&mut self, index: u32) -> Option<T> {
         let entry = &mut self.entries[index as usize];
         let item = entry.item.take();
@@ -254,7 +257,7 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing looks at each place once, so it is paid for by the inserts that made them.
+            // Clearing looks at each cell once, so it is paid for by the inserts that made them.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
             self.free = NIL;
@@ -263,22 +266,22 @@ impl<T> Wheel<T> {
     }
 }
 
-/// The list of the entries in a slot, oldest first.
+/// The list of the entries in a bucket, oldest first.
 #[derive(Clone, Debug)]
-struct Slot {
+struct Bucket {
     head: u32,
     tail: u32,
 }
 
-impl Slot {
+impl Bucket {
     const EMPTY: Self = Self { head: NIL, tail: NIL };
 }
 
-/// A place in the slab. It is free if it has no item; then `next` is the next free one.
+/// A cell in the slab. It is free if it has no item; then `next` is the next free one.
 #[derive(Debug)]
 struct Entry<T> {
     due: u64,
-    serial: u64,
+    serial: NonZero<u64>,
     prev: u32,
     next: u32,
     item: Option<T>,
@@ -290,7 +293,7 @@ const NIL: u32 = u32::MAX;
 /// The number of bits in a word of `occupied`.
 const WORD: usize = u64::BITS as usize;
 
-/// How many places an empty wheel keeps, so that a few entries that come and go allocate nothing.
+/// How many cells an empty wheel keeps, so that a few entries that come and go allocate nothing.
 const SPARE: usize = 64;
 
 #[cfg(test)]

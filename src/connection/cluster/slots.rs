@@ -58,12 +58,12 @@ fn range(part: &Value, from: &HostPort) -> Option<Range> {
     let Value::Array(parts) = part else { return None };
     let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
-    let mut places = servers.iter().filter_map(|server| place(server, from));
-    let master = places.next()?;
-    Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: places.collect() })
+    let mut host_ports = servers.iter().filter_map(|server| host_port(server, from));
+    let master = host_ports.next()?;
+    Some(Range { slots: slot(first)?..=slot(last)?, master, replicas: host_ports.collect() })
 }
 
-fn place(server: &Value, from: &HostPort) -> Option<HostPort> {
+fn host_port(server: &Value, from: &HostPort) -> Option<HostPort> {
     let Value::Array(parts) = server else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {

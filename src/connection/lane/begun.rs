@@ -14,13 +14,13 @@ use crate::sync::Mutex;
 pub(crate) struct Begun {
     pub(super) lane: Arc<Lane>,
     pub(super) command: Command,
-    pub(super) reply: Arc<Reply>,
+    pub(super) reply: Arc<ReplyCell>,
 }
 
 #[derive(Default)]
-pub(super) struct Reply(Mutex<Option<Outcome>>);
+pub(super) struct ReplyCell(Mutex<Option<Outcome>>);
 
-impl Reply {
+impl ReplyCell {
     pub(super) fn take(&self) -> Option<Outcome> {
         self.0.lock().take()
     }
@@ -35,7 +35,7 @@ impl Begun {
     /// `true`: it did. What was not written, since whoever was to open the connection had little time
     /// for that, is sent again as it is.
     ///
-    /// Whoever reads what a lane owes finds this reply, too. While another thread leads, the
+    /// Whoever reads what a lane owes finds this reply, too. While another thread combines, the
     /// caller's own PING goes with the next packet: its reply comes after all that was written
     /// before.
     pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
@@ -79,13 +79,13 @@ impl Begun {
             }
             let to_open = rest.min(lane.endpoint.connect_timeout());
             if !lane.look_until(until, to_open, is_here) && !is_here() {
-                lane.await_leader(until);
+                lane.await_combiner(until);
             }
         }
     }
 }
 
-impl ReplyReceiver for Reply {
+impl ReplyReceiver for ReplyCell {
     fn receive(&self, outcome: Outcome) {
         *self.0.lock() = Some(outcome);
     }

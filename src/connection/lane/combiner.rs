@@ -1,4 +1,4 @@
-//! The lead of a lane.
+//! The combiner of a lane: see there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use super::{CallState, Lane, MOST_UNREAD, Pending, next_packet};
 use crate::connection::Command;
 use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 
-/// The lead of a lane, with its link. Whoever drops it has handed the lead on, after a panic too.
+/// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
     pub(super) link: Option<Link>,
     /// How long opening a link may take.
     within: Duration,
-    /// Whether the thread was panicking when it took the lead.
+    /// Whether the thread was panicking when it took that.
     was_panicking: bool,
 }
 
@@ -103,8 +103,8 @@ impl<'a> Combiner<'a> {
 
 impl Drop for Combiner<'_> {
     fn drop(&mut self) {
-        // Who panics while it leads may have read a reply and not counted it: whoever came next
-        // would take another command's reply for its own, and `nil` is a grant.
+        // Who panics while it combines may have read a reply and not counted it: whoever came next
+        // would take another command's reply for its own, and a number is a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
@@ -121,7 +121,7 @@ impl Drop for Combiner<'_> {
                 call.thread.parker().unpark();
                 return;
             }
-            // Only posts: a leader never resigns with commands unwritten. Without a connection, or
+            // Only posts: a combiner never resigns with commands unwritten. Without a connection, or
             // where too many replies are unread, they wait for the background thread, which has been
             // asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, Link::owed);

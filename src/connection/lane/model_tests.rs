@@ -1,4 +1,4 @@
-//! Lanes, in many orders of what their threads do: call, post, look, lead, and lose connections.
+//! Lanes, in many orders of what their threads do: call, post, look, combine, and lose connections.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,7 +118,7 @@ impl Play {
                 && !self.lane.look(MINUTE, MINUTE)
                 && self.lane.look_after() == Posted::LookAfter
             {
-                // Somebody leads, or there is more: it comes again.
+                // Somebody combines, or there is more: it comes again.
                 self.asked.fetch_add(1, Ordering::SeqCst);
             }
             thread::yield_now();
@@ -152,10 +152,10 @@ fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>,
     background.join().unwrap();
 
     let state = play.lane.state.lock();
-    assert!(!state.combining, "nobody has the lead, and nobody can take it");
+    assert!(!state.combining, "nobody combines, and nobody ever can");
     let owed = state.link.as_ref().map_or(0, |link| link.owed());
     let written = state.queue.is_empty() || state.link.is_none() || owed >= MOST_UNREAD;
-    assert!(written, "a leader resigned with commands unwritten");
+    assert!(written, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
     assert!(asked || (owed == 0 && state.queue.is_empty()), "replies that nobody will read");
     drop(state);

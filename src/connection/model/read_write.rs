@@ -66,7 +66,7 @@ impl State {
             self.ask_to_share(key, argument(4))
         } else if sha == *TRY {
             self.try_to_share(key, argument(4), arguments.get(6).map(Vec::as_slice))
-        } else if sha == *STAY {
+        } else if sha == *READ_ON {
             if !self.holders(key).know(argument(4)) {
                 return Some(Value::Nil);
             }
@@ -213,12 +213,12 @@ static GIVE_UP: LazyLock<String> =
     script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> =
     script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
-static STAY: LazyLock<String> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/stay.lua");
+static READ_ON: LazyLock<String> =
+    script!("hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
 
 /// The server knows them from the beginning.
 pub(super) fn scripts() -> Vec<String> {
-    [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STAY]
+    [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &READ_ON]
         .map(|script| String::clone(script))
         .to_vec()
 }

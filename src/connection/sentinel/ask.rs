@@ -38,7 +38,7 @@ impl Refusal {
     }
 
     /// Whether that may be otherwise before long.
-    pub(super) fn passes(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         // A certificate stays what it is.
         matches!(self, Self::NotReached(error) if error.kind() != Cause::Client)
     }
@@ -62,10 +62,10 @@ impl fmt::Display for Refusal {
 
 impl Sentinels {
     /// Asks the Sentinel there, in one round trip once it is connected.
-    pub(super) fn ask(&self, place: &HostPort, within: Duration) -> Result<Answer, Refusal> {
+    pub(super) fn ask(&self, host_port: &HostPort, within: Duration) -> Result<Answer, Refusal> {
         let now = Instant::now();
         let deadline = now.checked_add(within).unwrap_or(now);
-        let mut connection = self.connect(place, deadline).map_err(|error| {
+        let mut connection = self.connect(host_port, deadline).map_err(|error| {
             if is_refusal(&error) {
                 Refusal::Forbidden(error)
             } else if error.kind() == Cause::Parse {
@@ -105,11 +105,13 @@ impl Sentinels {
             }
             _ => return Err(Refusal::Odd),
         };
-        let place_of = |host: Option<String>, port: Option<String>| {
-            let place = HostPort { host: host?, port: port?.parse().ok()? };
-            (!place.host.is_empty() && place.port > 0).then_some(place)
+        let host_port_of = |host: Option<String>, port: Option<String>| {
+            let host_port = HostPort { host: host?, port: port?.parse().ok()? };
+            (!host_port.host.is_empty() && host_port.port > 0).then_some(host_port)
         };
-        let Some(named) = place_of(named.next(), named.next()) else { return Err(Refusal::Odd) };
+        let Some(named) = host_port_of(named.next(), named.next()) else {
+            return Err(Refusal::Odd);
+        };
         // What it must not say, or says otherwise, is done without.
         let epoch = fields(master).get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let others = match others {
@@ -119,13 +121,17 @@ impl Sentinels {
         let others = others
             .into_iter()
             .map(fields)
-            .filter_map(|mut fields| place_of(fields.remove("ip"), fields.remove("port")));
-        let master = Master { place: named, epoch };
-        Ok(Answer { by: place.clone(), master, others: others.collect() })
+            .filter_map(|mut fields| host_port_of(fields.remove("ip"), fields.remove("port")));
+        let master = Master { host_port: named, epoch };
+        Ok(Answer { by: host_port.clone(), master, others: others.collect() })
     }
 
-    pub(super) fn connect(&self, place: &HostPort, deadline: Instant) -> RedisResult<Connection> {
-        let address = self.of_sentinels.address(place);
+    pub(super) fn connect(
+        &self,
+        host_port: &HostPort,
+        deadline: Instant,
+    ) -> RedisResult<Connection> {
+        let address = self.of_sentinels.address(host_port);
         let settings = &self.of_sentinels.settings;
         let (tls, timeout) = (&self.tls, self.response_timeout);
         Connection::open(&address, tls, settings, timeout, deadline, false, &|_| {})

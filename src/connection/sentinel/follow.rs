@@ -32,10 +32,10 @@ impl Sentinels {
     pub(in crate::connection) fn follow(&self) {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
-            let Some(place) = self.nth(at) else { return };
+            let Some(host_port) = self.nth(at) else { return };
             // However it ended, in a panic of who is told of the news too: the next one, whichever stands
             // there by now. Without this thread no failover would be noticed.
-            let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&place, &mut at)));
+            let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
             }
@@ -67,10 +67,10 @@ impl Sentinels {
     }
 
     /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a while.
-    fn listen(&self, place: &HostPort, at: &mut usize) -> RedisResult<()> {
+    fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;
-        let mut connection = self.connect(place, until)?;
+        let mut connection = self.connect(host_port, until)?;
         let mut state = self.state.lock();
         if state.ended {
             return Ok(());
@@ -86,14 +86,14 @@ impl Sentinels {
         // The second one's.
         connection.receive_until(until)?;
         // What was missed until now.
-        self.check(place, within);
+        self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
             match connection.receive_until(Instant::now() + LOOK) {
                 Ok(message) => {
                     asked = false;
                     if self.is_switch(message) {
-                        self.check(place, CHECKED_WITHIN.max(within));
+                        self.check(host_port, CHECKED_WITHIN.max(within));
                     }
                 }
                 Err(error) if error.is_timeout() && !asked => {
@@ -121,17 +121,17 @@ impl Sentinels {
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
         while self.rest(LOOK) {
             *at += 1;
-            if let Some(place) = self.nth(*at) {
-                self.check(&place, CHECKED_WITHIN);
+            if let Some(host_port) = self.nth(*at) {
+                self.check(&host_port, CHECKED_WITHIN);
             }
         }
         Ok(())
     }
 
     /// Learns what the Sentinel there knows, if it answers.
-    fn check(&self, place: &HostPort, within: Duration) {
-        if let Ok(answer) = self.ask(place, within) {
-            self.learn(place, &answer, false);
+    fn check(&self, host_port: &HostPort, within: Duration) {
+        if let Ok(answer) = self.ask(host_port, within) {
+            self.learn(host_port, &answer, false);
         }
     }
 

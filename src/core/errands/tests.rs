@@ -14,7 +14,7 @@ use crate::config::ClientBuilder;
 use crate::connection::{Cause, Command, Failure, Outcome};
 use crate::core::{Core, Session};
 use crate::protocol::LockKeys;
-use crate::pubsub::{News, Standing};
+use crate::pubsub::{Confirmation, News};
 use crate::sync::Mutex;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -140,6 +140,8 @@ fn without_the_right_to_ping_a_refused_channel_is_the_one_that_was_asked_for() {
     wait_until("another one is heard", SOON, || stays.is_confirmed());
     rules(&["resetchannels", "&redisson_lock__channel:*", "&allowed*"]);
     let refused = core.pubsub.listen(&format!("refused {{{other}}}").into());
-    wait_until("it is refused", SOON, || matches!(refused.standing(), Standing::Refused(_)));
+    wait_until("it is refused", SOON, || {
+        matches!(refused.confirmation(), Confirmation::Refused(_))
+    });
     assert!(stays.is_confirmed());
 }

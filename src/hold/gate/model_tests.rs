@@ -78,7 +78,7 @@ struct Name {
 impl Queued for Name {
     type Need = Terms;
     type Grant = Arc<Tenancy>;
-    type Place = Place;
+    type Inquiry = Place;
 
     fn whose(&self) -> (&Core, &Arc<str>) {
         (&self.core, &self.name)
@@ -150,11 +150,11 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn place(&self, _: &Claim<'_, Terms>) -> Place {
+    fn inquiry(&self, _: &Claim<'_, Terms>) -> Place {
         Place::new(&Site::of(&self.name.core, "of another gate"))
     }
 
-    fn take(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+    fn collect(&self, _: &mut Lead<Place>, claim: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
         self.name.leads(claim.thread);
         None
     }
@@ -331,7 +331,7 @@ impl Name {
             match self.enter(thread, Terms::Watched).0 {
                 Entered::Again(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
-                    match self.gate.leave(tenancy, Some(Terms::Watched)) {
+                    match self.gate.leave(tenancy, Some(Terms::Watched)).0 {
                         LeaveOutcome::StillHeld => {}
                         LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
                         other => panic!("{other:?} after an inner level"),
@@ -380,7 +380,7 @@ impl Name {
                 *inside = None;
             }
         }
-        match self.gate.leave(tenancy, Some(terms)) {
+        match self.gate.leave(tenancy, Some(terms)).0 {
             LeaveOutcome::Passed { seat, next: wake, .. } => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
@@ -389,7 +389,7 @@ impl Name {
                 if chance(0.3) {
                     self.nudge();
                 }
-                tenancy.release();
+                tenancy.finish_released();
                 true
             }
             LeaveOutcome::Stepped => unreachable!("nobody shares it"),
@@ -398,7 +398,7 @@ impl Name {
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
-                tenancy.release();
+                tenancy.finish_released();
                 self.forget(tenancy);
                 false
             }
@@ -446,8 +446,8 @@ impl Name {
     /// What is true whenever the gate's mutex is free.
     fn check(&self) {
         let state = self.gate.state.lock();
-        let alone = state.seat.is_none() && !state.queue.is_led();
-        assert!(!alone || state.queue.first().is_none(), "the baton is lost");
+        let is_idle = state.seat.is_none() && !state.queue.is_led();
+        assert!(!is_idle || state.queue.first().is_none(), "the baton is lost");
     }
 
     /// All have gone.

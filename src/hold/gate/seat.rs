@@ -15,7 +15,7 @@ pub(crate) struct Seat {
     pub(super) levels: Levels,
     /// Those who have the hold beside it, of a lock that threads share.
     pub(super) beside: Vec<Tenant>,
-    /// When the hold was seated.
+    /// When the hold was granted, or passed last.
     pub(super) since: u64,
     /// Nobody waited for it by the server's last word: others may join those who have it.
     pub(super) is_open: bool,

@@ -47,7 +47,7 @@ fn each_callback_is_called_once_however_often_its_thread_waits() {
         let mut last = first;
         for _ in 0..thread_rng().gen_range(0..3) {
             let (stay, _) = Stay::leaves(&last);
-            last.release();
+            last.finish_released();
             last = tenancy(&id);
             let now = stay.comes_back(&last, None);
             assert!(now.is_empty(), "it was not lost yet");

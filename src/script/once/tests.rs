@@ -14,7 +14,7 @@ use crate::connection::{Endpoint, Lane};
 use crate::script::number;
 use crate::script::semaphore::SemaphoreScripts;
 
-const SHORT_WINDOW: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_millis(500);
 const SHORT_MEMORY: Duration = Duration::from_secs(2);
 const A_LITTLE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
@@ -33,10 +33,10 @@ struct Pool {
 }
 
 impl Pool {
-    fn new(window: Duration, memory: Duration) -> Self {
+    fn new(valid_for: Duration, memory: Duration) -> Self {
         let server = Server::start().unwrap();
         let key = "redlatch_request:{pool}:client";
-        let requests = Requests { window, memory, ..Requests::new(key, &Arc::default()) };
+        let requests = Requests { valid_for, memory, ..Requests::new(key, &Arc::default()) };
         let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
         let ticket = pool.open();
         assert!(pool.scripts().set_permits(ticket, 1_000).unwrap());
@@ -88,10 +88,10 @@ fn a_slot_has_one_open_request_and_the_lowest_is_taken_first() {
 
 #[test]
 fn a_client_learns_the_servers_clock_from_its_first_request() {
-    let pool = Pool::new(WINDOW, MEMORY);
+    let pool = Pool::new(VALID_FOR, MEMORY);
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut pool.server.connection()).unwrap();
     let latest = pool.requests.latest();
-    let expected = (seconds + WINDOW.as_secs()) * 1_000;
+    let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
     assert!(latest.abs_diff(expected) < 60_000, "{latest} is not about {expected}");
     // One that knows a wrong time is told, and what it asks for is done nevertheless.
     for wrong in [0, i64::MAX / 2] {
@@ -106,7 +106,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 /// Once: whatever is lost, sent again, late, and in whatever order it comes.
 #[test]
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
-    let pool = Pool::new(WINDOW, MEMORY);
+    let pool = Pool::new(VALID_FOR, MEMORY);
     let mut random = rand::rng();
     // What is on its way, of requests that are open or over, with their number and what they
     // answer.
@@ -159,7 +159,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
 
 #[test]
 fn what_was_abandoned_takes_nothing_whatever_comes_first() {
-    let pool = Pool::new(WINDOW, MEMORY);
+    let pool = Pool::new(VALID_FOR, MEMORY);
     for first_arrives in ["before", "after", "never"] {
         let ticket = pool.open();
         let scripts = pool.scripts();
@@ -196,7 +196,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         (1, 9, &[1, 1], 1),
         (0, 1, &[1], 0),
     ] {
-        let pool = Pool::new(WINDOW, MEMORY);
+        let pool = Pool::new(VALID_FOR, MEMORY);
         let ticket = pool.open();
         pool.scripts().set_permits(ticket, free).unwrap();
         pool.requests.close(ticket);
@@ -213,14 +213,14 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
 /// As of a process that was stopped, or a machine that slept.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
-    let pool = Pool::new(SHORT_WINDOW, SHORT_MEMORY);
+    let pool = Pool::new(SHORT, SHORT_MEMORY);
     let kept = pool.open();
     let first = pool.scripts().release_command(kept, 1, false);
     let copy = pool.scripts().release_command(kept, 1, true);
     let late = pool.open();
     let never_read = pool.scripts().release_command(late, 1, false);
     assert_eq!(pool.send(&first), Some(1));
-    thread::sleep(SHORT_WINDOW + A_LITTLE);
+    thread::sleep(SHORT + A_LITTLE);
     assert_eq!(pool.send(&copy), Some(-1), "past its time, and remembered");
     assert_eq!(pool.send(&never_read), None, "past its time");
     thread::sleep(SHORT_MEMORY + A_LITTLE);
@@ -235,7 +235,7 @@ fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
 
 #[test]
 fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
-    let pool = Pool::new(SHORT_WINDOW, SHORT_MEMORY);
+    let pool = Pool::new(SHORT, SHORT_MEMORY);
     let proxy = Proxy::before(&pool.server);
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };

@@ -44,7 +44,7 @@ fn a_late_entry_can_be_cancelled() {
 }
 
 #[test]
-fn an_entry_of_a_later_turn_lets_the_wheel_pass() {
+fn an_entry_of_a_later_round_lets_the_wheel_pass() {
     let mut wheel = Wheel::new(0, 8);
     wheel.insert(8 * 3 + 1, "far");
     for now in 0..=24 {
@@ -55,7 +55,7 @@ fn an_entry_of_a_later_turn_lets_the_wheel_pass() {
 }
 
 #[test]
-fn next_due_prefers_a_near_entry_to_a_far_one_in_an_earlier_slot() {
+fn next_due_prefers_a_near_entry_to_a_far_one_in_an_earlier_bucket() {
     let mut wheel = Wheel::new(0, 8);
     wheel.insert(8 + 1, ());
     wheel.insert(5, ());
@@ -74,7 +74,7 @@ fn time_does_not_go_back() {
 }
 
 #[test]
-fn a_jump_of_any_size_costs_one_turn() {
+fn a_jump_of_any_size_costs_one_round() {
     let mut wheel = Wheel::new(0, 1024);
     for due in [u64::MAX, u64::MAX - 1, 1 << 40, 3] {
         wheel.insert(due, due);
@@ -90,17 +90,17 @@ fn a_jump_of_any_size_costs_one_turn() {
 }
 
 #[test]
-fn a_turn_passes_every_slot() {
-    for slots in [1, 2, 8, 64, 128, 1024] {
+fn a_round_passes_every_bucket() {
+    for buckets in [1, 2, 8, 64, 128, 1024] {
         for start in [1, 5, 63, 100] {
-            let mut wheel = Wheel::new(start, slots);
-            let turn: Vec<_> = (start..start + slots as u64).collect();
-            for &due in turn.iter().rev() {
+            let mut wheel = Wheel::new(start, buckets);
+            let round: Vec<_> = (start..start + buckets as u64).collect();
+            for &due in round.iter().rev() {
                 wheel.insert(due, due);
                 assert_eq!(wheel.next_due(u64::MAX), Some(due));
                 assert_eq!(wheel.next_due(due - 1), None);
             }
-            assert_eq!(advance(&mut wheel, start + slots as u64), turn);
+            assert_eq!(advance(&mut wheel, start + buckets as u64), round);
         }
     }
 }
@@ -158,7 +158,7 @@ fn a_key_stays_stale_when_the_slab_was_emptied_and_filled_again() {
 }
 
 #[test]
-fn places_are_used_again_and_an_empty_wheel_gives_them_back() {
+fn cells_are_used_again_and_an_empty_wheel_gives_them_back() {
     let mut wheel = Wheel::new(0, 8);
     let stays = wheel.insert(u64::MAX, 0);
     for now in 1..1000 {
@@ -203,7 +203,7 @@ fn an_entry_is_small() {
 
 #[test]
 #[should_panic(expected = "power of two")]
-fn slots_must_be_a_power_of_two() {
+fn buckets_must_be_a_power_of_two() {
     Wheel::<()>::new(0, 1000);
 }
 
@@ -221,18 +221,18 @@ enum Call {
 enum Tick {
     Before(u64),
     After(u64),
-    /// So many turns ahead, and a little more or less.
-    Turns(u64, i64),
+    /// So many rounds ahead, and a little more or less.
+    Rounds(u64, i64),
     At(u64),
 }
 
 impl Tick {
-    fn resolve(self, now: u64, slots: usize) -> u64 {
+    fn resolve(self, now: u64, buckets: usize) -> u64 {
         match self {
             Self::Before(ticks) => now.saturating_sub(ticks),
             Self::After(ticks) => now.saturating_add(ticks),
-            Self::Turns(turns, more) => {
-                now.saturating_add(turns * slots as u64).saturating_add_signed(more)
+            Self::Rounds(rounds, more) => {
+                now.saturating_add(rounds * buckets as u64).saturating_add_signed(more)
             }
             Self::At(tick) => tick,
         }
@@ -243,7 +243,7 @@ fn tick() -> impl Strategy<Value = Tick> {
     prop_oneof![
         1 => (0_u64..20).prop_map(Tick::Before),
         8 => (0_u64..20).prop_map(Tick::After),
-        3 => (0_u64..4, -2_i64..=2).prop_map(|(turns, more)| Tick::Turns(turns, more)),
+        3 => (0_u64..4, -2_i64..=2).prop_map(|(rounds, more)| Tick::Rounds(rounds, more)),
         2 => (0_u64..3000).prop_map(Tick::After),
     ]
 }
@@ -299,16 +299,16 @@ proptest! {
     #[test]
     fn does_what_a_searched_list_does(
         start in prop_oneof![0..5000_u64, any::<u64>(), u64::MAX - 5000..=u64::MAX],
-        slots in prop::sample::select(vec![1, 2, 8, 64, 128, 1024]),
+        buckets in prop::sample::select(vec![1, 2, 8, 64, 128, 1024]),
         calls in prop::collection::vec(call(), 1..120),
     ) {
-        let mut wheel = Wheel::new(start, slots);
+        let mut wheel = Wheel::new(start, buckets);
         let mut model = Model { now: start, entries: Vec::new() };
         let mut keys = Vec::new();
         for call in calls {
             match call {
                 Call::Insert(due) => {
-                    let due = due.resolve(model.now, slots);
+                    let due = due.resolve(model.now, buckets);
                     model.entries.push((due, keys.len()));
                     keys.push(wheel.insert(due, keys.len()));
                 }
@@ -319,11 +319,11 @@ proptest! {
                     }
                 }
                 Call::Advance(now) => {
-                    let now = now.resolve(model.now, slots);
+                    let now = now.resolve(model.now, buckets);
                     prop_assert_eq!(advance(&mut wheel, now), model.advance(now));
                 }
                 Call::NextDue(horizon) => {
-                    let horizon = horizon.resolve(model.now, slots);
+                    let horizon = horizon.resolve(model.now, buckets);
                     prop_assert_eq!(wheel.next_due(horizon), model.next_due(horizon));
                 }
             }
@@ -344,17 +344,17 @@ fn advance<T>(wheel: &mut Wheel<T>, now: u64) -> Vec<T> {
 }
 
 /// The invariants at the top of this file that can be seen from one state, and that the lists
-/// and the free list together hold each place once.
+/// and the free list together hold each cell once.
 fn check<T>(wheel: &Wheel<T>) {
     let mut linked = 0;
-    for (slot, list) in wheel.slots.iter().enumerate() {
-        let bit = wheel.occupied[slot / WORD] >> (slot % WORD) & 1;
-        assert_eq!(bit == 1, list.head != NIL, "the bit of slot {slot}");
+    for (bucket, list) in wheel.buckets.iter().enumerate() {
+        let bit = wheel.occupied[bucket / WORD] >> (bucket % WORD) & 1;
+        assert_eq!(bit == 1, list.head != NIL, "the bit of bucket {bucket}");
         let (mut prev, mut index) = (NIL, list.head);
         while index != NIL {
             let entry = &wheel.entries[index as usize];
-            assert!(entry.item.is_some(), "a free place in slot {slot}");
-            assert_eq!(wheel.slot_of(entry.due), slot);
+            assert!(entry.item.is_some(), "a free cell in bucket {bucket}");
+            assert_eq!(wheel.bucket_of(entry.due), bucket);
             assert_eq!(entry.prev, prev);
             if prev != NIL {
                 assert!(wheel.entries[prev as usize].serial < entry.serial);
@@ -362,7 +362,7 @@ fn check<T>(wheel: &Wheel<T>) {
             (prev, index) = (index, entry.next);
             linked += 1;
         }
-        assert_eq!(list.tail, prev, "the tail of slot {slot}");
+        assert_eq!(list.tail, prev, "the tail of bucket {bucket}");
     }
     assert_eq!(linked, wheel.len);
 

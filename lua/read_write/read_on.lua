@@ -10,10 +10,14 @@ if redis.call('hexists', lock, owner) == 0 then
     look()
     return nil
 end
-raise(timeout(owner, 1), lease)
-raise(lock, lease)
 -- Those who are first may be dead.
 if length() > 0 then
     look()
 end
-return length()
+local waiting = length()
+-- Of who may not join nobody's lease is made longer: those who wait would wait for that.
+if waiting == 0 then
+    raise(timeout(owner, 1), lease)
+    raise(lock, lease)
+end
+return waiting

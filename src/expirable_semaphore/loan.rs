@@ -1,6 +1,6 @@
 //! One permit that this process has: its lease, and who has it now.
 //!
-//! A lease is a hold: one id in the server's set, as an owner is in a lock. Each guard that has it
+//! A loan is a hold: one id in the server's set, as an owner is in a lock. Each guard that has it
 //! is a tenancy of it. It goes from guard to guard where the process passes permits on, unless its id
 //! was read: whoever was told the id may give the permit back, and must not give back another's.
 
@@ -13,13 +13,13 @@ use crate::error::LostReason;
 use crate::hold::{Asked, Hold, Tenancy, Terms};
 use crate::permits::Permits;
 use crate::protocol::{Owner, PermitId};
-use crate::script::lock::RenewalKind;
+use crate::script::renewal::RenewalKind;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::renewal::{Attempt, Due, Facts};
 use crate::watchdog::{Alarm, Renewal, Task};
 
-pub(crate) struct Lease {
+pub(crate) struct Loan {
     pub(super) id: PermitId,
     pub(super) hold: Arc<Hold>,
     site: Arc<ExpirableSite>,
@@ -53,7 +53,7 @@ pub(crate) struct Need {
     pub(super) terms: Terms,
 }
 
-impl Permits for Vec<Arc<Lease>> {
+impl Permits for Vec<Arc<Loan>> {
     type Need = Need;
 
     // A script's `unpack` has an end, and what the server does in one go should have one.
@@ -72,13 +72,13 @@ impl Permits for Vec<Arc<Lease>> {
     }
 
     fn take(&mut self, need: Need) -> Option<Self> {
-        let suit = |lease: &Arc<Lease>| lease.hold.terms == need.terms;
-        if self.iter().filter(|lease| suit(lease)).count() < need.permits as usize {
+        let suit = |loan: &Arc<Loan>| loan.hold.terms == need.terms;
+        if self.iter().filter(|loan| suit(loan)).count() < need.permits as usize {
             return None;
         }
         let mut missing = need.permits;
-        let taken = self.extract_if(.., |lease| {
-            let takes = missing > 0 && suit(lease);
+        let taken = self.extract_if(.., |loan| {
+            let takes = missing > 0 && suit(loan);
             missing -= u32::from(takes);
             takes
         });
@@ -86,7 +86,7 @@ impl Permits for Vec<Arc<Lease>> {
     }
 }
 
-impl Lease {
+impl Loan {
     /// The server has given this permit.
     pub(super) fn new(
         site: &Arc<ExpirableSite>,
@@ -144,7 +144,7 @@ impl Lease {
         drop(state);
         if has_it {
             // What the callbacks captured is the user's: dropped here, with no mutex held.
-            let _unheard = tenancy.release();
+            let _unheard = tenancy.finish_released();
         }
         has_it
     }
@@ -152,7 +152,7 @@ impl Lease {
     /// Whoever has it has it no more: it is given back by its id, or goes on without this process.
     pub(super) fn end(&self) {
         if let Some(tenancy) = self.finish().0 {
-            let _unheard = tenancy.release();
+            let _unheard = tenancy.finish_released();
         }
     }
 
@@ -301,7 +301,7 @@ impl Lease {
     }
 }
 
-impl Task for Lease {
+impl Task for Loan {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         let mut state = self.state.lock();
@@ -329,8 +329,8 @@ impl Task for Lease {
     }
 }
 
-impl fmt::Debug for Lease {
+impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({})", self.id)
+        write!(f, "Loan({})", self.id)
     }
 }
