@@ -401,9 +401,10 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
     let _bounded = bounded();
     let server = server();
     let mut names = 0;
-    for (connections, gone) in [(1, false), (8, false), (8, true)] {
+    for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
         let client = impatient(&server.url()).connections(connections).connect().unwrap();
-        let guards: Vec<_> = (0..20)
+        // At each connection some.
+        let guards: Vec<_> = (0..CROWD * 4)
             .map(|_| {
                 names += 1;
                 client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
@@ -427,8 +428,8 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
         } else {
             server.resume();
         }
-        // "Up to response_timeout", and some for a busy machine.
-        assert!(took < IMPATIENT * 3, "{connections} connections, gone: {gone}: {took:?}");
+        // "Up to response_timeout", and not for each connection.
+        assert!(took < SOON, "{connections} connections, gone: {gone}: {took:?}");
         wait_no_threads();
     }
 }
@@ -488,12 +489,10 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     let guard = client.reentrant_lock("held").lock().unwrap();
     server.pause();
     drop(guard);
-    let begun = Instant::now();
     drop(client);
+    // What waits for an answer for ever would not end.
     wait_no_threads();
-    let took = begun.elapsed();
     server.resume();
-    assert!(took < IMPATIENT * 5, "{took:?}");
 }
 
 /// More than one turn of what pays them back.
@@ -513,7 +512,7 @@ fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     drop((permits, all));
     thread::sleep(UNIT);
     let ending = spawn(move || client.shutdown());
-    thread::sleep(UNIT * 5);
+    ending.wait_asleep();
     server.resume();
     ending.join();
     drop(semaphore);
@@ -616,6 +615,6 @@ fn the_end_of_a_client_that_holds_much_on_a_frozen_server_takes_a_bounded_time()
     drop(guards);
     drop(client);
     server.resume();
-    assert!(took < IMPATIENT * 3, "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
     wait_no_threads();
 }

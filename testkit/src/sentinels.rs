@@ -1,5 +1,6 @@
 //! A master with its replicas, and the Sentinels that choose another one when it fails.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,13 +11,29 @@ use crate::{Server, ServerError, wait_until};
 const SERVICE: &str = "redlatch";
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
-/// How long the servers and Sentinels may take until all know all others, or agree on a new master.
-const BOUND: Duration = Duration::from_secs(30);
-/// How often they look at the servers, and tell each other what they know. (Their own is seconds,
-/// which a test would wait for.) A Sentinel that has not heard of a new master makes a replica of it
-/// again after four of the second; it takes another one up to a second to see that it is one.
-const LOOKS: &str = "200";
+/// How long the servers and Sentinels may take until all know all others, or agree on a new master. If
+/// a try of theirs comes to nothing, the next one is 6 s later, and a busy machine has some of these.
+const BOUND: Duration = Duration::from_secs(60);
+/// How long a master may be silent. See [`PINGS`].
+const DOWN_AFTER: Duration = Duration::from_millis(1200);
+/// How often a Sentinel pings. It counts a new master's silence from the switch on, and pings it one
+/// such time after that: if that were as long as a master may be silent, each new master that answers
+/// a little late would be replaced at once. While a master is down, replicas that said nothing for five
+/// of these are not chosen, and they are asked each second.
+const PINGS: &str = "500";
+/// How often it looks at the servers. While a master that answers is replaced, replicas whose state is
+/// older than three of these are not chosen, and nobody tries again.
+const LOOKS: &str = "400";
+/// How often they tell each other what they know. A Sentinel that has not heard of a new master makes
+/// a replica of it again after four of these; it takes another one up to a second to see that it is one.
 const TELLS: &str = "400";
+/// How long a Sentinel may take to answer who is to begin, or has begun, a failover: if another one were
+/// taken for it, there would be two.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For how long a Sentinel that stood still for 2 s (behind a busy disk, say) does nothing. Its own is
+/// half a minute: if the master is gone meanwhile, its replicas were without one for so long that none
+/// is ever chosen (ten times what a master may be silent), and only an operator helps.
+const RESTS: &str = "1000";
 
 /// Real ones on free ports of 127.0.0.1: a master, two replicas, three Sentinels.
 #[derive(Debug)]
@@ -49,7 +66,7 @@ impl Sentinels {
     #[must_use]
     pub fn builder() -> SentinelsBuilder {
         SentinelsBuilder {
-            down_after: Duration::from_millis(700),
+            down_after: DOWN_AFTER,
             server_password: None,
             sentinel_password: None,
             tls: false,
@@ -107,7 +124,7 @@ impl Sentinels {
     #[must_use]
     pub fn master(&self) -> &Server {
         let mut found = None;
-        wait_until("most Sentinels name the same master", BOUND, || {
+        self.wait_until("most Sentinels name the same master", || {
             found = self
                 .agreed()
                 .and_then(|port| self.servers.iter().find(|it| it.known_port() == port));
@@ -129,7 +146,7 @@ impl Sentinels {
     ///
     /// If they do not for long.
     pub fn wait_switched(&self, old: &Server) -> Instant {
-        wait_until("the Sentinels have chosen another master", BOUND, || {
+        self.wait_until("the Sentinels have chosen another master", || {
             self.agreed().is_some_and(|port| port != old.known_port())
         });
         Instant::now()
@@ -141,12 +158,15 @@ impl Sentinels {
     ///
     /// If they do not.
     pub fn fail_over(&self) {
-        let old = self.master();
-        wait_until("a Sentinel begins", BOUND, || {
-            self.sentinels.iter().any(begins)
-                || self.agreed().is_some_and(|port| port != old.known_port())
+        let old = self.master().known_port();
+        self.wait_until("the Sentinels have chosen another master on command", || {
+            // One that gives up (no replica has told of itself lately, or the chosen one has become
+            // slow) does not try again by itself.
+            if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
+                let _begun = self.sentinels.iter().any(begins);
+            }
+            self.agreed().is_some_and(|port| port != old)
         });
-        self.wait_switched(old);
     }
 
     /// Starts a killed server again, or lets a paused one go on: without data, and as a replica.
@@ -172,11 +192,38 @@ impl Sentinels {
     /// If that takes long.
     pub fn wait_ready(&self) {
         // Whoever they are: the Sentinels may choose another master even now.
-        let all_follow = || self.replicas().into_iter().all(follows);
-        wait_until("each replica has its master's data", BOUND, all_follow);
-        for sentinel in &self.sentinels {
-            wait_until("each Sentinel knows all others", BOUND, || knows_all(sentinel));
+        self.wait_until("all follow one master, and each Sentinel knows all others", || {
+            self.replicas().into_iter().all(follows) && self.sentinels.iter().all(knows_all)
+        });
+    }
+
+    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let until = Instant::now() + BOUND;
+        while !condition() {
+            assert!(
+                Instant::now() < until,
+                "waited {BOUND:?} in vain until {what}:\n{}",
+                self.situation()
+            );
+            thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// What all say, for whoever has waited in vain.
+    fn situation(&self) -> String {
+        let mut said = String::new();
+        for server in &self.servers {
+            let info = ask::<String>(server, &["INFO", "replication"]);
+            let info = info.unwrap_or_else(|| "no answer".to_owned());
+            said.push_str(&format!("the server at {}: {info}\n", server.known_port()));
+        }
+        for sentinel in &self.sentinels {
+            let log = sentinel.log();
+            let lines: Vec<_> = log.lines().collect();
+            let end = lines[lines.len().saturating_sub(40)..].join("\n");
+            said.push_str(&format!("the Sentinel at {} ends:\n{end}\n", sentinel.known_port()));
+        }
+        said
     }
 
     /// The port that most of the Sentinels name.
@@ -192,7 +239,7 @@ impl Sentinels {
 }
 
 impl SentinelsBuilder {
-    /// How long a master may be silent until a Sentinel takes it for dead: 700 ms.
+    /// How long a master may be silent until a Sentinel takes it for dead: 1.2 s.
     #[must_use]
     pub fn down_after(mut self, silent: Duration) -> Self {
         self.down_after = silent;
@@ -271,9 +318,15 @@ impl SentinelsBuilder {
                 builder = builder.password(password);
             }
             let sentinel = builder.start()?;
-            let faster = ["SENTINEL", "DEBUG", "INFO-PERIOD", LOOKS, "PUBLISH-PERIOD", TELLS];
-            // An older one has its own pace.
-            let _ = ask::<String>(&sentinel, &faster);
+            // (Their own are seconds, which a test would wait for.) An older one has its own pace.
+            for [what, pace] in [
+                ["PING-PERIOD", PINGS],
+                ["INFO-PERIOD", LOOKS],
+                ["PUBLISH-PERIOD", TELLS],
+                ["TILT-PERIOD", RESTS],
+            ] {
+                let _ = ask::<String>(&sentinel, &["SENTINEL", "DEBUG", what, pace]);
+            }
             sentinels.push(sentinel);
         }
         let all = Sentinels { sentinels, servers, options: self };
@@ -289,7 +342,6 @@ fn follows(replica: &Server) -> bool {
 
 /// Whether it could choose another master now.
 fn knows_all(sentinel: &Server) -> bool {
-    use std::collections::HashMap;
     let fields: HashMap<String, String> =
         ask(sentinel, &["SENTINEL", "MASTER", SERVICE]).unwrap_or_default();
     let is = |field: &str, value: &str| fields.get(field).is_some_and(|it| it == value);
@@ -304,10 +356,20 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
+/// Whether it chooses another master now, or has done so. Asked for long, as in [`begins`].
+fn is_leaving(sentinel: &Server, old: u16) -> bool {
+    let question = ["SENTINEL", "MASTER", SERVICE];
+    let fields: HashMap<String, String> =
+        ask_within(sentinel, &question, PATIENCE).unwrap_or_default();
+    let port = fields.get("port").and_then(|port| port.parse::<u16>().ok());
+    port.is_some_and(|port| port != old)
+        || fields.get("flags").is_some_and(|flags| flags.contains("failover_in_progress"))
+}
+
 /// Has a Sentinel begin a failover. Asked for long: a second one would begin another.
 fn begins(sentinel: &Server) -> bool {
     let question = ["SENTINEL", "FAILOVER", SERVICE];
-    match ask_within::<String>(sentinel, &question, Duration::from_secs(5)) {
+    match ask_within::<String>(sentinel, &question, PATIENCE) {
         Ok(_) => true,
         Err(error) => error.code() == Some("INPROG"),
     }
@@ -357,6 +419,36 @@ mod tests {
         sentinels.revive(first);
         // It returns when another one was named. (They may change their minds after that.)
         sentinels.fail_over();
+        sentinels.wait_ready();
+    }
+
+    #[test]
+    fn sentinels_that_stood_still_choose_another_master_when_they_go_on() {
+        let Ok(sentinels) = Sentinels::start() else { return };
+        let master = sentinels.master();
+        sentinels.sentinels().iter().for_each(Server::pause);
+        // They take so long for a fault of their clocks.
+        thread::sleep(Duration::from_millis(2500));
+        master.kill();
+        sentinels.sentinels().iter().for_each(Server::resume);
+        sentinels.wait_switched(master);
+        sentinels.revive(master);
+    }
+
+    #[test]
+    fn a_failover_that_came_to_nothing_is_begun_again() {
+        let Ok(sentinels) = Sentinels::start() else { return };
+        let replicas = sentinels.replicas();
+        // As long as nobody has missed them one of them is chosen, and does not do it.
+        replicas.iter().for_each(|replica| replica.pause());
+        thread::scope(|scope| {
+            let failover = scope.spawn(|| sentinels.fail_over());
+            let gave_up =
+                || sentinels.sentinels().iter().any(|it| it.log().contains("-failover-abort"));
+            wait_until("a Sentinel gives up", BOUND, gave_up);
+            replicas.iter().for_each(|replica| replica.resume());
+            failover.join().unwrap();
+        });
         sentinels.wait_ready();
     }
 }

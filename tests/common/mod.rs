@@ -7,6 +7,7 @@ use std::env;
 use std::fs;
 use std::panic::resume_unwind;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -104,6 +105,9 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .connect_timeout(IMPATIENT)
 }
 
+/// So many threads that it takes twice [`SOON`] if each waits out a time of its own, [`IMPATIENT`].
+pub(crate) const CROWD: usize = 60;
+
 /// A client behind a network, of one connection, which is open; the server knows the scripts that
 /// `warm_up` runs.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
@@ -126,20 +130,29 @@ pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
 }
 
 /// Whether whoever waits in these rounds is woken, and does not find out when it asks the next time. A
-/// round in which its thread comes, waits and is woken is over before that question, one at least of
-/// some: a busy machine keeps a thread from running now and then, and who is not woken is always late.
+/// round in which its thread comes, waits and is woken is over before that question.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
-    let (since, mut took) = (Instant::now(), Vec::new());
-    while since.elapsed() < SOON {
+    once_within(BEFORE_A_QUESTION, || {
         let begun = Instant::now();
         round();
-        took.push(begun.elapsed());
-        if took.last() < Some(&BEFORE_A_QUESTION) {
+        begun.elapsed()
+    });
+}
+
+/// Whether one at least of these rounds says that it took less than `bound`, where each would take that
+/// long if something were broken: a busy machine keeps a thread from running now and then, and what is
+/// broken is late always.
+#[track_caller]
+pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
+    let (since, mut took) = (Instant::now(), Vec::new());
+    while since.elapsed() < SOON {
+        took.push(round());
+        if took.last() < Some(&bound) {
             return;
         }
     }
-    panic!("nobody was woken: the rounds took {took:?}");
+    panic!("no round took less than {bound:?}: {took:?}");
 }
 
 /// A thread of a test. Its panic is the test's.
@@ -200,6 +213,15 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
     spawn(work).join()
 }
 
+/// Waits until this process's threads of this name (of its first 15 characters) have nothing to do: they
+/// sleep, and not for a reply. In a test that has its own process.
+pub(crate) fn wait_idle(name: &str) {
+    wait_until(&format!("{name} has nothing to do"), SOON, || {
+        let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);
+        named.all(|id| sleeps(id).is_some() && is_parked(id))
+    });
+}
+
 #[cfg(target_os = "linux")]
 fn thread_number() -> u64 {
     let path = fs::read_link("/proc/thread-self").unwrap();
@@ -249,11 +271,16 @@ fn is_parked(_thread: u64) -> bool {
 
 /// The names of this process's threads (of their first 15 characters).
 pub(crate) fn thread_names() -> Vec<String> {
-    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
-        return Vec::new();
-    };
-    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).ok();
-    tasks.filter_map(Result::ok).filter_map(name).map(|name| name.trim().to_owned()).collect()
+    tasks().map(|(_, name)| name).collect()
+}
+
+/// The numbers and names of this process's threads; none where they are not to be seen.
+fn tasks() -> impl Iterator<Item = (u64, String)> {
+    fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(|task| {
+        let task = task.ok()?;
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        Some((task.file_name().to_str()?.parse().ok()?, name.trim().to_owned()))
+    })
 }
 
 /// How often each command was called on this server, by clients and by scripts.
@@ -312,9 +339,13 @@ pub(crate) const FOREIGN: &str = "7a1c3f5e-0b2d-4c6e-8f01-23456789abcd:53";
 
 /// Takes the lock as a Java service would.
 pub(crate) fn hold_as_redisson(connection: &mut Connection, name: &str, lease: Duration) {
+    hold_as(connection, name, FOREIGN, lease);
+}
+
+fn hold_as(connection: &mut Connection, name: &str, owner: &str, lease: Duration) {
     let () = redis::pipe()
         .atomic()
-        .hset(name, FOREIGN, 1)
+        .hset(name, owner, 1)
         .pexpire(name, i64::try_from(lease.as_millis()).unwrap())
         .query(connection)
         .unwrap();
@@ -379,6 +410,33 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
         let length: u64 = redis::cmd("LLEN").arg(&key).query(&mut connection).unwrap();
         length >= places
     });
+}
+
+/// So that what was said to the client of `owner` before this has been read: behind it come grants for
+/// nobody, which are given back. Several, since of a client with two connections somebody may wait for a
+/// reply on one, and what goes over that one waits, too.
+pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
+    static READ: AtomicU64 = AtomicU64::new(0);
+    let number = READ.fetch_add(1, Ordering::Relaxed);
+    let mut redis = server.connection();
+    let stray = format!("{}:777777", owner.split_once(':').unwrap().0);
+    let names: Vec<_> = (0..32).map(|at| format!("stray {number} {at}")).collect();
+    for name in &names {
+        hold_as(&mut redis, name, &stray, LONG);
+        let message = format!("grant 777777 0 2000 lock,0,0,0 0 {name}");
+        let heard: u64 = redis.publish(own_channel(&stray), message).unwrap();
+        assert_eq!(heard, 1);
+    }
+    release();
+    wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
+}
+
+/// How many keys have lapsed on this server: whoever came in without one more was let in by a word,
+/// and waited for nobody's lease.
+pub(crate) fn lapsed(redis: &mut Connection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:")).unwrap();
+    line.trim().parse().unwrap()
 }
 
 /// The channel of a name without braces.

@@ -8,7 +8,7 @@ fn worker() {
     let Some(job) = Job::from_env() else { return };
     match job.role() {
         "guest" => guest(&job),
-        "buffer" => buffer_worker(&job),
+        "buffer" => many::buffer_worker(&job),
         role => panic!("no such role: {role}"),
     }
 }
@@ -44,17 +44,21 @@ fn process(server: &Server, kind: Kind, name: &str, lease: Duration) -> Worker {
 fn a_waiter_that_was_killed_is_passed_over() {
     let _bounded = bounded();
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", LONG);
-    let first = first_waiting(&server, "m");
-    let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
-    dead.sigkill();
-    let there = REENTRANT.make(&client(&server), "m");
-    wait_deaf(&server, &own_channel(&first));
-    let told = Instant::now();
-    assert!(notify(&there));
-    assert!(guest.wait_back() - told < BEFORE_A_LOOK);
-    assert!(guest.leaves());
-    leaves_nothing(&server, "m");
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    once_within(BEFORE_A_QUESTION, || {
+        let mut dead = process(&server, REENTRANT, "m", LONG);
+        let first = first_waiting(&server, "m");
+        let begun = Instant::now();
+        let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
+        dead.sigkill();
+        wait_deaf(&server, &own_channel(&first));
+        assert!(notify(&there));
+        let took = guest.wait_back() - begun;
+        assert!(guest.leaves());
+        leaves_nothing(&server, "m");
+        took
+    });
 }
 
 #[test]
@@ -81,7 +85,7 @@ fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
 fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", RENEWED * 2);
+    let mut dead = process(&server, REENTRANT, "m", RENEWED * 4);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
     dead.expect_line("back", SOON);
@@ -123,10 +127,9 @@ fn who_stands_still_when_it_is_notified_leaves_it_to_the_next() {
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
-    let told = Instant::now();
     assert!(notify(&there));
-    let back = guest.wait_back();
-    assert!(back - told < PASSED_ON + UNIT * 10, "{:?}", back - told);
+    // Without a look at it, it would stay for ever with who stands still.
+    guest.wait_back();
     assert!(guest.leaves());
     // And comes back itself: a wake-up in vain, and no harm.
     stopped.sigcont();
@@ -161,18 +164,19 @@ fn a_notification_of_nobody_is_passed_on_at_once() {
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
     // As a request leaves it that came late, of a thread that has given up.
-    let guard = here.lock.lock().unwrap();
-    let (owner, _) = holder(&mut server.connection(), "m").unwrap();
-    let (uuid, _) = owner.split_once(':').unwrap();
-    let nobody = format!("{uuid}:{}", u64::MAX);
-    let () = server.connection().rpush(waiting_key("m"), &nobody).unwrap();
-    guard.unlock().unwrap();
-    let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
-    let told = Instant::now();
-    assert!(notify(&there));
-    assert!(guest.wait_back() - told < BEFORE_A_LOOK);
-    assert!(guest.leaves());
-    leaves_nothing(&server, "m");
+    at_once(|| {
+        let guard = here.lock.lock().unwrap();
+        let (owner, _) = holder(&mut server.connection(), "m").unwrap();
+        let (uuid, _) = owner.split_once(':').unwrap();
+        let nobody = format!("{uuid}:{}", u64::MAX);
+        let () = server.connection().rpush(waiting_key("m"), &nobody).unwrap();
+        guard.unlock().unwrap();
+        let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
+        assert!(notify(&there));
+        guest.wait_back();
+        assert!(guest.leaves());
+        leaves_nothing(&server, "m");
+    });
 }
 
 #[test]

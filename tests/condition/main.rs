@@ -6,9 +6,9 @@
 mod common;
 mod deaths;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,8 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// A waiter looks after 0.8 s at the earliest. Whoever is awake before this heard a message.
-const BEFORE_A_LOOK: Duration = Duration::from_millis(700);
 /// What a notification costs at most whose receiver stands still: `PATIENCE` in `waiters.lua`, and a
-/// look of those who wait.
+/// look of those who wait. (They look as often as who waits for a lock: [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
 /// Which kind of lock a test plays with.
@@ -75,6 +73,9 @@ macro_rules! of_both_locks {
     };
 }
 
+mod ending;
+mod many;
+
 of_both_locks! {
     a_wait_leaves_the_lock_and_comes_back_with_it
     all_levels_are_left_and_all_are_back
@@ -82,10 +83,6 @@ of_both_locks! {
     all_are_notified_once
     a_notification_that_finds_nobody_is_nothing
     who_does_not_hold_the_lock_can_neither_wait_nor_notify
-    a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing
-    a_cancel_ends_a_wait_with_the_lock_in_hand
-    a_shutdown_ends_a_wait_with_nothing_in_hand
-    nobody_is_forgotten_and_nobody_told_twice
 }
 
 impl Kind {
@@ -201,18 +198,19 @@ fn a_wait_leaves_the_lock_and_comes_back_with_it(kind: Kind) {
     let _bounded = bounded();
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
-    let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
-    let guard = there.lock.lock_within(Wait::at_most(SOON)).unwrap().expect("the lock was left");
-    let told = Instant::now();
-    assert!(there.condition.notify_one().unwrap());
-    guest.thread.wait_asleep();
-    assert!(!guest.is_back(), "the notifier has the lock");
-    guard.unlock().unwrap();
-    let back = guest.wait_back();
-    assert!(back - told < BEFORE_A_LOOK, "it heard of it");
-    assert!(there.lock.try_lock().unwrap().is_none(), "it has the lock again");
-    assert!(guest.leaves());
-    leaves_nothing(&server, "m");
+    at_once(|| {
+        let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
+        let wait = Wait::at_most(SOON);
+        let guard = there.lock.lock_within(wait).unwrap().expect("the lock was left");
+        assert!(there.condition.notify_one().unwrap());
+        guest.thread.wait_asleep();
+        assert!(!guest.is_back(), "the notifier has the lock");
+        guard.unlock().unwrap();
+        guest.wait_back();
+        assert!(there.lock.try_lock().unwrap().is_none(), "it has the lock again");
+        assert!(guest.leaves());
+        leaves_nothing(&server, "m");
+    });
 }
 
 fn all_levels_are_left_and_all_are_back(kind: Kind) {
@@ -340,6 +338,35 @@ fn a_fixed_lease_is_back_where_an_inner_level_was_renewed() {
     thread::sleep(lease * 2);
     assert!(outer.is_held());
     outer.unlock().unwrap();
+}
+
+/// The lease is asked for when the thread is back: by then the lock may be lost again.
+#[test]
+fn who_comes_back_to_a_lock_that_is_gone_is_told_so() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    // Nobody else tells it: the next renewal is far away.
+    let client = Client::builder(&proxy.url()).client_tracking(false).connect().unwrap();
+    let lock = client.reentrant_lock("gone");
+    let outer = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
+    let inner = lock.lock().unwrap();
+    let redis = Mutex::new(server.connection());
+    proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), move |bytes| {
+        let asks = bytes.windows(7).any(|part| part == b"7200000");
+        if asks {
+            let () = redis.lock().unwrap().del("gone").unwrap();
+        }
+        asks
+    });
+    let lost = lock.new_condition("never").wait_for(&inner, UNIT).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::LeaseLost);
+    assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
+    for guard in [&inner, &outer] {
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::Revoked));
+    }
+    assert_eq!(inner.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
 #[test]
@@ -492,380 +519,4 @@ fn a_name_is_needed_and_every_other_one_works() {
     }
     let keys: Vec<String> = server.connection().keys("redlatch_condition*").unwrap();
     assert_eq!(keys, [""; 0]);
-}
-
-// How a wait ends.
-
-fn a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing(kind: Kind) {
-    let _bounded = bounded();
-    let server = server();
-    let monitor = kind.make(&client(&server), "m");
-    let guard = monitor.lock.lock().unwrap();
-    let begun = Instant::now();
-    assert!(!monitor.condition.wait_for(&guard, UNIT).unwrap());
-    assert!(begun.elapsed() >= UNIT);
-    assert!(!monitor.condition.wait_until(&guard, Instant::now() + UNIT).unwrap());
-    assert!(guard.is_held());
-    let before = Commands::so_far(&server).scripts();
-    for wait in [Duration::ZERO.into(), Instant::now().into(), Wait::NONE] {
-        assert!(!monitor.condition.wait_within(&guard, wait).unwrap());
-    }
-    assert_eq!(Commands::so_far(&server).scripts(), before, "the lock was not left");
-    let limit = Wait::at_most(UNIT);
-    assert!(!monitor.condition.wait_while_within(&guard, limit, || Ok::<_, Error>(true)).unwrap());
-    guard.unlock().unwrap();
-    leaves_nothing(&server, "m");
-}
-
-fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
-    let _bounded = bounded();
-    let server = server();
-    let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
-    let token = CancelToken::new();
-    let Monitor { lock, condition, .. } = here;
-    let cancelled = token.clone();
-    let waiter = spawn(move || {
-        let outer = lock.lock().unwrap();
-        let guard = lock.lock().unwrap();
-        let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert!(guard.is_held() && outer.is_held());
-        // And at once.
-        let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert!(guard.is_held() && outer.is_held());
-    });
-    wait_waiting(&server, "m", 1);
-    let guard = there.lock.lock().unwrap();
-    token.cancel();
-    wait_waiting(&server, "m", 0);
-    assert!(!there.condition.notify_one().unwrap());
-    guard.unlock().unwrap();
-    waiter.join();
-    leaves_nothing(&server, "m");
-}
-
-fn a_shutdown_ends_a_wait_with_nothing_in_hand(kind: Kind) {
-    let _bounded = bounded();
-    let server = server();
-    let (here, other) = (client(&server), client(&server));
-    let first = Guest::of(&server, "m", &kind.make(&here, "m"), Wait::FOREVER);
-    let second = Guest::of(&server, "m", &kind.make(&other, "m"), Wait::FOREVER);
-    here.shutdown();
-    let error = first.thread.join().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ShutDown);
-    assert!(notify(&kind.make(&client(&server), "m")));
-    assert!(second.leaves());
-    leaves_nothing(&server, "m");
-}
-
-#[test]
-fn a_shutdown_of_who_was_notified_passes_it_on() {
-    let _bounded = bounded();
-    let server = server();
-    let (here, other) = (client(&server), client(&server));
-    let first = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
-    let second = Guest::of(&server, "m", &REENTRANT.make(&other, "m"), Wait::FOREVER);
-    let there = REENTRANT.make(&client(&server), "m");
-    let guard = there.lock.lock().unwrap();
-    assert!(there.condition.notify_one().unwrap());
-    first.thread.wait_asleep();
-    here.shutdown();
-    assert_eq!(first.thread.join().unwrap_err().kind(), ErrorKind::ShutDown);
-    guard.unlock().unwrap();
-    second.wait_back();
-    assert!(second.leaves());
-    leaves_nothing(&server, "m");
-}
-
-#[test]
-fn a_notification_and_the_end_of_the_time_meet_and_nobody_is_forgotten() {
-    let _bounded = bounded();
-    let server = server();
-    let clients = [client(&server), client(&server)];
-    let there = REENTRANT.make(&client(&server), "m");
-    let mut random = Random::new();
-    for round in 0..200 {
-        let time = Duration::from_micros(2_000 + random.below(4_000));
-        let first =
-            Guest::of(&server, "m", &REENTRANT.make(&clients[round % 2], "m"), Wait::FOREVER);
-        let first = first.passes();
-        let timed = Guest::begin(&there, Wait::at_most(time)).passes();
-        thread::sleep(Duration::from_micros(random.below(6_000)));
-        // The first for certain; the second one or nobody.
-        let guard = there.lock.lock().unwrap();
-        assert!(there.condition.notify_one().unwrap());
-        let told = there.condition.notify_one().unwrap();
-        guard.unlock().unwrap();
-        assert_eq!(leave_all([first, timed]), [true, told], "they say what became of them");
-    }
-    leaves_nothing(&server, "m");
-}
-
-// Many at once.
-
-fn nobody_is_forgotten_and_nobody_told_twice(kind: Kind) {
-    let _bounded = bounded();
-    let server = server();
-    let clients: Vec<_> = (0..2).map(|_| client(&server)).collect();
-    let (turns, back) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let end = Arc::new(AtomicBool::new(false));
-    let waiters: Vec<_> = (0..6)
-        .map(|at| {
-            let Monitor { lock, condition, .. } = kind.make(&clients[at % 2], "m");
-            let (back, end) = (Arc::clone(&back), Arc::clone(&end));
-            spawn(move || {
-                let guard = lock.lock().unwrap();
-                while !end.load(Ordering::SeqCst) {
-                    condition.wait(&guard).unwrap();
-                    back.fetch_add(1, Ordering::SeqCst);
-                }
-            })
-        })
-        .collect();
-    let notifier = kind.make(&client(&server), "m");
-    for _ in 0..300 {
-        let guard = notifier.lock.lock().unwrap();
-        if notifier.condition.notify_one().unwrap() {
-            turns.fetch_add(1, Ordering::SeqCst);
-        }
-        guard.unlock().unwrap();
-    }
-    wait_until("all are back who were told", SOON, || {
-        back.load(Ordering::SeqCst) == turns.load(Ordering::SeqCst)
-    });
-    let guard = notifier.lock.lock().unwrap();
-    end.store(true, Ordering::SeqCst);
-    assert_eq!(notifier.condition.notify_all().unwrap(), 6);
-    guard.unlock().unwrap();
-    waiters.into_iter().for_each(Running::join);
-    assert_eq!(back.load(Ordering::SeqCst), turns.load(Ordering::SeqCst) + 6);
-    leaves_nothing(&server, "m");
-}
-
-/// As many as the buffer holds.
-const ROOM: usize = 3;
-
-/// A bounded buffer in Redis. What is put in and taken out is one command each, so that whoever dies
-/// has done it or not.
-struct Buffer {
-    lock: Arc<dyn Lock>,
-    not_empty: Condition,
-    not_full: Condition,
-    redis: redis::Connection,
-}
-
-impl Buffer {
-    fn new(client: &Client, kind: &str, redis: redis::Connection) -> Self {
-        let names = ["not_empty", "not_full"];
-        let (lock, [not_empty, not_full]): (Arc<dyn Lock>, _) = if kind == FAIR.name {
-            let lock = client.fair_lock("buffer");
-            let conditions = names.map(|name| lock.new_condition(name));
-            (Arc::new(lock), conditions)
-        } else {
-            let lock = client.reentrant_lock("buffer");
-            let conditions = names.map(|name| lock.new_condition(name));
-            (Arc::new(lock), conditions)
-        };
-        Self { lock, not_empty, not_full, redis }
-    }
-
-    fn put(&mut self, goal: usize) -> Result<bool, Error> {
-        let Self { lock, not_empty, not_full, redis } = self;
-        let guard = lock.lock()?;
-        not_full.wait_while(&guard, || Ok::<_, Error>(length(redis) >= ROOM))?;
-        if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // Nobody puts anything in any more: on to the next who waits to do so.
-            not_full.notify_one()?;
-            guard.unlock()?;
-            return Ok(false);
-        }
-        not_empty.notify_one()?;
-        let () = redis::pipe().atomic().rpush("items", 1).incr("made", 1).query(redis).unwrap();
-        guard.unlock()?;
-        Ok(true)
-    }
-
-    fn take(&mut self) -> Result<(), Error> {
-        let Self { lock, not_empty, not_full, redis } = self;
-        let guard = lock.lock()?;
-        not_empty.wait_while(&guard, || Ok::<_, Error>(length(redis) == 0))?;
-        not_full.notify_one()?;
-        let _: Option<u64> = redis.rpoplpush("items", "taken").unwrap();
-        guard.unlock()
-    }
-
-    /// What it did last may not have been protected, or not told.
-    fn make_up(&self) -> Result<(), Error> {
-        let guard = self.lock.lock()?;
-        self.not_empty.notify_all()?;
-        self.not_full.notify_all()?;
-        guard.unlock()
-    }
-}
-
-fn length(redis: &mut redis::Connection) -> usize {
-    redis.llen("items").unwrap()
-}
-
-fn buffer_worker(job: &Job) {
-    let [url, data, kind, what] = [0, 1, 2, 3].map(|at| job.arg(at).to_owned());
-    let goal: usize = job.arg(4).parse().unwrap();
-    let lease = UNIT * 10;
-    let client = Client::builder(&url)
-        .watchdog_timeout(lease)
-        .response_timeout(IMPATIENT)
-        .connect_timeout(IMPATIENT)
-        .connect()
-        .unwrap();
-    let client = &client;
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            let redis = redis::Client::open(data.as_str()).unwrap().get_connection().unwrap();
-            let mut buffer = Buffer::new(client, &kind, redis);
-            let makes = what == "make";
-            scope.spawn(move || {
-                loop {
-                    let done = if makes { buffer.put(goal) } else { buffer.take().map(|()| true) };
-                    match done {
-                        Ok(true) => {}
-                        Ok(false) => return,
-                        Err(_) => while buffer.make_up().is_err() {},
-                    }
-                }
-            });
-        }
-        job.say("starts");
-    });
-    let _ = job.wait_line();
-}
-
-/// Plays makers and takers until `goal` have been made and taken, with `trouble` beside them.
-fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
-    let server = server();
-    let proxy = Proxy::before(&server);
-    let mut random = Random::new();
-    let mut cast = Cast { server: &server, proxy, kind, goal, workers: Vec::new() };
-    for what in ["make", "take", "make", "take"] {
-        let worker = cast.enter(what);
-        cast.workers.push((what, worker));
-    }
-    let mut redis = server.connection();
-    let begun = Instant::now();
-    let (mut last, mut since) = (0, Instant::now());
-    loop {
-        let taken: usize = redis.llen("taken").unwrap();
-        if taken >= goal {
-            break;
-        }
-        if taken != last {
-            (last, since) = (taken, Instant::now());
-        }
-        if since.elapsed() > SOON / 2 {
-            let keys: Vec<String> = redis.keys("*").unwrap();
-            let dump: Vec<_> = keys
-                .iter()
-                .filter(|key| *key != "taken")
-                .map(|key| {
-                    let kind: String = redis::cmd("TYPE").arg(key).query(&mut redis).unwrap();
-                    let read: redis::Value = match kind.as_str() {
-                        "list" => redis.lrange(key, 0, -1).unwrap(),
-                        "hash" => redis.hgetall(key).unwrap(),
-                        "string" => redis.get(key).unwrap(),
-                        _ => redis::Value::Nil,
-                    };
-                    format!("{key} {read:?}")
-                })
-                .collect();
-            panic!("nobody moves with {taken} of {goal} taken: {dump:#?}");
-        }
-        if begun.elapsed() < UNIT * 60 {
-            trouble(&server, &mut cast, &mut random);
-        }
-        thread::sleep(UNIT / 10);
-    }
-    let (made, taken): (usize, usize) = (redis.get("made").unwrap(), redis.llen("taken").unwrap());
-    assert!(made <= goal + cast.workers.len() && made == taken + length(&mut redis));
-}
-
-struct Cast<'a> {
-    server: &'a Server,
-    proxy: Proxy,
-    kind: Kind,
-    goal: usize,
-    workers: Vec<(&'static str, Worker)>,
-}
-
-impl Cast<'_> {
-    fn enter(&self, what: &str) -> Worker {
-        let goal = self.goal.to_string();
-        let args = [&self.proxy.url(), &self.server.url(), self.kind.name, what, &goal];
-        let mut worker = Worker::spawn_test("deaths::worker", "buffer", &args);
-        worker.expect_line("starts", SOON);
-        worker
-    }
-}
-
-#[test]
-fn what_is_made_is_taken_by_many_processes() {
-    let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
-        play(kind, 1_500, |_, _, _| {});
-    }
-}
-
-#[test]
-fn what_is_made_is_taken_while_processes_are_killed() {
-    let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
-        play(kind, 300, |_, cast, random| {
-            if random.below(20) == 0 {
-                let at = usize::try_from(random.below(4)).unwrap();
-                let what = cast.workers[at].0;
-                cast.workers[at].1.sigkill();
-                cast.workers[at].1 = cast.enter(what);
-            }
-        });
-    }
-}
-
-#[test]
-fn what_is_made_is_taken_while_processes_stand_still() {
-    let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
-        let mut stopped = None;
-        play(kind, 300, |_, cast, random| {
-            if random.below(30) != 0 {
-                return;
-            }
-            if let Some(at) = stopped.take() {
-                let (_, worker): &(_, Worker) = &cast.workers[at];
-                worker.sigcont();
-            } else {
-                let at = usize::try_from(random.below(4)).unwrap();
-                cast.workers[at].1.sigstop();
-                stopped = Some(at);
-            }
-        });
-    }
-}
-
-#[test]
-fn what_is_made_is_taken_over_a_bad_network() {
-    let _bounded = bounded();
-    for kind in [REENTRANT, FAIR] {
-        play(kind, 300, |_, cast, random| {
-            let proxy = &cast.proxy;
-            match random.below(40) {
-                0 => drop(proxy.cut_all()),
-                1 => drop(proxy.cut_matching("SUBSCRIBE")),
-                2 => proxy.on_reply("notify ", Action::LoseReply),
-                3 => proxy.on_request("redlatch_condition", Action::LoseReply),
-                4 => proxy.on_request("redlatch_condition", Action::LoseRequest),
-                5 => proxy.on(Direction::Reply, 1, Action::DelayReply(UNIT), |_| true),
-                6 => proxy.clear_rules(),
-                _ => {}
-            }
-        });
-    }
 }

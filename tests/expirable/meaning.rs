@@ -206,23 +206,15 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "awake", 1);
-    let mut fastest = Duration::MAX;
-    for _ in 0..5 {
+    at_once(|| {
         let permit = semaphore.acquire().unwrap();
         let waiting = other.expirable_semaphore("awake");
-        let waiter = spawn(move || {
-            let permit = waiting.acquire().unwrap();
-            let entered = Instant::now();
-            permit.release().unwrap();
-            entered
-        });
+        let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
         wait_subscribed(&server, &channel("awake"));
         waiter.wait_asleep();
-        let released = Instant::now();
         drop(permit);
-        fastest = fastest.min(waiter.join().saturating_duration_since(released));
-    }
-    assert!(fastest < UNIT, "{fastest:?}");
+        waiter.join();
+    });
 }
 
 #[test]

@@ -86,14 +86,17 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             let (head, next) = (one.fair_lock("told"), other.fair_lock("told"));
             let token = CancelToken::new();
             let cancel = token.clone();
-            let head = spawn(move || head.lock_cancellable(&cancel).map(drop).unwrap_err());
+            let head = spawn(move || head.lock_cancellable(&cancel).map(drop));
             wait_queue(&server, "told", 1);
             let next = spawn(move || next.lock().unwrap().unlock().unwrap());
             wait_queue(&server, "told", 2);
             // Released by a Java re-entrant lock, which tells no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            assert_eq!(head.join().kind(), ErrorKind::Cancelled);
+            // Its sign of life may come just between the two: then it has had the lock.
+            if let Err(error) = head.join() {
+                assert_eq!(error.kind(), ErrorKind::Cancelled);
+            }
             next.join();
         });
         leaves_nothing(&server, "told");

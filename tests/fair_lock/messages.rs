@@ -158,10 +158,10 @@ fn who_is_granted_it_between_two_copies_of_its_leaders_request_has_it_at_once() 
     proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
     proxy.wait_fired(3, SOON);
-    let begun = Instant::now();
+    let before = lapsed(&mut redis);
     proxy.release();
     behind.join().unwrap();
-    assert!(begun.elapsed() < PROVISIONAL - UNIT * 5, "{:?}", begun.elapsed());
+    assert_eq!(lapsed(&mut redis), before, "what it was granted lapsed");
     leader.join().unwrap();
     leaves_nothing(&server, "copies");
 }
@@ -322,7 +322,6 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
                 waiter
             })
             .collect();
-        let begun = Instant::now();
         match way {
             "FLUSHALL" => {
                 let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
@@ -330,7 +329,6 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
             _ => server.restart_empty(),
         }
         waiters.into_iter().for_each(Running::join);
-        assert!(begun.elapsed() < SOON / 2, "{way}: {:?}", begun.elapsed());
         let _ = guard.unlock();
         leaves_nothing(&server, "emptied");
     }

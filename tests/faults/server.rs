@@ -12,8 +12,15 @@ fn waiters_get_it_when_the_servers_data_is_gone() {
         let waiters: Vec<_> = (0..4)
             .map(|at| {
                 let lock = [&one, &other][at % 2].reentrant_lock("emptied");
+                // It may meet a server that is away just now.
                 spawn(move || {
-                    lock.try_lock_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+                    let guard = loop {
+                        match lock.try_lock_for(SOON) {
+                            Ok(guard) => break guard.expect("it is free"),
+                            Err(error) => assert!(error.is_transient(), "{error}"),
+                        }
+                    };
+                    guard.unlock().unwrap();
                 })
             })
             .collect();
@@ -410,11 +417,10 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
     let _bounded = bounded();
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
-    let timeout = IMPATIENT;
     let held = client.reentrant_lock("held").lock().unwrap();
     server.pause();
     let begun = Instant::now();
-    let threads: Vec<_> = (0..12)
+    let threads: Vec<_> = (0..CROWD)
         .map(|_| {
             let lock = client.reentrant_lock("frozen");
             spawn(move || lock.lock().map(drop).unwrap_err())
@@ -424,9 +430,9 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
         // The first found no answer, those who came later no connection.
         is_clear(&thread.join(), "frozen", "the server");
     }
-    // A few timeouts and not twelve.
+    // A few timeouts, and not one for each.
     let took = begun.elapsed();
-    assert!(took >= timeout && took < timeout * 6, "{took:?}");
+    assert!(took >= IMPATIENT && took < SOON, "{took:?}");
     let error = client.reentrant_lock("short").try_lock_for(UNIT / 10).map(drop).unwrap_err();
     is_clear(&error, "short", "the server");
     is_clear(&held.unlock().unwrap_err(), "held", "no longer holds it");

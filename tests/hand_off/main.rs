@@ -7,7 +7,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod handed;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -18,7 +17,9 @@ use std::time::{Duration, Instant};
 use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::{Commands as _, Connection};
-use redlatch::{CancelToken, Client, Error, ErrorKind, HoldState, LostReason, ReentrantLock};
+use redlatch::{
+    CancelToken, Client, Error, ErrorKind, HoldState, LockGuard, LostReason, ReentrantLock,
+};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// How long a lock is granted for by message: `lua/hand_off.lua`.
@@ -111,14 +112,6 @@ fn wait_owner(redis: &mut Connection, name: &str, expected: &str) {
     });
 }
 
-/// How many keys have lapsed on this server: whoever came in without one more was let in by a word,
-/// and waited for nobody's lease.
-fn lapsed(redis: &mut Connection) -> u64 {
-    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:")).unwrap();
-    line.trim().parse().unwrap()
-}
-
 /// Nobody has it and nobody waits.
 fn wait_left(server: &Server, name: &str) {
     wait_free(server, name, SOON);
@@ -135,6 +128,7 @@ macro_rules! lock_script {
 }
 
 mod coming;
+mod handed;
 mod lease;
 mod leaving;
 mod messages;
@@ -153,11 +147,11 @@ fn on_script(proxy: &Proxy, code: &'static str, name: &'static str, shots: usize
 }
 
 /// Counts them from here on.
-fn count_script(proxy: &Proxy, code: &'static str, name: &'static str) -> Arc<AtomicU64> {
+fn count_script(proxy: &Proxy, code: &'static str, name: &str) -> Arc<AtomicU64> {
     let count = Arc::new(AtomicU64::new(0));
-    let seen = Arc::clone(&count);
+    let (seen, name) = (Arc::clone(&count), name.to_owned());
     proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
-        if runs(bytes, code, name) {
+        if runs(bytes, code, &name) {
             seen.fetch_add(1, Ordering::SeqCst);
         }
         false
@@ -165,13 +159,66 @@ fn count_script(proxy: &Proxy, code: &'static str, name: &'static str) -> Arc<At
     count
 }
 
+/// Runs `work` with a hold of this lock that its client, which is behind the proxy, was handed by
+/// message; and when it came. Where the client asked meanwhile, as it does now and then, the answer to
+/// that may have told it first: then once more.
+fn handed<T: Send + 'static>(
+    server: &Server,
+    proxy: &Proxy,
+    lock: &ReentrantLock,
+    work: impl FnOnce(LockGuard, Instant) -> T + Send + 'static,
+) -> Running<T> {
+    let name = lock.name().to_owned();
+    let code = lock_script!("free.lua", "../hand_off.lua", "holder.lua", "acquire.lua");
+    let asked = count_script(proxy, code, &name);
+    let giving = client(server).reentrant_lock(&name);
+    let mut giver = giving.lock().unwrap();
+    let (tell, told) = mpsc::channel();
+    let (say, said) = mpsc::channel();
+    let (lock, count) = (lock.clone(), Arc::clone(&asked));
+    let taker = spawn(move || {
+        loop {
+            let guard = lock.lock().unwrap();
+            let (entered, questions) = (Instant::now(), count.load(Ordering::SeqCst));
+            let by_message = questions == told.recv().unwrap();
+            say.send(by_message).unwrap();
+            if by_message {
+                return work(guard, entered);
+            }
+            guard.unlock().unwrap();
+            // There is somebody to wait for again.
+            let _: u64 = told.recv().unwrap();
+        }
+    });
+    let begun = Instant::now();
+    loop {
+        wait_in_line(server, &name, 1);
+        // Whatever was asked by now is answered once it sleeps in line.
+        let questions = asked.load(Ordering::SeqCst);
+        taker.wait_queued();
+        tell.send(questions).unwrap();
+        giver.unlock().unwrap();
+        if said.recv().unwrap() {
+            return taker;
+        }
+        assert!(begun.elapsed() < SOON, "no message ever granted it");
+        giver = giving.lock().unwrap();
+        tell.send(0).unwrap();
+    }
+}
+
 /// A client behind a network, whose connections are open and whose scripts are known. It waits for
 /// replies for as long as a test holds them back.
 fn behind(server: &Server, proxy: &Proxy) -> Client {
+    behind_by(server, proxy, 1)
+}
+
+/// The same with so many connections.
+fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LONG)
         .response_timeout(SOON)
-        .connections(1)
+        .connections(connections)
         .connect()
         .unwrap();
     let lock = client.reentrant_lock("warm");

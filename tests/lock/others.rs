@@ -67,18 +67,17 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.reentrant_lock("bounded").lock().unwrap();
-    let (wait, slack) = (UNIT * 3, SOON);
+    let wait = UNIT * 3;
     // Behind another client, and behind a thread of the same one.
     for lock in [other.reentrant_lock("bounded"), one.reentrant_lock("bounded")] {
+        // A wait without an end would last until the test itself unlocks.
         elsewhere(move || {
             let begun = Instant::now();
             assert!(lock.try_lock_for(wait).unwrap().is_none());
-            let took = begun.elapsed();
-            assert!(took >= wait && took < slack, "{took:?}");
+            assert!(begun.elapsed() >= wait);
             let begun = Instant::now();
             assert!(lock.try_lock_until(begun + wait).unwrap().is_none());
-            let took = begun.elapsed();
-            assert!(took >= wait && took < slack, "{took:?}");
+            assert!(begun.elapsed() >= wait);
         });
     }
     guard.unlock().unwrap();
@@ -404,6 +403,26 @@ fn who_is_alone_is_never_refused_a_free_lock() {
         let guard = lock.try_lock().unwrap().expect("it is free");
         thread::sleep(UNIT / 5);
         drop(guard);
+    }
+}
+
+/// A free lock is left to others for a moment after long holds, and there are none.
+#[test]
+fn who_is_alone_has_it_back_by_its_first_request_however_long_it_was_held() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = Client::builder(&server.url()).client_tracking(false).connect().unwrap();
+    let lock = client.reentrant_lock("long alone");
+    lock.lock().unwrap().unlock().unwrap();
+    for held in [UNIT / 5, UNIT * 3 / 2] {
+        let guard = lock.lock().unwrap();
+        // Longer than a turn; longer than a lock may go without being left to others.
+        thread::sleep(held);
+        let before = Commands::so_far(&server).scripts();
+        guard.unlock().unwrap();
+        lock.lock().unwrap().unlock().unwrap();
+        let scripts = Commands::so_far(&server).scripts() - before;
+        assert_eq!(scripts, 3, "held for {held:?}: released, taken, released");
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum Script {
     Renew,
     ForceUnlock,
     /// Of a read-write lock.
-    Stay,
+    ReadOn,
     RedissonAcquire,
     /// Of Redisson 3.16.8.
     RedissonUnlock3,
@@ -110,7 +110,7 @@ impl Script {
                 | Self::Release
                 | Self::GiveUp
                 | Self::ForceUnlock
-                | Self::Stay
+                | Self::ReadOn
         )
     }
 }

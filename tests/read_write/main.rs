@@ -209,6 +209,29 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
 }
 
 #[test]
+fn who_may_not_join_makes_nobodys_lease_longer() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("join");
+    let lease = Duration::from_secs(60);
+    let reading = lock.read().with_lease(lease).lock().unwrap();
+    let writer = Guest::of(client(&server).read_write_lock("join").write());
+    wait_queue(&server, "join", 1);
+    // Past the reader's turn: whether others may join it is asked.
+    thread::sleep(Duration::from_millis(20));
+    let longer = lock.read().with_lease(60 * lease);
+    let joined = thread::spawn(move || longer.try_lock().unwrap().is_some());
+    assert!(!joined.join().unwrap(), "past a writer that waits");
+    let left: u64 = redis::cmd("PTTL").arg("join").query(&mut server.connection()).unwrap();
+    assert!(left <= 60_000, "the writer may have to wait for {left} ms");
+    assert!(reading.remaining() <= lease);
+    reading.unlock().unwrap();
+    writer.wait_in();
+    writer.leaves();
+    wait_left(&server, "join");
+}
+
+#[test]
 fn in_a_process_a_writer_is_passed_by_no_later_reader_and_readers_enter_together() {
     let _bounded = bounded();
     let server = server();

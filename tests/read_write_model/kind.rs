@@ -47,7 +47,7 @@ impl Kind for ReadWriteLock {
             (Script::GiveUp, include_str!("../../lua/read_write/give_up.lua")),
             (Script::Renew, include_str!("../../lua/lock/renew.lua")),
             (Script::ForceUnlock, include_str!("../../lua/read_write/force_unlock.lua")),
-            (Script::Stay, include_str!("../../lua/read_write/stay.lua")),
+            (Script::ReadOn, include_str!("../../lua/read_write/read_on.lua")),
             (Script::RedissonReadAcquire, include_str!("redisson/read_acquire.lua")),
             (Script::RedissonReadUnlock, include_str!("redisson/read_unlock.lua")),
             (Script::RedissonWriteAcquire, include_str!("redisson/write_acquire.lua")),

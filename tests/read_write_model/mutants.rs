@@ -300,11 +300,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         scenarios::lapsed,
     ),
     seldom(
-        "who asks to stay and has lapsed leaves a free lock to wait for",
-        Script::Stay,
+        "who asks to read on and has lapsed leaves a free lock to wait for",
+        Script::ReadOn,
         "    look()\n    return nil",
         "    return nil",
-        scenarios::stays_too_long,
+        scenarios::reads_on_too_long,
     ),
     seldom(
         "a replica says that it is not the holder's",

@@ -199,22 +199,22 @@ fn a_replica_gives_nobody_a_place() {
 }
 
 /// It has lapsed, and who asks whether others wait finds it out.
-pub(crate) fn stays_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));
     let _listener = hear(server, &mut direct, 2);
     direct.run(2, &acquire(WRITES));
     let () = direct.command(&["DEL", "prices"]);
-    let stay = taking(Script::Stay, &direct.site, LEASE, owner(1, READS), None);
-    let reply = direct.eval(&stay).map_err(|error| error.to_string())?;
+    let asking = taking(Script::ReadOn, &direct.site, LEASE, owner(1, READS), None);
+    let reply = direct.eval(&asking).map_err(|error| error.to_string())?;
     ensure(reply == Value::Nil, "it reads still")?;
     ensure(there(&mut direct).0 == [owner(2, WRITES)], "a free lock is waited for")
 }
 
 #[test]
-fn who_asks_to_stay_and_has_lapsed_leaves_no_free_lock_to_wait_for() {
+fn who_asks_to_read_on_and_has_lapsed_leaves_no_free_lock_to_wait_for() {
     let Some(server) = real_server() else { return };
-    stays_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+    reads_on_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 #[test]

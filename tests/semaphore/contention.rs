@@ -129,27 +129,30 @@ fn a_process_that_only_tries_leaves_it_to_one_that_waits() {
     let theirs = clients[1].semaphore("tried");
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
     let greedy = spawn(move || {
-        let mut taken = 0_u32;
         while !stopped.load(Ordering::SeqCst) {
             let Some(permit) = mine.try_acquire().unwrap() else { continue };
-            taken += 1;
+            count.fetch_add(1, Ordering::SeqCst);
             thread::sleep(UNIT / 100);
             drop(permit);
         }
-        taken
     });
-    let mut longest = Duration::ZERO;
-    for _ in 0..800 {
-        let begun = Instant::now();
+    // How often it was before the one that waits. In milliseconds a busy machine would count, too.
+    let (mut waits, mut most) = (0, 0);
+    while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
+        let before = taken.load(Ordering::SeqCst);
         let permit = theirs.acquire().unwrap();
-        longest = longest.max(begun.elapsed());
+        most = most.max(taken.load(Ordering::SeqCst) - before);
+        waits += 1;
         thread::sleep(UNIT / 100);
         drop(permit);
     }
     stop.store(true, Ordering::SeqCst);
-    assert!(greedy.join() > 0);
-    assert!(longest < UNIT * 5, "{longest:?}");
+    greedy.join();
+    // Turns, of a few each; without them it is passed over for seconds now and then.
+    assert!(most < 200, "{most} times");
 }
 
 #[test]

@@ -1,0 +1,69 @@
+//! Leases.
+
+use super::*;
+
+#[test]
+fn a_renewal_that_no_replica_has_makes_nothing_longer() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    // A renewal waits for a twenty-fourth of it, which a busy machine needs.
+    let lease = UNIT * 60;
+    let client = pair.impatient().watchdog_timeout(lease).connect().unwrap();
+    let lock = client.reentrant_lock("renewed");
+
+    let guard = taken(&lock);
+    pair.replica.pause();
+    wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+    pair.replica.resume();
+    wait_until("it was renewed", SOON, || guard.state() == HoldState::Held);
+    thread::sleep(lease);
+    assert!(guard.is_held(), "{:?}", guard.state());
+
+    pair.replica.pause();
+    wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+    let mut left = guard.remaining();
+    wait_until("it is lost", SOON, || {
+        let before = std::mem::replace(&mut left, guard.remaining());
+        assert!(left <= before, "it was made longer");
+        !guard.is_held()
+    });
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert!(error.to_string().contains("0 of 1 replicas acknowledged"), "{error}");
+    wait_until("the master has it no more", SOON, || pair.is_free("renewed"));
+    pair.replica.resume();
+}
+
+#[test]
+fn a_loss_is_told_though_no_replica_acknowledges() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let client = pair.patient().watchdog_timeout(UNIT * 30).connect().unwrap();
+    let guard = client.reentrant_lock("revoked").lock().unwrap();
+    pair.replica.pause();
+    let () = pair.master.connection().del("revoked").unwrap();
+    wait_until("it is lost", SOON, || !guard.is_held());
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::Revoked));
+    pair.replica.resume();
+}
+
+#[test]
+fn a_longer_lease_by_re_entry_counts_when_the_replica_has_it() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(UNIT / 10) else { return };
+    let client = pair.impatient().connect().unwrap();
+    let lock = client.reentrant_lock("deeper");
+    let outer = taken(&lock.with_lease(LONG));
+    let inner = taken(&lock.with_lease(LONG * 2));
+    assert!(pttl(&mut pair.replica.connection(), "deeper") > LONG.as_millis() as i64);
+    pair.cut_off(true);
+    let error = lock.with_lease(LONG * 3).lock().map(drop).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("0 of 1 replicas") && said.contains("still holds it"), "{said}");
+    assert_eq!(lock.hold_count(), 2);
+    assert!(outer.is_held() && outer.remaining() <= LONG * 2, "{:?}", outer.remaining());
+    pair.cut_off(false);
+    inner.unlock().unwrap();
+    outer.unlock().unwrap();
+}

@@ -1,0 +1,154 @@
+//! Masters that fail, and who is believed then.
+
+use super::*;
+
+/// It says that nobody has any slot, and would say so for ever.
+#[test]
+fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let slot = cluster.slot("left");
+    let left = cluster.owner(slot);
+    for server in cluster.servers() {
+        let args = ["SET", "cluster-require-full-coverage", "no"];
+        redis::cmd("CONFIG").arg(&args).exec(&mut server.connection()).unwrap();
+    }
+    // The server that answered last is the first one to be asked.
+    let url = |port| format!("redis-cluster://127.0.0.1:{port}");
+    let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG).connect();
+    let client = connect(&url(left.port())).unwrap();
+    let to = cluster.another(slot);
+    cluster.move_slot(slot, to);
+    let reset = || redis::cmd("CLUSTER").arg(&["RESET", "HARD"]).exec(&mut left.connection());
+    reset().unwrap();
+    client.reentrant_lock("left").lock().unwrap().unlock().unwrap();
+    // Nor by whoever comes.
+    let error = connect(&url(left.port())).map(drop).unwrap_err();
+    assert!(error.to_string().contains("has a slot yet"), "{error}");
+    let both = format!("{},127.0.0.1:{}", url(left.port()), to.port());
+    connect(&both).unwrap().reentrant_lock("left").lock().unwrap().unlock().unwrap();
+}
+
+/// It goes on saying that the slots are its own, as they were before.
+#[test]
+fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let slot = cluster.slot("cut off");
+    let old = cluster.owner(slot);
+    // The server that answered last is the first one to be asked.
+    let url = format!("redis-cluster://127.0.0.1:{}", old.port());
+    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("cut off");
+    lock.lock().unwrap().unlock().unwrap();
+    cluster.cut_off(old);
+    let new = cluster.take_over(slot);
+    wait_until("it finds that it is alone", SOON, || {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut old.connection()).unwrap();
+        info.contains("cluster_state:fail")
+    });
+    let guard = lock.lock().unwrap();
+    assert!(new.connection().exists::<_, bool>("cut off").unwrap());
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_master_dies_and_its_replica_takes_over() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let clients = clients(&cluster, true);
+    let name = "failed over";
+    let slot = cluster.slot(name);
+    let contest = Contest::start(&clients, name, false, true);
+    contest.go_on(20);
+    let old = cluster.owner(slot);
+    // What only the old one knows.
+    let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
+    wait_until("the replica has it", SOON, || {
+        // WAIT is about what the same connection wrote last.
+        let mut redis = old.connection();
+        let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
+        let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
+        waited == 1
+    });
+    let begun = Instant::now();
+    old.kill();
+    let taken_over = cluster.wait_taken_over(slot, old);
+    contest.go_on(20);
+    eprintln!("taken over after {:?}, in use {:?} later", taken_over - begun, taken_over.elapsed());
+    assert_eq!(guard.state(), HoldState::Held, "the replica had it");
+    let gone: i64 = cluster.owner(slot).connection().del(format!("{{{name}}}:lost")).unwrap();
+    assert_eq!(gone, 1);
+    assert!(guard.unlock().is_err());
+    contest.end();
+}
+
+#[test]
+fn a_master_stands_still_and_its_replica_takes_over() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let clients = ["2", "3"].map(|protocol| {
+        let url = format!("{}?protocol={protocol}", cluster.url());
+        Client::builder(&url)
+            .watchdog_timeout(LONG)
+            .response_timeout(common::IMPATIENT)
+            .connect()
+            .unwrap()
+    });
+    let name = "stands still";
+    let slot = cluster.slot(name);
+    let contest = Contest::start(&clients, name, false, true);
+    contest.go_on(20);
+    let old = cluster.owner(slot);
+    old.pause();
+    wait_until("another server has taken over", SOON, || {
+        let others = cluster.servers().iter().filter(|server| server.port() != old.port());
+        let says = |server: &Server| {
+            let slots: String =
+                redis::cmd("CLUSTER").arg("NODES").query(&mut server.connection()).unwrap();
+            let own = slots.lines().find(|line| line.contains("myself")).unwrap_or_default();
+            own.contains("master") && own.split(' ').count() > 8
+        };
+        others.filter(|server| says(server)).count() == 3
+    });
+    contest.go_on(20);
+    old.resume();
+    contest.go_on(100);
+    contest.end();
+}
+
+#[test]
+fn a_loss_at_a_failover_is_told() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    // A renewal is to tell it.
+    let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
+    let client = builder.client_tracking(false).connect().unwrap();
+    let slot = cluster.slot("lost");
+    let old = cluster.owner(slot);
+    let guard = client.reentrant_lock("lost").lock().unwrap();
+    old.kill();
+    cluster.wait_taken_over(slot, old);
+    // As if the replica had not had it yet.
+    let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
+    assert_eq!(guard.state(), HoldState::Held);
+    // Somebody uses the slot, and finds out: what is held in it is asked for at once.
+    client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
+    wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
+}
+
+#[test]
+fn without_a_server_for_its_slot_a_call_ends_in_time() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let client = common::impatient(&cluster.url()).connect().unwrap();
+    let lock = client.reentrant_lock("down");
+    drop(lock.lock().unwrap());
+    let slot = cluster.slot("down");
+    cluster.owner(slot).kill();
+    let begun = Instant::now();
+    let error = lock.try_lock().unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    // Two timeouts; a call that waits goes on for a minute.
+    assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
+}

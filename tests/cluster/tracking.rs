@@ -1,0 +1,76 @@
+//! What is held is tracked by the server that has it.
+
+use super::*;
+
+/// A client whose renewals fall into no test: a loss is told by tracking.
+fn tracking(cluster: &Cluster) -> Client {
+    let lease = Duration::from_secs(3_600);
+    Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap()
+}
+
+#[test]
+fn what_is_taken_away_at_any_server_is_told_by_that_one() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let client = tracking(&cluster);
+    let names = names(&cluster);
+    let held: Vec<_> =
+        names.iter().map(|name| client.reentrant_lock(name).lock().unwrap()).collect();
+    let semaphore = client.expirable_semaphore("permits");
+    assert!(semaphore.try_set_permits(1).unwrap());
+    let permit = semaphore.acquire().unwrap();
+    wait_until("each key is tracked by its server", SOON, || {
+        let tracked: Vec<_> = cluster.servers().iter().map(tracked).collect();
+        tracked.iter().sum::<u64>() == 4 && tracked.iter().all(|keys| *keys > 0)
+    });
+    for (at, (name, guard)) in names.iter().zip(&held).enumerate() {
+        let _: i64 = cluster.home(name).connection().del(name).unwrap();
+        wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
+        assert!(held[at + 1..].iter().all(|other| other.state() == HoldState::Held));
+    }
+    assert!(permit.is_held());
+    let key = "{permits}:timeout";
+    let _: i64 = cluster.home(key).connection().del(key).unwrap();
+    wait_until("the loss is told", SOON, || !permit.is_held());
+}
+
+#[test]
+fn what_is_tracked_moves_with_its_slot() {
+    let _bounded = bounded();
+    let Some(cluster) = cluster() else { return };
+    let client = tracking(&cluster);
+    let (slot, name) = (cluster.slot("moved"), "moved");
+    let guard = client.reentrant_lock(name).lock().unwrap();
+    let from = cluster.home(name);
+    wait_until("it is tracked", SOON, || tracked(from) == 1);
+    // There and back, so that the first server tracks it anew.
+    for to in [cluster.another(slot), from] {
+        cluster.move_slot(slot, to);
+        wait_until("it is tracked where it is", SOON, || tracked(to) == 1);
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    let _: i64 = from.connection().del(name).unwrap();
+    wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
+}
+
+#[test]
+fn what_is_tracked_is_tracked_by_the_replica_that_takes_over() {
+    let _bounded = bounded();
+    let Some(cluster) = with_replicas() else { return };
+    let client = tracking(&cluster);
+    let (slot, name) = (cluster.slot("taken over"), "taken over");
+    let guard = client.reentrant_lock(name).lock().unwrap();
+    wait_until("it is tracked", SOON, || tracked(cluster.home(name)) == 1);
+    wait_until("the replica has it", SOON, || {
+        let mut redis = cluster.home(name).connection();
+        let _: () = redis.set("{taken over}:later", 1).unwrap();
+        let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
+        waited == 1
+    });
+    cluster.fail_over(slot);
+    let new = cluster.home(name);
+    wait_until("it is tracked by the new master", SOON, || tracked(new) == 1);
+    assert_eq!(guard.state(), HoldState::Held);
+    let _: i64 = new.connection().del(name).unwrap();
+    wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
+}

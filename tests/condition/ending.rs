@@ -1,0 +1,115 @@
+//! How a wait ends.
+
+use super::*;
+
+of_both_locks! {
+    a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing
+    a_cancel_ends_a_wait_with_the_lock_in_hand
+    a_shutdown_ends_a_wait_with_nothing_in_hand
+}
+
+fn a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let monitor = kind.make(&client(&server), "m");
+    let guard = monitor.lock.lock().unwrap();
+    let begun = Instant::now();
+    assert!(!monitor.condition.wait_for(&guard, UNIT).unwrap());
+    assert!(begun.elapsed() >= UNIT);
+    assert!(!monitor.condition.wait_until(&guard, Instant::now() + UNIT).unwrap());
+    assert!(guard.is_held());
+    let before = Commands::so_far(&server).scripts();
+    for wait in [Duration::ZERO.into(), Instant::now().into(), Wait::NONE] {
+        assert!(!monitor.condition.wait_within(&guard, wait).unwrap());
+    }
+    assert_eq!(Commands::so_far(&server).scripts(), before, "the lock was not left");
+    let limit = Wait::at_most(UNIT);
+    assert!(!monitor.condition.wait_while_within(&guard, limit, || Ok::<_, Error>(true)).unwrap());
+    guard.unlock().unwrap();
+    leaves_nothing(&server, "m");
+}
+
+fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
+    let token = CancelToken::new();
+    let Monitor { lock, condition, .. } = here;
+    let cancelled = token.clone();
+    let waiter = spawn(move || {
+        let outer = lock.lock().unwrap();
+        let guard = lock.lock().unwrap();
+        let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(guard.is_held() && outer.is_held());
+        // And at once.
+        let error = condition.wait_cancellable(&guard, &cancelled).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(guard.is_held() && outer.is_held());
+    });
+    wait_waiting(&server, "m", 1);
+    let guard = there.lock.lock().unwrap();
+    token.cancel();
+    wait_waiting(&server, "m", 0);
+    assert!(!there.condition.notify_one().unwrap());
+    guard.unlock().unwrap();
+    waiter.join();
+    leaves_nothing(&server, "m");
+}
+
+fn a_shutdown_ends_a_wait_with_nothing_in_hand(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (here, other) = (client(&server), client(&server));
+    let first = Guest::of(&server, "m", &kind.make(&here, "m"), Wait::FOREVER);
+    let second = Guest::of(&server, "m", &kind.make(&other, "m"), Wait::FOREVER);
+    here.shutdown();
+    let error = first.thread.join().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ShutDown);
+    assert!(notify(&kind.make(&client(&server), "m")));
+    assert!(second.leaves());
+    leaves_nothing(&server, "m");
+}
+
+#[test]
+fn a_shutdown_of_who_was_notified_passes_it_on() {
+    let _bounded = bounded();
+    let server = server();
+    let (here, other) = (client(&server), client(&server));
+    let first = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
+    let second = Guest::of(&server, "m", &REENTRANT.make(&other, "m"), Wait::FOREVER);
+    let there = REENTRANT.make(&client(&server), "m");
+    let guard = there.lock.lock().unwrap();
+    assert!(there.condition.notify_one().unwrap());
+    first.thread.wait_asleep();
+    here.shutdown();
+    assert_eq!(first.thread.join().unwrap_err().kind(), ErrorKind::ShutDown);
+    guard.unlock().unwrap();
+    second.wait_back();
+    assert!(second.leaves());
+    leaves_nothing(&server, "m");
+}
+
+#[test]
+fn a_notification_and_the_end_of_the_time_meet_and_nobody_is_forgotten() {
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let there = REENTRANT.make(&client(&server), "m");
+    let mut random = Random::new();
+    for round in 0..200 {
+        let time = Duration::from_micros(2_000 + random.below(4_000));
+        let first =
+            Guest::of(&server, "m", &REENTRANT.make(&clients[round % 2], "m"), Wait::FOREVER);
+        let first = first.passes();
+        let timed = Guest::begin(&there, Wait::at_most(time)).passes();
+        thread::sleep(Duration::from_micros(random.below(6_000)));
+        // The first for certain; the second one or nobody.
+        let guard = there.lock.lock().unwrap();
+        assert!(there.condition.notify_one().unwrap());
+        let told = there.condition.notify_one().unwrap();
+        guard.unlock().unwrap();
+        assert_eq!(leave_all([first, timed]), [true, told], "they say what became of them");
+    }
+    leaves_nothing(&server, "m");
+}

@@ -1,0 +1,273 @@
+//! Many at once.
+
+use super::*;
+
+of_both_locks! {
+    nobody_is_forgotten_and_nobody_told_twice
+}
+
+fn nobody_is_forgotten_and_nobody_told_twice(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let clients: Vec<_> = (0..2).map(|_| client(&server)).collect();
+    let (turns, back) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let end = Arc::new(AtomicBool::new(false));
+    let waiters: Vec<_> = (0..6)
+        .map(|at| {
+            let Monitor { lock, condition, .. } = kind.make(&clients[at % 2], "m");
+            let (back, end) = (Arc::clone(&back), Arc::clone(&end));
+            spawn(move || {
+                let guard = lock.lock().unwrap();
+                while !end.load(Ordering::SeqCst) {
+                    condition.wait(&guard).unwrap();
+                    back.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    let notifier = kind.make(&client(&server), "m");
+    for _ in 0..300 {
+        let guard = notifier.lock.lock().unwrap();
+        if notifier.condition.notify_one().unwrap() {
+            turns.fetch_add(1, Ordering::SeqCst);
+        }
+        guard.unlock().unwrap();
+    }
+    wait_until("all are back who were told", SOON, || {
+        back.load(Ordering::SeqCst) == turns.load(Ordering::SeqCst)
+    });
+    let guard = notifier.lock.lock().unwrap();
+    end.store(true, Ordering::SeqCst);
+    assert_eq!(notifier.condition.notify_all().unwrap(), 6);
+    guard.unlock().unwrap();
+    waiters.into_iter().for_each(Running::join);
+    assert_eq!(back.load(Ordering::SeqCst), turns.load(Ordering::SeqCst) + 6);
+    leaves_nothing(&server, "m");
+}
+
+/// As many as the buffer holds.
+const ROOM: usize = 3;
+
+/// A bounded buffer in Redis. What is put in and taken out is one command each, so that whoever dies
+/// has done it or not.
+struct Buffer {
+    lock: Arc<dyn Lock>,
+    not_empty: Condition,
+    not_full: Condition,
+    redis: redis::Connection,
+}
+
+impl Buffer {
+    fn new(client: &Client, kind: &str, redis: redis::Connection) -> Self {
+        let names = ["not_empty", "not_full"];
+        let (lock, [not_empty, not_full]): (Arc<dyn Lock>, _) = if kind == FAIR.name {
+            let lock = client.fair_lock("buffer");
+            let conditions = names.map(|name| lock.new_condition(name));
+            (Arc::new(lock), conditions)
+        } else {
+            let lock = client.reentrant_lock("buffer");
+            let conditions = names.map(|name| lock.new_condition(name));
+            (Arc::new(lock), conditions)
+        };
+        Self { lock, not_empty, not_full, redis }
+    }
+
+    fn put(&mut self, goal: usize) -> Result<bool, Error> {
+        let Self { lock, not_empty, not_full, redis } = self;
+        let guard = lock.lock()?;
+        not_full.wait_while(&guard, || Ok::<_, Error>(length(redis) >= ROOM))?;
+        if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
+            // Nobody puts anything in any more: on to the next who waits to do so.
+            not_full.notify_one()?;
+            guard.unlock()?;
+            return Ok(false);
+        }
+        not_empty.notify_one()?;
+        let () = redis::pipe().atomic().rpush("items", 1).incr("made", 1).query(redis).unwrap();
+        guard.unlock()?;
+        Ok(true)
+    }
+
+    fn take(&mut self) -> Result<(), Error> {
+        let Self { lock, not_empty, not_full, redis } = self;
+        let guard = lock.lock()?;
+        not_empty.wait_while(&guard, || Ok::<_, Error>(length(redis) == 0))?;
+        not_full.notify_one()?;
+        let _: Option<u64> = redis.rpoplpush("items", "taken").unwrap();
+        guard.unlock()
+    }
+
+    /// What it did last may not have been protected, or not told.
+    fn make_up(&self) -> Result<(), Error> {
+        let guard = self.lock.lock()?;
+        self.not_empty.notify_all()?;
+        self.not_full.notify_all()?;
+        guard.unlock()
+    }
+}
+
+fn length(redis: &mut redis::Connection) -> usize {
+    redis.llen("items").unwrap()
+}
+
+pub(super) fn buffer_worker(job: &Job) {
+    let [url, data, kind, what] = [0, 1, 2, 3].map(|at| job.arg(at).to_owned());
+    let goal: usize = job.arg(4).parse().unwrap();
+    let lease = UNIT * 10;
+    let client = Client::builder(&url)
+        .watchdog_timeout(lease)
+        .response_timeout(IMPATIENT)
+        .connect_timeout(IMPATIENT)
+        .connect()
+        .unwrap();
+    let client = &client;
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let redis = redis::Client::open(data.as_str()).unwrap().get_connection().unwrap();
+            let mut buffer = Buffer::new(client, &kind, redis);
+            let makes = what == "make";
+            scope.spawn(move || {
+                loop {
+                    let done = if makes { buffer.put(goal) } else { buffer.take().map(|()| true) };
+                    match done {
+                        Ok(true) => {}
+                        Ok(false) => return,
+                        Err(_) => while buffer.make_up().is_err() {},
+                    }
+                }
+            });
+        }
+        job.say("starts");
+    });
+    let _ = job.wait_line();
+}
+
+/// Plays makers and takers until `goal` have been made and taken, with `trouble` beside them.
+fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>, &mut Random)) {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let mut random = Random::new();
+    let mut cast = Cast { server: &server, proxy, kind, goal, workers: Vec::new() };
+    for what in ["make", "take", "make", "take"] {
+        let worker = cast.enter(what);
+        cast.workers.push((what, worker));
+    }
+    let mut redis = server.connection();
+    let begun = Instant::now();
+    let (mut last, mut since) = (0, Instant::now());
+    loop {
+        let taken: usize = redis.llen("taken").unwrap();
+        if taken >= goal {
+            break;
+        }
+        if taken != last {
+            (last, since) = (taken, Instant::now());
+        }
+        if since.elapsed() > SOON / 2 {
+            let keys: Vec<String> = redis.keys("*").unwrap();
+            let dump: Vec<_> = keys
+                .iter()
+                .filter(|key| *key != "taken")
+                .map(|key| {
+                    let kind: String = redis::cmd("TYPE").arg(key).query(&mut redis).unwrap();
+                    let read: redis::Value = match kind.as_str() {
+                        "list" => redis.lrange(key, 0, -1).unwrap(),
+                        "hash" => redis.hgetall(key).unwrap(),
+                        "string" => redis.get(key).unwrap(),
+                        _ => redis::Value::Nil,
+                    };
+                    format!("{key} {read:?}")
+                })
+                .collect();
+            panic!("nobody moves with {taken} of {goal} taken: {dump:#?}");
+        }
+        if begun.elapsed() < UNIT * 60 {
+            trouble(&server, &mut cast, &mut random);
+        }
+        thread::sleep(UNIT / 10);
+    }
+    let (made, taken): (usize, usize) = (redis.get("made").unwrap(), redis.llen("taken").unwrap());
+    assert!(made <= goal + cast.workers.len() && made == taken + length(&mut redis));
+}
+
+struct Cast<'a> {
+    server: &'a Server,
+    proxy: Proxy,
+    kind: Kind,
+    goal: usize,
+    workers: Vec<(&'static str, Worker)>,
+}
+
+impl Cast<'_> {
+    fn enter(&self, what: &str) -> Worker {
+        let goal = self.goal.to_string();
+        let args = [&self.proxy.url(), &self.server.url(), self.kind.name, what, &goal];
+        let mut worker = Worker::spawn_test("deaths::worker", "buffer", &args);
+        worker.expect_line("starts", SOON);
+        worker
+    }
+}
+
+#[test]
+fn what_is_made_is_taken_by_many_processes() {
+    let _bounded = bounded();
+    for kind in [REENTRANT, FAIR] {
+        play(kind, 1_500, |_, _, _| {});
+    }
+}
+
+#[test]
+fn what_is_made_is_taken_while_processes_are_killed() {
+    let _bounded = bounded();
+    for kind in [REENTRANT, FAIR] {
+        play(kind, 300, |_, cast, random| {
+            if random.below(20) == 0 {
+                let at = usize::try_from(random.below(4)).unwrap();
+                let what = cast.workers[at].0;
+                cast.workers[at].1.sigkill();
+                cast.workers[at].1 = cast.enter(what);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_made_is_taken_while_processes_stand_still() {
+    let _bounded = bounded();
+    for kind in [REENTRANT, FAIR] {
+        let mut stopped = None;
+        play(kind, 300, |_, cast, random| {
+            if random.below(30) != 0 {
+                return;
+            }
+            if let Some(at) = stopped.take() {
+                let (_, worker): &(_, Worker) = &cast.workers[at];
+                worker.sigcont();
+            } else {
+                let at = usize::try_from(random.below(4)).unwrap();
+                cast.workers[at].1.sigstop();
+                stopped = Some(at);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_made_is_taken_over_a_bad_network() {
+    let _bounded = bounded();
+    for kind in [REENTRANT, FAIR] {
+        play(kind, 300, |_, cast, random| {
+            let proxy = &cast.proxy;
+            match random.below(40) {
+                0 => drop(proxy.cut_all()),
+                1 => drop(proxy.cut_matching("SUBSCRIBE")),
+                2 => proxy.on_reply("notify ", Action::LoseReply),
+                3 => proxy.on_request("redlatch_condition", Action::LoseReply),
+                4 => proxy.on_request("redlatch_condition", Action::LoseRequest),
+                5 => proxy.on(Direction::Reply, 1, Action::DelayReply(UNIT), |_| true),
+                6 => proxy.clear_rules(),
+                _ => {}
+            }
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! Connections that were idle for long.
+
+use super::*;
+
+/// A firewall drops a connection that was idle for long, and says nothing. The time is the subject.
+#[test]
+fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
+    let _bounded = bounded();
+    let server = server();
+    let mut drops = IdleDrops::of(&server);
+    let proxy = Proxy::before(&server);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("idle");
+    lock.lock().unwrap().unlock().unwrap();
+    thread::sleep(Duration::from_secs(11));
+    proxy.on(Direction::Request, 1, Action::Silence, |_| true);
+    lock.lock().unwrap().unlock().unwrap();
+    assert_eq!(proxy.fired(), 1, "the connection was still alive");
+    server.pause();
+    let longest = drops.drop_all();
+    server.resume();
+    // Another connection would be opened for a minute.
+    assert!(longest < SOON, "{longest:?}");
+}
+
+/// As long as nothing is held there are no renewals. The time is the subject.
+#[test]
+fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let lease = UNIT * 60;
+    // Nothing but renewals.
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).client_tracking(false);
+    let client = client.connect().unwrap();
+    let lock = client.reentrant_lock("idle");
+    let held_and_renewed = |guard: &LockGuard| {
+        wait_until("a third has gone", SOON, || guard.remaining() < lease * 3 / 4);
+        wait_until("it is renewed", SOON, || {
+            assert_eq!(guard.state(), HoldState::Held, "each renewal succeeds");
+            guard.remaining() > lease * 3 / 4
+        });
+    };
+    let guard = lock.lock().unwrap();
+    held_and_renewed(&guard);
+    guard.unlock().unwrap();
+    thread::sleep(Duration::from_secs(11));
+    let guard = lock.lock().unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&said);
+    proxy.on(Direction::Request, 1, Action::Silence, move |bytes| {
+        heard.lock().unwrap().extend_from_slice(bytes);
+        true
+    });
+    held_and_renewed(&guard);
+    assert_eq!(proxy.fired(), 1, "the connection was still alive");
+    assert_eq!(String::from_utf8_lossy(&said.lock().unwrap()), "*1\r\n$4\r\nPING\r\n");
+    guard.unlock().unwrap();
+}
+
+/// Threads with guards that share one lane, which is idle.
+struct IdleDrops {
+    /// Passed when all are there, and when they may drop them.
+    gate: Arc<Barrier>,
+    threads: Vec<Running<Duration>>,
+    /// Whose end waits for the server.
+    _client: Client,
+}
+
+impl IdleDrops {
+    const THREADS: usize = 48;
+
+    fn of(server: &Server) -> Self {
+        let client = Client::builder(&server.url()).response_timeout(SOON / 4);
+        let client =
+            client.connect_timeout(LONG).watchdog_timeout(LONG).connections(1).connect().unwrap();
+        let gate = Arc::new(Barrier::new(Self::THREADS + 1));
+        let start = |thread| {
+            let (client, gate) = (client.clone(), Arc::clone(&gate));
+            spawn(move || {
+                let take = |at| client.reentrant_lock(&format!("{thread}:{at}")).lock().unwrap();
+                let guards: Vec<_> = (0..20).map(take).collect();
+                gate.wait();
+                gate.wait();
+                let drop_one = |guard| {
+                    let begun = Instant::now();
+                    drop(guard);
+                    begun.elapsed()
+                };
+                guards.into_iter().map(drop_one).max().unwrap()
+            })
+        };
+        let threads = (0..Self::THREADS).map(start).collect();
+        gate.wait();
+        Self { gate, threads, _client: client }
+    }
+
+    /// Returns the longest that one took.
+    fn drop_all(&mut self) -> Duration {
+        self.gate.wait();
+        self.threads.drain(..).map(Running::join).max().unwrap()
+    }
+}

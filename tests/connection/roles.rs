@@ -1,0 +1,217 @@
+//! A server that changes its role.
+
+use super::*;
+
+fn replicate(replica: &Server, master: Option<&Server>) {
+    let (host, port) = match master {
+        Some(master) => ("127.0.0.1", master.port().to_string()),
+        None => ("NO", "ONE".to_owned()),
+    };
+    let () = redis::cmd("REPLICAOF").arg(host).arg(port).query(&mut replica.connection()).unwrap();
+}
+
+/// The old master takes no writes any more; the address leads to the new one.
+#[test]
+fn what_is_held_is_renewed_where_the_address_leads_to_now() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let lease = UNIT * 15;
+    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    replicate(&new, Some(&old));
+    let guard = client.reentrant_lock("moved").lock().unwrap();
+    let lost = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&lost);
+    guard.on_lost(move |_| told.store(true, Ordering::SeqCst));
+    let owner = holder(&mut old.connection(), "moved");
+    wait_until("it is replicated", SOON, || holder(&mut new.connection(), "moved") == owner);
+    replicate(&new, None);
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    // Well past the lease that it had: it was renewed on the new one.
+    let began = Instant::now();
+    wait_until("a lease has passed", SOON, || began.elapsed() > lease * 2);
+    assert!(guard.is_held() && !lost.load(Ordering::SeqCst));
+    // The lane still leads to the old one: the release is sent again by the way that works.
+    drop(guard);
+    wait_free(&new, "moved", SOON);
+}
+
+/// Its answer is read when the new server was already asked for what nobody has any more.
+#[test]
+fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
+    let _bounded = bounded();
+    if !has_own_process() {
+        return;
+    }
+    for dropped in [false, true] {
+        let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+        let proxy = Proxy::before(&old);
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
+        let client = client.connect().unwrap();
+        let lock = client.reentrant_lock("given back");
+        // From here on its scripts are known.
+        lock.lock().unwrap().unlock().unwrap();
+        // Its loss is to be heard of.
+        let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
+        let guard = lock.lock_owned().unwrap();
+        let mut redis = old.connection();
+        let (owner, _) = holder(&mut redis, "given back").unwrap();
+        let held: Vec<u8> = redis::cmd("DUMP").arg("given back").query(&mut redis).unwrap();
+        let lease = LONG.as_millis() as u64;
+        let () = redis::cmd("RESTORE")
+            .arg(("given back", lease, held))
+            .query(&mut new.connection())
+            .unwrap();
+        wait_subscribed(&old, &own_channel(&owner));
+        proxy.on(Direction::Request, 1, Action::HoldReply, move |command| {
+            let has = |text: &str| command.windows(text.len()).any(|it| it == text.as_bytes());
+            has("EVAL") && has(&owner)
+        });
+        let leaver = spawn(move || {
+            if dropped {
+                drop(guard);
+                // Reads the answer, as whoever comes next does.
+                assert!(!lock.is_locked().unwrap());
+            } else {
+                guard.unlock().unwrap();
+            }
+        });
+        proxy.wait_fired(1, SOON);
+        wait_free(&old, "given back", SOON);
+        proxy.lead_to(&new);
+        proxy.cut_matching("SUBSCRIBE");
+        // For the one that is held, and then for what nobody has.
+        wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
+        // And has answered, and that was read.
+        wait_idle("redlatch-renewe");
+        assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
+        proxy.release();
+        leaver.join();
+        wait_free(&new, "given back", SOON);
+    }
+}
+
+#[test]
+fn a_replica_is_asked_once_and_then_the_address_anew() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = impatient(&proxy.url()).connections(1).connect().unwrap();
+    let lock = client.reentrant_lock("moved");
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    let error = lock.lock().map(drop).unwrap_err();
+    assert!(error.to_string().contains("read-only replica"), "{error}");
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+/// The old master lives on, and closes no connection: who waits would listen there, and the new one,
+/// which counts those who listen, would take it for dead.
+#[test]
+fn who_waits_listens_where_the_address_leads_to_now() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lock = client.reentrant_lock("waited for");
+    let guard = lock.lock().unwrap();
+    let (owner, _) = holder(&mut old.connection(), "waited for").unwrap();
+    guard.unlock().unwrap();
+    hold_as_redisson(&mut old.connection(), "waited for", LONG);
+    assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+    wait_subscribed(&old, &own_channel(&owner));
+    replicate(&new, Some(&old));
+    let mut redis = new.connection();
+    wait_until("it is replicated", SOON, || holder(&mut redis, "waited for").is_some());
+    replicate(&new, None);
+    replicate(&old, Some(&new));
+    proxy.lead_to(&new);
+    let waiter = spawn(move || {
+        // The first question meets the old one, perhaps, which refuses it.
+        let guard = lock.lock().or_else(|_| lock.lock()).unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_subscribed(&new, &own_channel(&owner));
+    release_as_redisson(&mut redis, "waited for", &channel("waited for"));
+    waiter.join();
+}
+
+#[test]
+fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
+    let _bounded = bounded();
+    let (Some(replica), Some(master)) = (real_server(), real_server()) else { return };
+    // It never takes over the data of a master that is gone.
+    master.kill();
+    replicate(&replica, Some(&master));
+    let error = refused(&replica.url(), SOON);
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    // It may become the master yet.
+    assert!(error.is_transient());
+    let message = error.to_string();
+    assert!(message.contains("read-only replica: connect to the master"), "{message}");
+    assert!(message.contains(&format!("127.0.0.1:{}", replica.port())), "{message}");
+    let mut redis = replica.connection();
+    let set = |redis: &mut redis::Connection, value| {
+        redis::cmd("CONFIG").arg("SET").arg("replica-read-only").arg(value).exec(redis).unwrap();
+    };
+    // Somebody's decision, and everything works.
+    set(&mut redis, "no");
+    client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
+    set(&mut redis, "yes");
+    let error = refused(&replica.url(), SOON);
+    assert!(error.to_string().contains("read-only replica"), "{error}");
+    replicate(&replica, None);
+    client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
+}
+
+/// It cannot be written there, and each new connection leads to the same server.
+#[test]
+fn a_release_that_a_replica_refuses_opens_few_connections() {
+    let _bounded = bounded();
+    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let client = client(&server);
+    let guard = client.reentrant_lock("demoted").lock().unwrap();
+    master.kill();
+    replicate(&server, Some(&master));
+    let before = opened(&server);
+    drop(guard);
+    // Time is the subject.
+    thread::sleep(UNIT * 20);
+    let more = opened(&server) - before;
+    assert!(more < 20, "{more} connections");
+    replicate(&server, None);
+    wait_free(&server, "demoted", SOON);
+}
+
+/// It was the master, and what it does not know the new one may have.
+#[test]
+fn a_release_of_what_a_replica_does_not_know_goes_on_to_the_master() {
+    let _bounded = bounded();
+    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false).connect();
+    let client = client.unwrap();
+    let lock = client.read_write_lock("read or written");
+    let locks: [(&str, &dyn Lock); 3] = [
+        ("held", &client.reentrant_lock("held")),
+        ("read or written", lock.read()),
+        ("read or written", lock.write()),
+    ];
+    let mut redis = server.connection();
+    master.kill();
+    for (name, lock) in locks {
+        let guard = lock.lock().unwrap();
+        let hold: HashMap<String, String> = redis.hgetall(name).unwrap();
+        let () = redis.del(name).unwrap();
+        replicate(&server, Some(&master));
+        let error = guard.unlock().unwrap_err();
+        is_clear(&error, name, "read-only replica");
+        replicate(&server, None);
+        // It is the master that has it.
+        let hold: Vec<_> = hold.into_iter().collect();
+        let () = redis.hset_multiple(name, &hold).unwrap();
+        let () = redis.pexpire(name, LONG.as_millis().try_into().unwrap()).unwrap();
+        wait_free(&server, name, SOON);
+    }
+}

@@ -1,0 +1,118 @@
+//! Signals.
+
+use super::*;
+
+/// Sends every thread of this process a thousand signals a second, until it is dropped.
+#[cfg(target_os = "linux")]
+struct Signals {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[cfg(target_os = "linux")]
+impl Signals {
+    fn start() -> Self {
+        use rustix::process::{Pid, Signal, kill_process};
+
+        // A handler as most programs have them: system calls are to go on behind it.
+        let noticed = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::SeqCst) {
+                for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+                    let thread = task.file_name().to_str().unwrap().parse().unwrap();
+                    // It goes to the thread of this number, which may have ended.
+                    let _ = kill_process(Pid::from_raw(thread).unwrap(), Signal::USR1);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Not in one call anything but its speed: no error, and no connection that had to be opened anew.
+#[cfg(target_os = "linux")]
+#[test]
+fn signals_change_nothing() {
+    const ROUNDS: usize = 50;
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    clients[0].semaphore("permits").try_set_permits(2).unwrap();
+    clients[0].expirable_semaphore("leased").try_set_permits(2).unwrap();
+    let inside = Arc::new(AtomicU64::new(0));
+    let work = |client: &Client, own: String| {
+        let (client, inside) = (client.clone(), Arc::clone(&inside));
+        move |rounds: usize| {
+            let own = client.reentrant_lock(&own);
+            let (shared, fair) = (client.reentrant_lock("shared"), client.fair_lock("fair"));
+            let (permits, latch) = (client.semaphore("permits"), client.count_down_latch("open"));
+            let (prices, leased) =
+                (client.read_write_lock("prices"), client.expirable_semaphore("leased"));
+            let several =
+                MultiLock::new(&[&client.fenced_lock("one"), &client.reentrant_lock("two")]);
+            let (several, changed) = (several.unwrap(), shared.new_condition("changed"));
+            for _ in 0..rounds {
+                drop(prices.read().lock().unwrap());
+                drop(prices.write().lock().unwrap());
+                drop(leased.acquire().unwrap());
+                several.lock().unwrap().unlock().unwrap();
+                own.lock().unwrap().unlock().unwrap();
+                drop(own.lock().unwrap());
+                let guard = shared.lock().unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                // Left, waited for, and had again.
+                changed.notify_all().unwrap();
+                changed.wait_for(&guard, UNIT / 50).unwrap();
+                drop(guard);
+                fair.lock().unwrap().unlock().unwrap();
+                drop(permits.acquire().unwrap());
+                latch.wait().unwrap();
+            }
+        }
+    };
+    let run = |rounds| {
+        let threads: Vec<_> = (0..4)
+            .map(|at| {
+                let work = work(&clients[at % 2], format!("own {at}"));
+                spawn(move || work(rounds))
+            })
+            .collect();
+        threads.into_iter().for_each(Running::join);
+    };
+    // Whatever is opened when it is first used: for messages, when somebody waits; for renewals, when
+    // a lock that was handed on is raised to its lease.
+    run(20);
+    for (one, other) in [(0, 1), (1, 0)] {
+        let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
+        let lock = clients[other].reentrant_lock("waited for");
+        let mut redis = server.connection();
+        let waiter = spawn(move || {
+            let guard = lock.lock().unwrap();
+            wait_until("it has its lease", SOON, || pttl(&mut redis, "waited for") > 2_000);
+            guard.unlock().unwrap();
+        });
+        wait_in_line(&server, "waited for", 1);
+        guard.unlock().unwrap();
+        waiter.join();
+    }
+    let opened = || opened(&server);
+    let before = opened();
+    let signals = Signals::start();
+    run(ROUNDS);
+    drop(signals);
+    // Both questions come over a connection of their own.
+    assert_eq!(opened() - before, 1, "connections were opened anew");
+}

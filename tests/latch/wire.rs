@@ -1,0 +1,173 @@
+//! The wire.
+
+use super::*;
+
+#[test]
+fn the_key_and_the_messages_are_redissons() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let mut redis = server.connection();
+    for (name, channel) in [
+        ("wire", "redisson_countdownlatch__channel__{wire}"),
+        ("{a}b", "redisson_countdownlatch__channel__{{a}b}"),
+    ] {
+        let mut connection = server.connection();
+        let mut subscriber = connection.as_pubsub();
+        subscriber.psubscribe("redisson*").unwrap();
+        subscriber.subscribe("end").unwrap();
+        let latch = latch(&client, name, 2);
+        assert_eq!(redis.get::<_, String>(name).unwrap(), "2");
+        assert_eq!(pttl(&mut redis, name), -1);
+        latch.count_down().unwrap();
+        assert_eq!(redis.get::<_, String>(name).unwrap(), "1");
+        latch.count_down().unwrap();
+        assert!(!redis.exists::<_, bool>(name).unwrap());
+        latch.count_down().unwrap();
+        assert!(latch.try_set_count(1).unwrap());
+        assert!(latch.delete().unwrap());
+        let () = redis.publish("end", "").unwrap();
+        let mut heard = Vec::new();
+        loop {
+            let message = subscriber.get_message().unwrap();
+            if message.get_channel_name() == "end" {
+                break;
+            }
+            let at = message.get_channel_name().strip_prefix(channel).unwrap().to_owned();
+            heard.push((at, message.get_payload::<String>().unwrap()));
+        }
+        // That it is open is said on a channel of our own as well, and there first.
+        let all = [
+            ("", "1"),
+            (":redlatch:0", "0"),
+            ("", "0"),
+            ("", "1"),
+            (":redlatch:0", "0"),
+            ("", "0"),
+        ];
+        assert_eq!(heard, all.map(|(at, message)| (at.to_owned(), message.to_owned())));
+    }
+}
+
+#[test]
+fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
+    let _bounded = bounded();
+    let server = server();
+    at_once(|| {
+        let latch = latch(&client(&server), "java", 2);
+        let waiters = waiters(&latch, 3);
+        wait_subscribed(&server, &channel("java"));
+        let mut redis = server.connection();
+        let before = Commands::so_far(&server).of("get");
+        for message in ["1", "7", "x", "", "00"] {
+            let () = redis.publish(channel("java"), message).unwrap();
+            thread::sleep(UNIT / 5);
+        }
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        // One question for each message at most, and none in between.
+        let asked = Commands::so_far(&server).of("get") - before;
+        assert!(asked <= 7, "{asked} questions for five messages");
+        let () = redis::pipe()
+            .atomic()
+            .del("java")
+            .publish(channel("java"), "0")
+            .query(&mut redis)
+            .unwrap();
+        waiters.into_iter().for_each(|waiter| {
+            waiter.join();
+        });
+    });
+}
+
+#[test]
+fn a_late_message_of_the_count_before_does_not_open_the_next() {
+    let _bounded = bounded();
+    let server = server();
+    at_once(|| {
+        let proxy = Proxy::before(&server);
+        let late = Client::connect(&proxy.url()).unwrap();
+        let other = client(&server).count_down_latch("late");
+        let latch = latch(&late, "late", 1);
+        // It listens from here on, for a while after the wait too.
+        assert!(!latch.wait_for(UNIT).unwrap());
+        proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
+            contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
+        });
+        other.count_down().unwrap();
+        proxy.wait_fired(1, SOON);
+        assert!(other.try_set_count(1).unwrap());
+        let waiter = waiters(&latch, 1).remove(0);
+        let before = Commands::so_far(&server).of("get");
+        proxy.release();
+        // Each of the two messages makes it ask, and no more than that.
+        wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
+        thread::sleep(UNIT);
+        assert!(!waiter.is_finished());
+        other.count_down().unwrap();
+        waiter.join();
+    });
+}
+
+#[test]
+fn another_databases_latch_of_the_name_opens_nothing() {
+    let _bounded = bounded();
+    let server = server();
+    let [ours, theirs] =
+        ["0", "1"].map(|database| Client::connect(&format!("{}{database}", server.url())).unwrap());
+    let (here, there) = (latch(&ours, "start", 3), latch(&theirs, "start", 1));
+    let waiting = waiters(&here, 3);
+    wait_subscribed(&server, &channel("start"));
+    there.count_down().unwrap();
+    there.wait().unwrap();
+    let mut asked = Commands::so_far(&server).of("get");
+    // Its message is on our channel, and leads to a question at most.
+    wait_until("they wait again", SOON, || {
+        waiting.iter().for_each(Running::wait_asleep);
+        let now = Commands::so_far(&server).of("get");
+        std::mem::replace(&mut asked, now) == now
+    });
+    thread::sleep(UNIT);
+    assert!(waiting.iter().all(|waiter| !waiter.is_finished()));
+    assert_eq!(here.count().unwrap(), 3);
+    (0..3).for_each(|_| here.count_down().unwrap());
+    for waiter in waiting {
+        waiter.join();
+    }
+}
+
+#[test]
+fn a_delete_whose_reply_is_lost_has_deleted_that_latch_and_no_other() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = behind(&proxy);
+    let latch = latch(&client, "deleted", 3);
+    latch.count_down().unwrap();
+    for action in [Action::LoseReply, Action::LoseRequest] {
+        on_script(&proxy, "deleted", 1, action);
+        assert!(latch.delete().unwrap());
+        assert!(!latch.delete().unwrap());
+        assert!(latch.try_set_count(2).unwrap());
+    }
+    assert_eq!(proxy.fired(), 2);
+    stays(&server, "deleted", 2);
+}
+
+#[test]
+fn the_last_message_opens_it_without_a_question() {
+    let _bounded = bounded();
+    let server = server();
+    let name = "message";
+    let other = client(&server).count_down_latch(name);
+    let latch = latch(&client(&server), name, 1);
+    let set = Commands::so_far(&server).of("get");
+    let waiter = waiters(&latch, 1).remove(0);
+    // Once more when it listens.
+    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    wait_subscribed(&server, &channel(name));
+    let before = Commands::so_far(&server).of("get");
+    other.count_down().unwrap();
+    waiter.join();
+    // Two of the count-down's script, none of the waiter.
+    assert_eq!(Commands::so_far(&server).of("get") - before, 2);
+}

@@ -1,0 +1,191 @@
+//! Waiting.
+
+use super::*;
+
+over_all_kinds! {
+    a_bounded_wait_ends_at_its_deadline_and_leaves_nothing
+    a_cancel_ends_a_wait_and_leaves_nothing
+    a_release_wakes_a_waiter_of_another_client_and_of_its_own
+    a_shutdown_ends_waits_and_holds
+    a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first
+    a_thread_that_is_ending_may_wait_for_it
+}
+
+fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "bounded").lock().unwrap();
+    for lock in [kind.make(&client, "bounded"), kind.make(&other, "bounded")] {
+        elsewhere(move || {
+            at_once(|| {
+                let begun = Instant::now();
+                assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+                assert!(lock.try_lock_until(begun + UNIT * 2).unwrap().is_none());
+                assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+                assert!(lock.try_lock_until(begun).unwrap().is_none());
+                assert!(begun.elapsed() >= UNIT * 2);
+            });
+        });
+    }
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+    drop(kind.make(&other, "bounded").try_lock_for(Duration::MAX).unwrap().unwrap());
+    leaves_nothing(&server);
+}
+
+fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "cancelled").lock().unwrap();
+    for waits in [&client, &other] {
+        at_once(|| {
+            let (lock, token) = (kind.make(waits, "cancelled"), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = spawn(move || {
+                let first = lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind();
+                (first, lock.lock_cancellable(&cancel).map(drop).unwrap_err().kind())
+            });
+            waiter.wait_asleep();
+            token.cancel();
+            assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
+        });
+    }
+    guard.unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    for round in 0..6 {
+        at_once(|| {
+            let guard = kind.make(&client, "woken").lock().unwrap();
+            let waiters: Vec<_> = [&other, &client, &other]
+                .into_iter()
+                .map(|client| {
+                    let lock = kind.make(client, "woken");
+                    let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+                    waiter.wait_asleep();
+                    waiter
+                })
+                .collect();
+            if round % 2 == 0 {
+                drop(guard);
+            } else {
+                guard.unlock().unwrap();
+            }
+            waiters.into_iter().for_each(Running::join);
+        });
+    }
+    leaves_nothing(&server);
+}
+
+fn a_shutdown_ends_waits_and_holds(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let lock = kind.make(&client, "shut");
+    let guard = lock.lock().unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = Arc::clone(&lock);
+            let waiter = spawn(move || lock.lock().map(drop).unwrap_err().kind());
+            waiter.wait_asleep();
+            waiter
+        })
+        .collect();
+    client.shutdown();
+    assert_eq!(guard.state(), HoldState::Lost(LostReason::ShutDown));
+    for waiter in waiters {
+        assert_eq!(waiter.join(), ErrorKind::ShutDown);
+    }
+    assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(lock.try_lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
+    kind.make(&other, "shut").try_lock_for(SOON).unwrap().expect("it is free").unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "both").lock().unwrap();
+    for waits in [&client, &other] {
+        // The limit first.
+        let (lock, never) = (kind.make(waits, "both"), CancelToken::new());
+        elsewhere(move || {
+            at_once(|| {
+                let begun = Instant::now();
+                let wait = Wait::at_most(UNIT).cancelled_by(&never);
+                assert!(lock.lock_within(wait).unwrap().is_none());
+                assert!(begun.elapsed() >= UNIT);
+            });
+        });
+        // The token first, and once it is cancelled at once.
+        at_once(|| {
+            let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
+            let cancel = token.clone();
+            let waiter = spawn(move || {
+                let wait = Wait::at_most(LONG).cancelled_by(&cancel);
+                let first = lock.lock_within(wait).map(drop).unwrap_err().kind();
+                (first, lock.lock_within(wait).map(drop).unwrap_err().kind())
+            });
+            waiter.wait_asleep();
+            token.cancel();
+            assert_eq!(waiter.join(), (ErrorKind::Cancelled, ErrorKind::Cancelled));
+        });
+    }
+    guard.unlock().unwrap();
+    // Neither came.
+    let token = CancelToken::new();
+    let wait = Wait::at_most(SOON).cancelled_by(&token);
+    drop(kind.make(&other, "both").lock_within(wait).unwrap().expect("it is free"));
+    leaves_nothing(&server);
+}
+
+/// Locks when its thread's thread-locals are destroyed, after those that were used later.
+struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some((lock, done)) = self.0.take() {
+            let outcome = lock.lock().and_then(|guard| guard.unlock());
+            done.send(outcome.is_ok()).unwrap();
+        }
+    }
+}
+
+thread_local! {
+    static LATE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
+}
+
+fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let guard = kind.make(&client, "late").lock().unwrap();
+    let lock = kind.make(&other, "late");
+    let (done, late) = std::sync::mpsc::channel();
+    let (tried, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let barriers = (Arc::clone(&tried), Arc::clone(&go_on));
+    let ending = spawn(move || {
+        LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
+        // All that a wait uses, so that it is destroyed first.
+        assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+        barriers.0.wait();
+        barriers.1.wait();
+    });
+    tried.wait();
+    let before = Commands::so_far(&server).scripts();
+    go_on.wait();
+    wait_until("it asks", SOON, || Commands::so_far(&server).scripts() > before);
+    // And falls asleep.
+    std::thread::sleep(UNIT);
+    guard.unlock().unwrap();
+    assert!(late.recv_timeout(SOON).unwrap());
+    ending.join();
+    leaves_nothing(&server);
+}

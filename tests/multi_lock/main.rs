@@ -1,0 +1,265 @@
+//! Several locks that are taken together, and the majority of a quorum.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod contention;
+mod quorum;
+mod trouble;
+mod waiting;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{
+    CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, MultiLockGuard, ReentrantLock, Wait,
+};
+use redlatch_testkit::{Action, Job, PlainClient, Proxy, Server, Worker};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// A lock of each of these names, listed in this order.
+fn all_of(client: &Client, names: &[&str]) -> MultiLock {
+    let locks: Vec<_> = names.iter().map(|name| client.reentrant_lock(name)).collect();
+    of(&locks)
+}
+
+fn of(locks: &[ReentrantLock]) -> MultiLock {
+    MultiLock::new(&listed(locks)).unwrap()
+}
+
+fn listed(locks: &[ReentrantLock]) -> Vec<&dyn Lock> {
+    locks.iter().map(|lock| lock as &dyn Lock).collect()
+}
+
+fn is_held(server: &Server, name: &str) -> bool {
+    holder(&mut server.connection(), name).is_some()
+}
+
+fn wait_all_free(server: &Server, names: &[&str]) {
+    names.iter().for_each(|name| wait_free(server, name, SOON));
+}
+
+/// Counts how often it was called.
+fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
+    let lost = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&lost);
+    guard.on_lost(move |_| {
+        counts.fetch_add(1, Ordering::SeqCst);
+    });
+    lost
+}
+
+// What is taken.
+
+#[test]
+fn all_are_held_until_the_guard_goes() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let all = all_of(&client, &["c", "a", "b"]);
+    assert_eq!(all.names().collect::<Vec<_>>(), NAMES);
+    let guard = all.lock().unwrap();
+    assert!(guard.is_held());
+    assert_eq!(guard.state(), HoldState::Held);
+    assert_eq!(guard.names().collect::<Vec<_>>(), NAMES);
+    guard.check(LONG / 2).unwrap();
+    assert_eq!(guard.check(LONG * 2).unwrap_err().kind(), ErrorKind::EndsTooSoon);
+    for name in NAMES {
+        assert!(other.reentrant_lock(name).try_lock().unwrap().is_none(), "{name}");
+    }
+    guard.unlock().unwrap();
+    for name in NAMES {
+        assert!(!is_held(&server, name), "unlock says so when it is true");
+    }
+    drop(all.lock().unwrap());
+    wait_all_free(&server, &NAMES);
+}
+
+#[test]
+fn none_is_held_if_one_is_not_to_be_had() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    for taken in NAMES {
+        let all = all_of(&client, &NAMES);
+        let guard = other.reentrant_lock(taken).lock().unwrap();
+        assert!(all.try_lock().unwrap().is_none());
+        assert!(all.try_lock_for(UNIT).unwrap().is_none());
+        for name in NAMES.into_iter().filter(|name| *name != taken) {
+            wait_free(&server, name, SOON);
+        }
+        guard.unlock().unwrap();
+        all.try_lock().unwrap().unwrap().unlock().unwrap();
+    }
+}
+
+#[test]
+fn all_are_asked_for_before_the_first_has_answered() {
+    let _bounded = bounded();
+    let server = server();
+    for connections in [1, 4] {
+        let proxy = Proxy::before(&server);
+        let client = Client::builder(&proxy.url())
+            .watchdog_timeout(LONG)
+            .connections(connections)
+            .connect()
+            .unwrap();
+        let all = all_of(&client, &NAMES);
+        // Connections are open, and the server knows the scripts.
+        for _ in 0..2 {
+            all.lock().unwrap().unlock().unwrap();
+        }
+        let mut redis = server.connection();
+        let mut so_many = |wanted: usize| {
+            wait_until("all were asked for", SOON, || {
+                NAMES.iter().filter(|name| redis.exists(**name).unwrap()).count() == wanted
+            });
+        };
+        proxy.on_reply("", Action::HoldReply);
+        let (sender, go) = mpsc::channel::<()>();
+        let (taken, has_taken) = mpsc::channel::<()>();
+        let taking = all.clone();
+        let taker = spawn(move || {
+            let guard = taking.lock().unwrap();
+            taken.send(()).unwrap();
+            go.recv().unwrap();
+            guard.unlock().unwrap();
+        });
+        so_many(3);
+        proxy.clear_rules();
+        proxy.release();
+        has_taken.recv().unwrap();
+        proxy.on_reply("", Action::HoldReply);
+        sender.send(()).unwrap();
+        so_many(0);
+        proxy.clear_rules();
+        proxy.release();
+        taker.join();
+    }
+}
+
+#[test]
+fn a_lock_that_is_listed_twice_is_taken_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let by_name =
+        Client::connect(&server.url().replace("127.0.0.1", "localhost")).expect("a hosts file");
+    let [a, b, c] = [&one, &two, &by_name].map(|client| client.reentrant_lock("twice"));
+    let both = MultiLock::new(&[&a, &a, &b, &c]).unwrap();
+    assert_eq!(both.names().collect::<Vec<_>>(), ["twice"]);
+    both.lock().unwrap().unlock().unwrap();
+    both.lock_owned().unwrap().unlock().unwrap();
+    assert!(!is_held(&server, "twice"));
+}
+
+#[test]
+fn what_makes_no_sense_is_said_when_it_is_listed() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let kind = |lock: Result<MultiLock, redlatch::Error>| lock.unwrap_err().kind();
+    assert_eq!(kind(MultiLock::new(&[])), ErrorKind::Config);
+    assert_eq!(kind(MultiLock::quorum(&[])), ErrorKind::Config);
+    let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
+    assert_eq!(kind(MultiLock::new(&[&plain, &fair])), ErrorKind::Config);
+    // Two votes of one server.
+    let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
+    let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
+    assert!(error.to_string().contains(&server.port().to_string()), "{error}");
+    // A name and a lease are looked at by the first call, as of one lock.
+    let error = all_of(&one, &["x", ""]).lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let error = all_of(&one, &NAMES).with_lease(Duration::ZERO).try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(!is_held(&server, "x"));
+}
+
+#[test]
+fn parts_that_the_thread_holds_are_taken_once_more() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let all = all_of(&client, &NAMES);
+    let part = client.reentrant_lock("b");
+    let outer = part.lock().unwrap();
+    let guard = all.lock().unwrap();
+    let again = all.try_lock().unwrap().unwrap();
+    assert_eq!(part.hold_count(), 3);
+    again.unlock().unwrap();
+    guard.unlock().unwrap();
+    assert_eq!(part.hold_count(), 1);
+    assert!(outer.is_held());
+    assert!(is_held(&server, "b") && !is_held(&server, "a") && !is_held(&server, "c"));
+    outer.unlock().unwrap();
+    // An owned one waits for its own thread, too.
+    let owned = all.lock_owned().unwrap();
+    assert!(all.try_lock().unwrap().is_none());
+    elsewhere(move || {
+        assert!(owned.is_held());
+        owned.unlock().unwrap();
+    });
+    all.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn locks_of_any_kind_go_together() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), client(&server));
+    let (fair, plain) = (client.fair_lock("fair"), client.reentrant_lock("plain"));
+    let both = MultiLock::new(&[&plain, &fair]).unwrap();
+    let taken = other.fair_lock("fair").lock().unwrap();
+    assert!(both.try_lock().unwrap().is_none());
+    let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
+    waiter.wait_asleep();
+    taken.unlock().unwrap();
+    waiter.join();
+    wait_all_free(&server, &["fair", "plain"]);
+}
+
+#[test]
+fn with_gives_back_what_work_gives() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let all = all_of(&client, &NAMES);
+    let answer: Result<u32, redlatch::Error> = all.with(|guard| {
+        guard.check(UNIT)?;
+        Ok(42)
+    });
+    assert_eq!(answer.unwrap(), 42);
+    assert!(!NAMES.into_iter().any(|name| is_held(&server, name)));
+}
+
+// Contention.
+
+/// Where this executable's workers begin.
+#[test]
+fn worker() {
+    let Some(job) = Job::from_env() else { return };
+    match job.role() {
+        "contender" => {
+            let until = Instant::now() + Duration::from_millis(job.arg(2).parse().unwrap());
+            job.say("starts");
+            let taken = contention::contend(job.arg(0), job.arg(1).parse().unwrap(), until);
+            job.say(&format!("taken {taken}"));
+        }
+        "holder" => {
+            let lease = Duration::from_millis(job.arg(1).parse().unwrap());
+            let client = Client::builder(job.arg(0)).watchdog_timeout(lease).connect().unwrap();
+            let guard = all_of(&client, &NAMES).lock().unwrap();
+            job.say("holds");
+            let _ = job.wait_line();
+            drop(guard);
+        }
+        role => panic!("no role {role}"),
+    }
+    job.done();
+}

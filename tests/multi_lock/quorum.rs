@@ -1,0 +1,269 @@
+//! A quorum.
+
+use super::*;
+
+const FIVE: usize = 5;
+/// The lease of a vote: longer than anything here is waited for, so that none lapses unseen.
+const VOTE: Duration = LONG;
+/// What the clients wait for a single reply.
+const RESPONSE_TIMEOUT: Duration = SOON;
+
+fn five() -> Vec<Server> {
+    (0..FIVE).map(|_| server()).collect()
+}
+
+fn voting(servers: &[Server]) -> MultiLock {
+    voting_at(&servers.iter().map(Server::url).collect::<Vec<_>>())
+}
+
+/// Of clients that would wait for long for a server that does not answer. A quorum does not: for
+/// 1.2 s, a fiftieth of the lease.
+fn voting_at(urls: &[String]) -> MultiLock {
+    let locks: Vec<_> = urls
+        .iter()
+        .map(|url| Client::builder(url).watchdog_timeout(VOTE).response_timeout(RESPONSE_TIMEOUT))
+        .map(|client| client.connect().unwrap().reentrant_lock("vote"))
+        .collect();
+    MultiLock::quorum(&listed(&locks)).unwrap()
+}
+
+fn votes(servers: &[Server]) -> usize {
+    servers.iter().filter(|server| is_held(server, "vote")).count()
+}
+
+/// Takes it with the votes of all: on a busy machine one that is late is not waited for.
+fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
+    let mut had = None;
+    wait_until("all have voted", SOON, || {
+        had = quorum.lock().ok().filter(|guard| guard.names().count() == FIVE);
+        had.is_some()
+    });
+    had.unwrap()
+}
+
+#[test]
+fn a_majority_is_had_and_excludes_every_other() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    let guard = lock_at_all(&ours);
+    assert!(guard.is_held());
+    assert_eq!(votes(&servers), FIVE);
+    // Less for drift than one server's.
+    let lease = VOTE - VOTE / 100;
+    assert!(guard.remaining() < lease && guard.remaining() > VOTE / 2, "{:?}", guard.remaining());
+    guard.check(VOTE / 2).unwrap();
+    assert_eq!(guard.check(lease).unwrap_err().kind(), ErrorKind::EndsTooSoon);
+    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(theirs.try_lock_for(UNIT).unwrap().is_none());
+    assert!(guard.is_held());
+    guard.unlock().unwrap();
+    assert_eq!(votes(&servers), 0);
+    let guard = theirs.lock().unwrap();
+    let waiter = spawn(move || ours.lock().unwrap().unlock().unwrap());
+    waiter.wait_asleep();
+    drop(guard);
+    waiter.join();
+}
+
+#[test]
+fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    let others: Vec<_> = servers.iter().map(client).collect();
+    let mut taken: Vec<_> =
+        others[..2].iter().map(|it| it.reentrant_lock("vote").lock().unwrap()).collect();
+    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+    taken.push(others[2].reentrant_lock("vote").lock().unwrap());
+    assert!(quorum.try_lock().unwrap().is_none());
+    for server in &servers[3..] {
+        wait_free(server, "vote", SOON);
+    }
+    drop(taken);
+    quorum.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn with_two_of_five_servers_dead_it_is_had_and_with_three_it_is_an_error_in_time() {
+    let _bounded = bounded();
+    let servers = five();
+    let (ours, theirs) = (voting(&servers), voting(&servers));
+    ours.lock().unwrap().unlock().unwrap();
+    servers[0].kill();
+    servers[3].pause();
+    for _ in 0..3 {
+        let guard = ours.lock().unwrap();
+        assert!(theirs.try_lock().unwrap().is_none());
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+        theirs.lock().unwrap().unlock().unwrap();
+    }
+    servers[4].pause();
+    let begun = Instant::now();
+    let error = ours.lock().unwrap_err();
+    let took = begun.elapsed();
+    // Two of them say nothing, and neither is waited for to the end.
+    assert!(took < RESPONSE_TIMEOUT, "{took:?}");
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("vote")));
+    assert!(error.is_transient());
+    assert!(error.to_string().contains("3 of the 5"), "{error}");
+    assert!(format!("{error:#}").contains(&servers[0].port().to_string()), "{error:#}");
+    for server in [&servers[1], &servers[2]] {
+        wait_free(server, "vote", SOON);
+    }
+    // What a server granted late is given back, so it is had again when they are back.
+    servers[3].resume();
+    servers[4].resume();
+    wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Some(_))));
+    for server in &servers[1..] {
+        wait_free(server, "vote", SOON);
+    }
+}
+
+/// Also where the lock is to be had at once.
+#[test]
+fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
+    let _bounded = bounded();
+    let servers = [server()];
+    let quorum = voting(&servers);
+    let token = CancelToken::new();
+    token.cancel();
+    let error = quorum.lock_cancellable(&token).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
+    let _bounded = bounded();
+    let servers = five();
+    let lease = UNIT * 20;
+    let locks: Vec<_> = servers
+        .iter()
+        .map(|server| impatient(&server.url()).watchdog_timeout(lease).connect().unwrap())
+        .map(|client| client.reentrant_lock("vote"))
+        .collect();
+    let quorum = MultiLock::quorum(&listed(&locks)).unwrap();
+    let guard = lock_at_all(&quorum);
+    let lost = losses(&guard);
+    for server in &servers[..2] {
+        let () = server.connection().del("vote").unwrap();
+    }
+    // Two are lost, and three are renewed.
+    thread::sleep(lease * 2);
+    assert!(guard.is_held());
+    assert_eq!(lost.load(Ordering::SeqCst), 0);
+    guard.check(Duration::ZERO).unwrap();
+    servers[2].kill();
+    wait_until("it is lost", SOON, || !guard.is_held());
+    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    assert_eq!(guard.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    for server in &servers[3..] {
+        wait_free(server, "vote", SOON);
+    }
+    assert_eq!(lost.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn on_the_smaller_side_of_a_partition_nobody_has_it() {
+    let _bounded = bounded();
+    let servers = five();
+    let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+    let cut = voting_at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>());
+    let whole = voting(&servers);
+    cut.lock().unwrap().unlock().unwrap();
+    proxies[..3].iter().for_each(Proxy::freeze);
+    let begun = Instant::now();
+    let error = cut.lock().unwrap_err();
+    let took = begun.elapsed();
+    assert!(took < RESPONSE_TIMEOUT, "{took:?}");
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    whole.lock().unwrap().unlock().unwrap();
+    proxies[..3].iter().for_each(Proxy::thaw);
+    wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Some(_))));
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}
+
+#[test]
+fn votes_whose_replies_are_lost_are_given_back() {
+    let _bounded = bounded();
+    let servers = five();
+    let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+    let quorum = voting_at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>());
+    quorum.lock().unwrap().unlock().unwrap();
+    for action in [Action::LoseReply, Action::LoseRequest, Action::Silence] {
+        for proxy in &proxies[..2] {
+            proxy.on_request("\r\n$4\r\nvote\r\n", action);
+        }
+        let guard = quorum.lock().unwrap();
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+        proxies.iter().for_each(Proxy::clear_rules);
+        servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    }
+}
+
+#[test]
+fn those_who_split_the_votes_try_again_until_each_has_had_it() {
+    let _bounded = bounded();
+    let servers = five();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rivals: Vec<_> = (0..4)
+        .map(|_| {
+            let (quorum, inside) = (voting(&servers), Arc::clone(&inside));
+            spawn(move || {
+                for _ in 0..5 {
+                    let guard = quorum.lock().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::sleep(Duration::from_millis(1));
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    rivals.into_iter().for_each(Running::join);
+}
+
+/// A minority at a time.
+#[test]
+fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
+    let _bounded = bounded();
+    let servers = five();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rivals: Vec<_> = (0..3)
+        .map(|_| {
+            let (quorum, inside) = (voting(&servers), Arc::clone(&inside));
+            spawn(move || {
+                for _ in 0..8 {
+                    let guard = loop {
+                        match quorum.lock() {
+                            Ok(guard) => break guard,
+                            // A busy machine, too, may have kept a third one from answering.
+                            Err(error) => assert!(error.is_transient(), "{error:#}"),
+                        }
+                    };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::sleep(UNIT / 2);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    assert!(guard.is_held());
+                    guard.unlock().ok();
+                }
+            })
+        })
+        .collect();
+    let mut random = Random::new();
+    while !rivals.iter().all(Running::is_finished) {
+        let first = random.below(FIVE as u64) as usize;
+        let still = [&servers[first], &servers[(first + 1) % FIVE]];
+        still.iter().for_each(|server| server.pause());
+        thread::sleep(UNIT * 3);
+        still.iter().for_each(|server| server.resume());
+        thread::sleep(UNIT);
+    }
+    rivals.into_iter().for_each(Running::join);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+}

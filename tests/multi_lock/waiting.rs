@@ -1,0 +1,106 @@
+//! Waiting.
+
+use super::*;
+
+#[test]
+fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
+    let _bounded = bounded();
+    let server = server();
+    let lease = RENEWED;
+    let (ours, other) = (watched(&server, lease), client(&server));
+    let taken = other.reentrant_lock("b").lock().unwrap();
+    let all = all_of(&ours, &["c", "b", "a"]);
+    let waiter = spawn(move || {
+        let guard = all.lock().unwrap();
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+    });
+    wait_in_line(&server, "b", 1);
+    waiter.wait_asleep();
+    let before = holder(&mut server.connection(), "a");
+    assert!(before.is_some(), "the one before is held");
+    assert!(!is_held(&server, "c"), "the one behind is not");
+    thread::sleep(lease * 2);
+    assert_eq!(holder(&mut server.connection(), "a"), before);
+    taken.unlock().unwrap();
+    waiter.join();
+    wait_all_free(&server, &NAMES);
+}
+
+#[test]
+fn one_that_was_handed_on_is_kept_while_the_next_is_waited_for() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, other) = (client(&server), client(&server));
+    let [a, b] = ["a", "b"].map(|name| other.reentrant_lock(name).lock().unwrap());
+    let both = all_of(&ours, &["a", "b"]);
+    let waiter = spawn(move || both.lock().unwrap().unlock().unwrap());
+    wait_in_line(&server, "a", 1);
+    let before = holder(&mut server.connection(), "a");
+    waiter.wait_asleep();
+    a.unlock().unwrap();
+    wait_in_line(&server, "b", 1);
+    let handed = holder(&mut server.connection(), "a");
+    assert!(handed.is_some() && handed != before);
+    // Longer than a lock that was handed on is certain at first.
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(holder(&mut server.connection(), "a"), handed);
+    b.unlock().unwrap();
+    waiter.join();
+}
+
+#[test]
+fn a_time_limit_is_for_the_whole() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, other) = (client(&server), client(&server));
+    let taken = ["b", "c"].map(|name| other.reentrant_lock(name).lock().unwrap());
+    let all = all_of(&ours, &NAMES);
+    let begun = Instant::now();
+    assert!(all.try_lock_for(UNIT * 5).unwrap().is_none());
+    assert!(all.try_lock_until(Instant::now() + UNIT * 5).unwrap().is_none());
+    let took = begun.elapsed();
+    assert!(took >= UNIT * 10 && took < SOON, "{took:?}");
+    wait_free(&server, "a", SOON);
+    taken.into_iter().for_each(|guard| guard.unlock().unwrap());
+}
+
+#[test]
+fn a_cancel_gives_back_what_was_had() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, other) = (client(&server), client(&server));
+    let taken = other.reentrant_lock("b").lock().unwrap();
+    let all = all_of(&ours, &NAMES);
+    let token = CancelToken::new();
+    let (cancelled, waits) = (token.clone(), all.clone());
+    let waiter = spawn(move || waits.lock_cancellable(&cancelled).unwrap_err());
+    wait_in_line(&server, "b", 1);
+    waiter.wait_asleep();
+    assert!(is_held(&server, "a"));
+    token.cancel();
+    let error = waiter.join();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Cancelled, Some("b")));
+    wait_free(&server, "a", SOON);
+    let wait = Wait::at_most(LONG).cancelled_by(&token);
+    assert_eq!(all.lock_within(wait).unwrap_err().kind(), ErrorKind::Cancelled);
+    taken.unlock().unwrap();
+}
+
+#[test]
+fn what_is_lost_while_others_are_waited_for_is_taken_again() {
+    let _bounded = bounded();
+    let server = server();
+    let (ours, other) = (client(&server), client(&server));
+    let taken = other.reentrant_lock("b").lock().unwrap();
+    let all = all_of(&ours, &["a", "b"]).with_lease(UNIT * 10);
+    let waiter = spawn(move || {
+        let guard = all.lock().unwrap();
+        assert!(guard.is_held());
+        guard.unlock().unwrap();
+    });
+    wait_in_line(&server, "b", 1);
+    wait_free(&server, "a", SOON);
+    taken.unlock().unwrap();
+    waiter.join();
+}

@@ -1,0 +1,363 @@
+//! What becomes of locks.
+
+use super::*;
+
+/// What is held and known to the new master is kept, and renewed there; what it does not know is told
+/// as lost; who waits goes on.
+fn outlasts(end: End) {
+    let Some(sentinels) = sentinels() else { return };
+    let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
+    let other = client_of(&sentinels);
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let unknown = client.reentrant_lock("unknown").lock().unwrap();
+    let fixed = client.reentrant_lock("fixed").with_lease(LONG).lock().unwrap();
+    let (kept_lost, unknown_lost, fixed_lost) = (losses(&kept), losses(&unknown), losses(&fixed));
+    let wait = |name: &str| {
+        let lock = other.reentrant_lock(name);
+        let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
+        wait_in_line(sentinels.master(), name, 1);
+        waiter
+    };
+    let (for_kept, for_unknown) = (wait("kept"), wait("unknown"));
+    wait_replicated(&sentinels, "kept");
+    keep_from_replicas(&sentinels, "unknown");
+    keep_from_replicas(&sentinels, "fixed");
+
+    let ends = |guard: &LockGuard| Instant::now() + guard.remaining();
+    let ended = ends(&kept);
+    end.of(&sentinels);
+    for lost in [unknown_lost, fixed_lost] {
+        assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
+    }
+    assert!(!unknown.is_held() && !fixed.is_held());
+    // Its waiter has it.
+    for_unknown.join();
+    assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    // Renewed on the new one.
+    let new = sentinels.master();
+    wait_until("it is renewed", SOON, || ends(&kept) > ended + UNIT);
+    assert!(kept.is_held() && kept_lost.try_recv().is_err());
+    assert!(holder(&mut new.connection(), "kept").is_some());
+    kept.unlock().unwrap();
+    for_kept.join();
+    wait_free(new, "kept", SOON);
+}
+
+#[test]
+fn locks_outlast_a_master_that_is_killed() {
+    let _bounded = bounded();
+    outlasts(End::Killed);
+}
+
+#[test]
+fn locks_outlast_a_master_that_stands_still() {
+    let _bounded = bounded();
+    outlasts(End::Stopped);
+}
+
+#[test]
+fn locks_outlast_a_master_that_is_replaced_on_command() {
+    let _bounded = bounded();
+    outlasts(End::Replaced);
+}
+
+/// The old master lives and takes writes: nobody can make a replica of it, or cuts its clients off.
+#[test]
+fn once_another_master_is_known_the_old_one_grants_nothing() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    let old = sentinels.master();
+    // Lanes, the renewer's connection and the subscriber's are all open.
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let waiting = client.clone();
+    let waiter = spawn(move || drop(waiting.reentrant_lock("waited").lock().unwrap()));
+    waiter.join();
+    wait_replicated(&sentinels, "held");
+    let rules = ["SETUSER", "default", "-replicaof", "-slaveof", "-client"];
+    redis::cmd("ACL").arg(&rules).exec(&mut old.connection()).unwrap();
+    sentinels.fail_over();
+    let new = sentinels.master();
+    wait_until("the new one is used", SOON, || {
+        // One that the old one granted just now may be lost, and is told so.
+        let _told = client.reentrant_lock("new").lock().unwrap().unlock();
+        Commands::so_far(new).scripts() > 0
+    });
+    let before = Commands::so_far(old).of_locks();
+    for at in 0..50 {
+        client.reentrant_lock(&format!("lock {at}")).lock().unwrap().unlock().unwrap();
+    }
+    assert_eq!(Commands::so_far(old).of_locks(), before);
+    let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut old.connection()).unwrap();
+    assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()), "the test shows nothing");
+    guard.unlock().unwrap();
+}
+
+/// The old master answered the release, and the new one has not heard of it.
+#[test]
+fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let given_back = locks(&client, "given back");
+    let mut master = sentinels.master().connection();
+    let mut then: Vec<(String, Vec<u8>)> = Vec::new();
+    for lock in &given_back {
+        let guard = lock.lock().unwrap();
+        // With the timeout of who reads.
+        let keys: Vec<String> = master.keys(format!("*{}*", lock.name())).unwrap();
+        for key in keys.into_iter().filter(|key| !key.contains("token")) {
+            let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
+            then.push((key, value));
+        }
+        guard.unlock().unwrap();
+    }
+    assert_eq!(then.len(), 6, "{then:?}");
+    // What somebody has stays, in whatever way it was taken.
+    let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
+        locks.map(|lock| {
+            let tried = lock.name().starts_with("tried");
+            let guard = if tried { lock.try_lock().unwrap() } else { Some(lock.lock().unwrap()) };
+            wait_replicated(&sentinels, lock.name());
+            (lock, guard.unwrap())
+        })
+    });
+    put_back_on_replicas(&sentinels, &then);
+    sentinels.fail_over();
+    let takers = locks(&other, "given back").map(|lock| {
+        // (A reader may have it beside others.)
+        let lock: Box<dyn Lock> = match lock.name() {
+            name @ "given back read" => Box::new(other.read_write_lock(name).write().clone()),
+            _ => lock,
+        };
+        spawn(move || {
+            let guard = lock.try_lock_for(SOON).unwrap();
+            guard.map(drop).ok_or_else(|| lock.name().to_owned())
+        })
+    });
+    for taker in takers {
+        taker.join().unwrap();
+    }
+    for (lock, guard) in kept.into_iter().flatten() {
+        assert!(guard.is_held(), "{}: {:?}", lock.name(), guard.state());
+        guard.unlock().unwrap();
+    }
+}
+
+/// Longer than any call waits for a connection or a reply.
+#[test]
+fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 40)) else { return };
+    let patient = || impatient(&sentinels.url());
+    let hasty = patient().failover_timeout(Duration::ZERO).connect().unwrap();
+    let client = patient().connect().unwrap();
+    let master = sentinels.master();
+    let held = client.reentrant_lock("held").with_lease(UNIT * 40).lock_owned().unwrap();
+    let permits = client.semaphore("permits");
+    assert!(permits.try_set_permits(0).unwrap());
+    let wait = |client: &Client, name: &str| {
+        let lock = client.reentrant_lock(name);
+        spawn(move || lock.lock().map(drop))
+    };
+    let other = patient().connect().unwrap();
+    let waiters = [wait(&other, "held"), wait(&other, "held")];
+    let acquirer = spawn(move || permits.acquire().map(drop));
+    let together = ["first", "second", "third"].map(|name| client.reentrant_lock(name));
+    let fails = wait(&hasty, "held");
+    wait_in_line(master, "held", 2);
+    wait_replicated(&sentinels, "held");
+    std::mem::forget(held);
+    let begun = Instant::now();
+    master.kill();
+    let error = fails.join().unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    // A call that does not wait has its own limit.
+    let error = client.reentrant_lock("now").try_lock().map(drop).unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    // Who waits until a time has the trouble that ended it.
+    let error = client.reentrant_lock("soon").try_lock_for(UNIT).map(drop).unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let taker = spawn(move || {
+        let [first, second, third] = &together;
+        MultiLock::new(&[first, second, third]).unwrap().lock().map(drop)
+    });
+    sentinels.wait_switched(master);
+    assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
+    for waiter in waiters {
+        waiter.join().unwrap();
+    }
+    wait_until("permits can be given", SOON, || client.semaphore("permits").add_permits(1).is_ok());
+    acquirer.join().unwrap();
+    taker.join().unwrap();
+}
+
+#[test]
+fn a_wait_on_a_condition_outlasts_a_failover() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 20)) else { return };
+    let client = impatient(&sentinels.url()).connect().unwrap();
+    let lock = client.reentrant_lock("lock");
+    let changed = lock.new_condition("changed");
+    let (lock_again, changed_again) = (lock.clone(), changed.clone());
+    let waiter = spawn(move || {
+        let guard = lock_again.lock().unwrap();
+        changed_again.wait(&guard).map(|_| guard.is_held())
+    });
+    let mut redis = sentinels.master().connection();
+    wait_until("it waits", SOON, || {
+        redis.exists("redlatch_condition:{lock}:changed:7").unwrap() && !lock.is_locked().unwrap()
+    });
+    wait_replicated(&sentinels, "redlatch_condition:{lock}:changed:7");
+    let begun = Instant::now();
+    End::Killed.of(&sentinels);
+    assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
+    assert!(!waiter.is_finished());
+    let guard = lock.lock().unwrap();
+    changed.notify_all().unwrap();
+    guard.unlock().unwrap();
+    assert!(waiter.join().unwrap());
+}
+
+/// What was sent to a server that is a replica by now goes to the master in the same call.
+#[test]
+fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    let lock = client.reentrant_lock("moved");
+    lock.lock().unwrap().unlock().unwrap();
+    let old = sentinels.master();
+    // Nothing is heard: no Sentinel says anything while the roles change, by hand.
+    sentinels.sentinels().iter().for_each(Server::pause);
+    let new = sentinels.servers().iter().find(|it| it.port() != old.port()).unwrap();
+    let replica_of = |server: &Server, of: &[&str]| {
+        redis::cmd("REPLICAOF").arg(of).exec(&mut server.connection()).unwrap();
+    };
+    replica_of(new, &["NO", "ONE"]);
+    replica_of(old, &["127.0.0.1", &new.port().to_string()]);
+    let call = spawn(move || lock.lock().map(drop));
+    wait_until("the replica refuses it", SOON, || {
+        let stats: String =
+            redis::cmd("INFO").arg("errorstats").query(&mut old.connection()).unwrap();
+        stats.contains("errorstat_READONLY")
+    });
+    sentinels.sentinels().iter().for_each(Server::resume);
+    // Whichever of the two the Sentinels make the master again, or keep.
+    call.join().unwrap();
+}
+
+#[test]
+fn nothing_is_left_of_a_client_of_sentinels() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    assert!(thread_names().iter().any(|name| name == "redlatch-sentin"), "{:?}", thread_names());
+    // Also while there is no master, nor a Sentinel that answers.
+    let master = sentinels.master();
+    sentinels.sentinels().iter().for_each(Server::pause);
+    master.pause();
+    let lock = client.reentrant_lock("held");
+    let waiter = spawn(move || lock.lock().map(drop).unwrap_err());
+    waiter.wait_asleep();
+    let begun = Instant::now();
+    client.shutdown();
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    waiter.join();
+}
+
+/// Only the Sentinels' words are missing: what they know is asked for.
+#[test]
+fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    for sentinel in sentinels.sentinels() {
+        let rules = ["SETUSER", "default", "-subscribe"];
+        redis::cmd("ACL").arg(&rules).exec(&mut sentinel.connection()).unwrap();
+    }
+    let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
+    let lock = client.reentrant_lock("held");
+    let guard = lock.lock().unwrap();
+    let lost = losses(&guard);
+    wait_replicated(&sentinels, "held");
+    keep_from_replicas(&sentinels, "held");
+    // The old one lives on, and nothing is asked of it.
+    sentinels.fail_over();
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+}
+
+/// Behind a grant that too few replicas had, the wait goes on if there was an outage meanwhile.
+#[test]
+fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
+    let _bounded = bounded();
+    let Some(sentinels) = started(Sentinels::builder().down_after(LONG)) else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let failed = impatient(&sentinels.url()).replica_acks(1, UNIT * 5).connect().unwrap();
+    let master = sentinels.master();
+    let probe = || failed.reentrant_lock("probe").try_lock();
+    let in_line = || -> Vec<String> {
+        master.connection().lrange("redisson_lock_queue:{fair}", 0, -1).unwrap()
+    };
+    let wait_in_line = |places| wait_until("so many wait", SOON, || in_line().len() == places);
+    let held = client.fair_lock("fair").lock_owned().unwrap();
+    let lock = failed.fair_lock("fair");
+    let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+    let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
+    wait_in_line(1);
+    // It sleeps over the outage: what it asked in it would be another wait, begun too late.
+    waiter.wait_queued();
+    let behind = other.fair_lock("fair");
+    let behind = spawn(move || {
+        let guard = behind.lock().unwrap();
+        go_on.1.recv().unwrap();
+        guard.unlock().unwrap();
+    });
+    wait_in_line(2);
+    master.pause();
+    assert!(probe().is_err());
+    master.resume();
+    wait_until("it is over", SOON, || probe().is_ok());
+
+    sentinels.replicas().iter().for_each(|replica| replica.pause());
+    held.unlock().unwrap();
+    // The one behind has it, and this one stands behind that.
+    wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
+    let first = in_line();
+    wait_until("it stands anew", SOON, || {
+        let now = in_line();
+        assert!(now.len() <= 1, "twice: {now:?}");
+        assert!(!waiter.is_finished(), "its wait has ended");
+        now.len() == 1 && now != first
+    });
+    sentinels.replicas().iter().for_each(|replica| replica.resume());
+    wait_until("replicas keep up", SOON, || probe().is_ok());
+    go_on.0.send(()).unwrap();
+    assert_eq!(had.1.recv_timeout(SOON), Ok(true));
+    waiter.join().unwrap();
+    behind.join();
+    wait_until("nobody has it, or waits", SOON, || {
+        in_line().is_empty() && holder(&mut master.connection(), "fair").is_none()
+    });
+}
+
+/// As a service has it that lets nobody look into it.
+#[test]
+fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all", "-info", "-role", "-client"];
+    for server in sentinels.servers() {
+        redis::cmd("ACL").arg(&rules).arg("-config").exec(&mut server.connection()).unwrap();
+    }
+    let client = builder(&sentinels.url()).watchdog_timeout(LONGER);
+    let client = client.credentials("app", "word").connect().unwrap();
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let unknown = client.reentrant_lock("unknown").lock().unwrap();
+    let lost = losses(&unknown);
+    wait_replicated(&sentinels, "kept");
+    keep_from_replicas(&sentinels, "unknown");
+    End::Killed.of(&sentinels);
+    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
+    kept.unlock().unwrap();
+}

@@ -1,0 +1,163 @@
+//! Who is the master.
+
+use super::*;
+
+#[test]
+fn a_client_finds_the_master_and_says_who_knows_none() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    client.reentrant_lock("found").lock().unwrap().unlock().unwrap();
+    assert!(Commands::so_far(sentinels.master()).scripts() > 0);
+
+    let ports: Vec<_> = sentinels.sentinels().iter().map(Server::port).collect();
+    // A Sentinel tells of the others, and one that is none is passed.
+    let plain = sentinels.master().port();
+    builder(&sentinels.url_of(&[plain, ports[1]])).connect().unwrap();
+
+    let url = sentinels.url_of(&ports).replace("/redlatch", "/nobody");
+    let error = refused(&url);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!error.is_transient(), "{error}");
+    for port in &ports {
+        let said = format!("127.0.0.1:{port} knows no master of this name");
+        assert!(error.to_string().contains(&said), "{error}");
+    }
+    let error = refused(&sentinels.url_of(&[plain]));
+    assert!(error.to_string().contains(&format!("{plain} is no Sentinel")), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+
+    let begun = Instant::now();
+    let url = sentinels.url_of(&[1, 2]);
+    let error = builder(&url).connect_timeout(LONG).connect().map(drop).unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1 cannot be reached"), "{error}");
+    assert!(error.to_string().contains("127.0.0.1:2 cannot be reached"), "{error}");
+    assert!(error.is_transient() && error.kind() == ErrorKind::Redis, "{error}");
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+
+    for url in ["redis-sentinel://:secret@127.0.0.1:1", "redis-sentinel://:secret@127.0.0.1/0"] {
+        let error = refused(url);
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(!format!("{error:#} {error:?}").contains("secret"), "{error}");
+    }
+}
+
+#[test]
+fn sentinels_and_servers_have_a_password_of_their_own() {
+    let _bounded = bounded();
+    let builder = Sentinels::builder().server_password("master1").sentinel_password("watch2");
+    let Some(sentinels) = started(builder) else { return };
+    let url = sentinels.url();
+    let works = |client: &Client| {
+        client.reentrant_lock("guarded").lock().unwrap().unlock().unwrap();
+    };
+    works(&Client::connect(&url).unwrap());
+    let bare = url.replace(":master1@", "").replace("?sentinelPassword=watch2", "");
+    let client = Client::builder(&bare)
+        .credentials("", "master1")
+        .sentinel_credentials("default", "watch2")
+        .connect()
+        .unwrap();
+    works(&client);
+    for (url, word) in [
+        (url.replace("watch2", "secret"), "sentinelPassword"),
+        (url.replace("?sentinelPassword=watch2", ""), "sentinelPassword"),
+        (url.replace("master1", "secret"), "refuses the user or password"),
+        (url.replace(":master1@", ""), "wants a password"),
+    ] {
+        let error = refused(&url);
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(!error.is_transient(), "{error}");
+        let all = format!("{error:#} {error:?}");
+        assert!(["secret", "master1", "watch2"].iter().all(|it| !all.contains(it)), "{all}");
+    }
+    // Another master wants it, too.
+    let held = client.reentrant_lock("held").lock().unwrap();
+    wait_replicated(&sentinels, "held");
+    sentinels.fail_over();
+    wait_until("it works on the new one", SOON, || {
+        client.reentrant_lock("more").try_lock().is_ok_and(|guard| guard.is_some())
+            && Commands::so_far(sentinels.master()).scripts() > 0
+    });
+    held.unlock().unwrap();
+}
+
+#[test]
+fn sentinels_that_are_gone_or_stand_still_are_passed() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let [first, second, third] = sentinels.sentinels() else { panic!("three") };
+    let master = sentinels.master();
+    first.kill();
+    second.pause();
+    let begun = Instant::now();
+    let client = client_of(&sentinels);
+    client.reentrant_lock("found").lock().unwrap().unlock().unwrap();
+    assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+    second.resume();
+    drop(client);
+    // It knew of none but the one that is gone by now: it has learned of the others.
+    let client = builder(&sentinels.url_of(&[third.port()])).connect().unwrap();
+    third.kill();
+    kill_clients(master);
+    client.reentrant_lock("learned").lock().unwrap().unlock().unwrap();
+}
+
+/// Whoever is connected has to connect anew.
+fn kill_clients(server: &Server) {
+    for kind in ["normal", "pubsub"] {
+        let args = ["KILL", "TYPE", kind, "SKIPME", "yes"];
+        redis::cmd("CLIENT").arg(&args).exec(&mut server.connection()).unwrap();
+    }
+}
+
+#[test]
+fn without_any_sentinel_the_master_that_lives_is_used_on() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    let lost = losses(&guard);
+    let master = sentinels.master();
+    sentinels.sentinels().iter().for_each(Server::kill);
+    for _ in 0..2 {
+        client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
+        kill_clients(master);
+    }
+    assert!(lost.try_recv().is_err());
+    guard.unlock().unwrap();
+    assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
+}
+
+/// It was started anew, as its file has it, and has not heard of the others yet: it names the old
+/// master, which says that it is one still.
+#[test]
+fn a_sentinel_that_knows_less_leads_nobody_back() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let [stale, others @ ..] = sentinels.sentinels() else { panic!("three") };
+    let client = client_of(&sentinels);
+    let old = sentinels.master();
+    stale.kill();
+    old.pause();
+    sentinels.wait_switched(old);
+    let new = sentinels.master();
+    let lock = client.reentrant_lock("moved");
+    lock.lock().unwrap().unlock().unwrap();
+    // From here on nobody tells the old one, nor the Sentinel that knows only it.
+    others.iter().for_each(Server::pause);
+    old.resume();
+    stale.restart_empty();
+    assert!(client_of_one(&sentinels, stale).is_ok(), "it names a master that is one");
+    let before = Commands::so_far(old).of_locks();
+    for _ in 0..3 {
+        kill_clients(new);
+        lock.lock().unwrap().unlock().unwrap();
+    }
+    assert_eq!(Commands::so_far(old).of_locks(), before, "the old master was asked");
+    others.iter().for_each(Server::resume);
+}
+
+fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Error> {
+    builder(&sentinels.url_of(&[sentinel.port()])).connect()
+}
