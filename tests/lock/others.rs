@@ -330,32 +330,37 @@ fn a_hold_on_other_terms_is_not_passed() {
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
+/// A hold is so long that another thread of its process waits again: a turn ends by its own length, and
+/// not because nobody is there to pass the hold to. How many grants come to a turn says nothing: that
+/// depends on which threads happen to be awake.
 #[test]
 fn a_process_that_keeps_taking_it_does_not_starve_another() {
     let _bounded = bounded();
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
-    let counts: Vec<_> = (0..2).map(|_| Arc::new(AtomicU64::new(0))).collect();
-    let threads: Vec<_> = (0..4)
+    // Who had it last, and how often it went from one process to the other: written by the holder.
+    let (last, changes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
+    let threads: Vec<_> = (0..8)
         .map(|at| {
-            let lock = clients[at % 2].reentrant_lock("shared");
-            let (stop, count) = (Arc::clone(&stop), Arc::clone(&counts[at % 2]));
+            let process = at % 2;
+            let lock = clients[process].reentrant_lock("shared");
+            let (stop, last, changes) =
+                (Arc::clone(&stop), Arc::clone(&last), Arc::clone(&changes));
             spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    drop(lock.lock().unwrap());
-                    count.fetch_add(1, Ordering::SeqCst);
+                    let _guard = lock.lock().unwrap();
+                    thread::sleep(Duration::from_micros(200));
+                    if last.swap(process, Ordering::SeqCst) != process {
+                        changes.fetch_add(1, Ordering::SeqCst);
+                    }
                 }
             })
         })
         .collect();
-    let taken = |at: usize| counts[at].load(Ordering::SeqCst);
-    // Each comes to many turns, of a thousand grants or more each, whatever the other does.
-    wait_until("both have had their turns", SOON, || taken(0).min(taken(1)) > 20_000);
-    let (one, other) = (taken(0), taken(1));
+    wait_until("it went to and fro", SOON, || changes.load(Ordering::SeqCst) >= 50);
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
-    assert!(one < other * 5 && other < one * 5, "{one} against {other}");
 }
 
 #[test]
