@@ -149,6 +149,10 @@
 //! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
 //!   both are on, this one is used. Off by default.
 
+// Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is `WouldBlock`.
+#[cfg(not(unix))]
+compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
+
 mod acquire;
 mod auto_traits;
 mod cancel;

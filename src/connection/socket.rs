@@ -7,7 +7,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
-#[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -27,7 +26,6 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 const LATE: Duration = Duration::from_millis(10);
 /// What has come before the deadline is read in so many pieces: over TLS a record is two.
 const LOOKS: u32 = 16;
-#[cfg(unix)]
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
@@ -49,7 +47,6 @@ struct OpenSocket {
 
 enum Stream {
     Tcp(TcpStream),
-    #[cfg(unix)]
     Unix(UnixStream),
 }
 
@@ -94,7 +91,6 @@ impl Socket {
         Ok(Self::new(Stream::Tcp(stream), deadline))
     }
 
-    #[cfg(unix)]
     pub(super) fn unix(path: &std::path::Path, deadline: Instant) -> io::Result<Self> {
         use socket2::{Domain, SockAddr, Type};
 
@@ -162,9 +158,7 @@ impl Socket {
             match (&self.open.stream, way) {
                 (Stream::Tcp(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
                 (Stream::Tcp(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
-                #[cfg(unix)]
                 (Stream::Unix(stream), Way::Read) => stream.set_read_timeout(Some(left))?,
-                #[cfg(unix)]
                 (Stream::Unix(stream), Way::Write) => stream.set_write_timeout(Some(left))?,
             }
             *armed = left;
@@ -212,7 +206,6 @@ impl Closer {
         // It may be closed already.
         let _ = match &open.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
-            #[cfg(unix)]
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
     }
@@ -240,7 +233,6 @@ impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.until_deadline(Way::Read, |stream| match stream {
             Stream::Tcp(stream) => (&mut &*stream).read(buffer),
-            #[cfg(unix)]
             Stream::Unix(stream) => (&mut &*stream).read(buffer),
         })
     }
@@ -250,7 +242,6 @@ impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.until_deadline(Way::Write, |stream| match stream {
             Stream::Tcp(stream) => (&mut &*stream).write(bytes),
-            #[cfg(unix)]
             Stream::Unix(stream) => (&mut &*stream).write(bytes),
         })
     }

@@ -168,7 +168,6 @@ impl Stream {
                 let socket = Socket::tcp(host, *port, deadline)?;
                 Ok(Self::Tls(Box::new(tls.connect(host, socket)?)))
             }
-            #[cfg(unix)]
             ConnectionAddr::Unix(path) => Ok(Self::Plain(Socket::unix(path, deadline)?)),
             // Looked at before a client is made.
             _ => {
