@@ -160,7 +160,7 @@ impl Synchronizer for FairLock {
         }
         if !waits {
             let place = FairPlace::new(&self.queue, claim.thread, claim.need, false);
-            return Ok(Enter::Leads(Some(Lead::new(place))));
+            return Ok(Enter::Leads(Some(Box::new(Lead::new(place)))));
         }
         Ok(self.queue.with_queue(|newcomers| {
             if newcomers.lead() {

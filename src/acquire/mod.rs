@@ -102,7 +102,8 @@ pub(crate) enum Enter<N, G, I> {
     /// Others are before it, or have it, and the thread will not wait.
     NotNow,
     Queued(Arc<Waiter<N, G, I>>),
-    Leads(Option<Lead<I>>),
+    /// Boxed: a thread that is granted at once moves none of it.
+    Leads(Option<Box<Lead<I>>>),
 }
 
 /// What became of a request.
@@ -152,7 +153,7 @@ pub(crate) fn acquire<S: Synchronizer>(
         let lead = match entered {
             Enter::Granted(grant) => return Ok(Some(grant)),
             Enter::NotNow => return Ok(None),
-            Enter::Leads(lead) => lead,
+            Enter::Leads(lead) => lead.map(|lead| *lead),
             // Another thread has told it: the one that left the hold, or the one that led.
             Enter::Queued(waiter) => match await_signal(synchronizer, &waiter, &claim.wait)? {
                 Some(Signal::Baton(lead)) => lead.map(|lead| *lead),

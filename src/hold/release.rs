@@ -46,22 +46,23 @@ impl Site {
         terms: Option<Terms>,
         release: impl FnOnce(&Arc<Hold>) -> T,
     ) -> Result<Option<T>, Error> {
-        let (outcome, was_held) = self.gate.leave(tenancy, terms);
-        match outcome {
-            LeaveOutcome::NotThere => Err(self.not_held(tenancy)),
-            LeaveOutcome::Stepped if was_held => {
+        match self.gate.leave(tenancy, terms) {
+            (LeaveOutcome::NotThere, _) => Err(self.not_held(tenancy)),
+            (LeaveOutcome::Stepped, true) => {
                 let _unheard = tenancy.finish_released();
                 Ok(None)
             }
-            LeaveOutcome::Stepped => {
+            (LeaveOutcome::Stepped, false) => {
                 // All who share it have lost it.
                 let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                 self.lose(tenancy, reason);
                 Err(self.lost_error(tenancy, reason))
             }
-            LeaveOutcome::StillHeld if was_held => Ok(None),
-            LeaveOutcome::StillHeld => Err(self.lost_error(tenancy, LostReason::LeaseExpired)),
-            LeaveOutcome::Passed { seat, next, second } => {
+            (LeaveOutcome::StillHeld, true) => Ok(None),
+            (LeaveOutcome::StillHeld, false) => {
+                Err(self.lost_error(tenancy, LostReason::LeaseExpired))
+            }
+            (LeaveOutcome::Passed { seat, next, second }, _) => {
                 next.now();
                 second.now();
                 let _unheard = seat.tenancy.finish_released();
@@ -69,7 +70,7 @@ impl Site {
                 self.arm();
                 Ok(None)
             }
-            LeaveOutcome::Release { seat, leads, in_turn } => {
+            (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
                 // Whatever happens from here on, the baton is handed on: behind the release, so that the
                 // next leader's request runs after it.
                 let mut baton = leads.then(|| Baton::new(self, None));

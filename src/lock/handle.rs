@@ -64,8 +64,8 @@ impl Handle {
 
     /// Whether the lock can be taken at all, and the wait not over before it began.
     pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
-        wait.check(self.session.core(), &self.site.name)?;
         self.check_usable()?;
+        wait.check_cancelled(&self.site.name)?;
         match self.lease {
             Some(lease) => check_lease(&self.site.name, lease),
             None => Ok(()),
@@ -153,7 +153,7 @@ impl Handle {
         claim: &ClaimOf<'_, S>,
     ) -> Result<Option<LeadOf<S>>, AtOnce<S>> {
         match self.check(&claim.wait).and_then(|()| lock.enter(claim)) {
-            Ok(Enter::Leads(lead)) => Ok(lead),
+            Ok(Enter::Leads(lead)) => Ok(lead.map(|lead| *lead)),
             Ok(Enter::Granted(grant)) => Err(Ok(Some(grant))),
             Ok(Enter::NotNow | Enter::Queued(_)) => Err(Ok(None)),
             Err(error) => Err(Err(error)),

@@ -177,7 +177,7 @@ impl<S: Source> Synchronizer for Arc<S> {
             if inquiry.rest.is_zero() {
                 inquiry.rest = rest_of_yield(&**self);
             }
-            return Ok(Enter::Leads(Some(Lead::new(inquiry))));
+            return Ok(Enter::Leads(Some(Box::new(Lead::new(inquiry)))));
         }
         Ok(entered)
     }
