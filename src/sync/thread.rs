@@ -1,5 +1,6 @@
 //! Who a thread is: a number that is never used again, its parker, and whether it is still alive.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,10 +21,14 @@ pub(crate) struct Thread {
 impl Thread {
     /// The calling thread.
     ///
-    /// While the thread's own thread-locals are being destroyed it has no identity any more; each
-    /// call then makes a new one, which holds nothing and which nobody takes for another.
+    /// While the thread's own thread-locals are being destroyed it counts as dead already, so that
+    /// what it holds is not renewed for ever; and a destructor may take a lock yet. From then on it
+    /// is another one, which is never dead, and the same at each call by its [`id`](Self::id) alone:
+    /// it goes in again to what it holds, and would wait for itself otherwise.
     pub(crate) fn current() -> Arc<Self> {
-        CURRENT.try_with(|local| Arc::clone(&local.0)).unwrap_or_else(|_| Arc::new(Self::new()))
+        CURRENT
+            .try_with(|local| Arc::clone(&local.0))
+            .unwrap_or_else(|_| Arc::new(Self::of_id(late_id())))
     }
 
     /// Somebody who is no thread, and never dead: what a hold that belongs to a guard belongs to.
@@ -33,7 +38,8 @@ impl Thread {
     }
 
     pub(crate) fn is_current(&self) -> bool {
-        CURRENT.try_with(|local| local.0.id == self.id).unwrap_or(false)
+        let id = CURRENT.try_with(|local| local.0.id).unwrap_or_else(|_| late_id());
+        id == self.id
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -50,8 +56,10 @@ impl Thread {
     }
 
     fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self::of_id(next_id())
+    }
+
+    fn of_id(id: u64) -> Self {
         Self { id, dead: AtomicBool::new(false), parker: Parker::new() }
     }
 }
@@ -60,6 +68,22 @@ impl fmt::Debug for Thread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Thread({}{})", self.id, if self.is_dead() { ", dead" } else { "" })
     }
+}
+
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Of the calling thread, when it has no [`CURRENT`] any more.
+fn late_id() -> u64 {
+    let id = LATE.try_with(|late| {
+        if late.get() == 0 {
+            late.set(next_id());
+        }
+        late.get()
+    });
+    id.unwrap_or_else(|_| next_id())
 }
 
 struct Local(Arc<Thread>);
@@ -72,4 +96,6 @@ impl Drop for Local {
 
 thread_local! {
     static CURRENT: Local = Local(Arc::new(Thread::new()));
+    /// It has no destructor, so it is there to the last. 0: none yet.
+    static LATE: Cell<u64> = const { Cell::new(0) };
 }

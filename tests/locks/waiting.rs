@@ -146,14 +146,20 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     leaves_nothing(&server);
 }
 
-/// Locks when its thread's thread-locals are destroyed, after those that were used later.
+/// Locks, twice, when its thread's thread-locals are destroyed, after those that were used later.
 struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
 
 impl Drop for Late {
     fn drop(&mut self) {
         if let Some((lock, done)) = self.0.take() {
-            let outcome = lock.lock().and_then(|guard| guard.unlock());
-            done.send(outcome.is_ok()).unwrap();
+            let outcome = lock.lock().and_then(|guard| {
+                // It is this thread's: it goes in again, and would wait for itself otherwise.
+                let again = lock.try_lock()?;
+                let is_mine = again.is_some() && lock.hold_count() == 2;
+                drop(again);
+                guard.unlock().map(|()| is_mine)
+            });
+            done.send(outcome.is_ok_and(|is_mine| is_mine)).unwrap();
         }
     }
 }
