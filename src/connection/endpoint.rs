@@ -83,7 +83,7 @@ impl Endpoint {
 
     fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
         let timeouts = [config.connect_timeout, config.response_timeout];
-        let health = Arc::new(Health::new(&info.addr().to_string()));
+        let health = Arc::new(Health::new(&HostPort::text_of(info.addr())));
         let target = Target::At {
             address: info.addr().clone(),
             #[cfg(not(all(test, shuttle)))]
@@ -113,7 +113,7 @@ impl Endpoint {
         };
         let timeouts = [self.connect_timeout, self.response_timeout];
         let address = match &target {
-            Target::At { address, .. } => address.to_string(),
+            Target::At { address, .. } => HostPort::text_of(address),
             #[cfg(not(all(test, shuttle)))]
             Target::Named(_) => String::new(),
         };

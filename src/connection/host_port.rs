@@ -23,6 +23,13 @@ impl HostPort {
         Self { host, port }
     }
 
+    /// An address as messages show it, the same wherever it comes from. (The redis crate writes
+    /// `::1:6379`, in which nobody finds the port.)
+    pub(super) fn text_of(address: &ConnectionAddr) -> String {
+        let host_port = Self::of(address);
+        if host_port.host.is_empty() { address.to_string() } else { host_port.to_string() }
+    }
+
     /// Reached as the server at `other` is.
     pub(super) fn instead_of(&self, other: &ConnectionAddr) -> ConnectionAddr {
         let (host, port) = (self.host.clone(), self.port);
@@ -42,5 +49,25 @@ impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_stands_in_brackets_and_others_do_not() {
+        for (url, text) in [
+            ("redis://[::1]:7000", "[::1]:7000"),
+            ("redis://127.0.0.1:7000", "127.0.0.1:7000"),
+            ("redis://one", "one:6379"),
+            ("redis+unix:///a/socket", "/a/socket"),
+        ] {
+            let info = url.into_connection_info().unwrap();
+            assert_eq!(HostPort::text_of(info.addr()), text, "{url}");
+        }
     }
 }
