@@ -127,9 +127,16 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let (told, had) = (said(&story, "bert"), said(&story, "carl"));
     let both =
         told.zip(had).map_or(Duration::ZERO, |(told, had)| told.saturating_duration_since(had));
+    let both = match both {
+        Duration::ZERO => {
+            "He was told before Carl had the lock,\nbut they may both have it".to_owned()
+        }
+        both => format!(
+            "For {both:.1?} both he and Carl took\nthe lock for theirs, and it may be longer"
+        ),
+    };
     println!(
-        "\nBert's grant died with the master. For {both:.1?} both he and Carl took the lock for theirs; \
-         it may\nbe longer. A conditional write keeps that from doing harm."
+        "\nBert's grant died with the master. {both}. A conditional write keeps that\nfrom doing harm."
     );
     let last = story.iter().filter(|fact| fact.who == "worker").map(|fact| fact.at).max();
     let later = last.map_or(PATIENCE, |last| last.saturating_duration_since(switched));
