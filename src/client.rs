@@ -182,7 +182,9 @@ impl Client {
     ///
     /// Until the releases are answered and the background threads have ended. If the server does not
     /// answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that is in
-    /// the middle of a request ends by itself soon after.
+    /// the middle of a request ends by itself soon after. So it is if an `on_lost` callback or the
+    /// logger does not return: for at most twice `response_timeout`, and its thread ends when it
+    /// does.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }
