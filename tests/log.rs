@@ -287,6 +287,37 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
 }
 
 #[test]
+fn a_release_that_nobody_can_be_told_of_is_said_once() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let mut user = User::new(&server, "mute");
+    user.set(&["-publish"]);
+    for kind in ["lock", "semaphore", "expirable"] {
+        let client = user.client();
+        let (lock, semaphore) = (client.reentrant_lock("lock"), client.semaphore("semaphore"));
+        let expirable = client.expirable_semaphore("expirable");
+        let _ = (semaphore.try_set_permits(1).unwrap(), expirable.try_set_permits(1).unwrap());
+        let said = LOGGER.lines("is not told").len();
+        for _ in 0..3 {
+            match kind {
+                "lock" => lock.lock().unwrap().unlock().unwrap(),
+                "semaphore" => semaphore.acquire().unwrap().release().unwrap(),
+                _ => expirable.acquire().unwrap().release().unwrap(),
+            }
+        }
+        // What was said is written by then.
+        client.shutdown();
+        let lines = LOGGER.lines("is not told");
+        assert_eq!(lines.len(), said + 1, "{kind}: {lines:?}");
+        assert!(lines[said].0 == Level::Warn && lines[said].1.contains("PUBLISH"), "{lines:?}");
+    }
+}
+
+#[test]
 fn a_lease_that_ran_out_says_why() {
     if !has_own_process() {
         return;

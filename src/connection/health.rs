@@ -70,6 +70,10 @@ pub(crate) enum News {
     },
 }
 
+const NO_MESSAGES: &str = "it refuses the message that something was released (`PUBLISH` is not allowed, or not on \
+                           that channel): who waits for it elsewhere is not told, and finds out by asking, seconds \
+                           later";
+
 impl Health {
     /// Of the server at `address`, which people may read: without a user or a password.
     pub(crate) fn new(address: &str) -> Self {
@@ -101,6 +105,11 @@ impl Health {
     /// As [`lacks`](Self::lacks), of something that nobody has to have.
     pub(crate) fn does_without(&self, what: &'static str) {
         self.tell_lack(what, |address| News::Without { address, what });
+    }
+
+    /// It refuses messages: something was released, and nobody who waits was told.
+    pub(crate) fn tells_nobody(&self) {
+        self.lacks(NO_MESSAGES);
     }
 
     fn tell_lack(&self, what: &'static str, news: impl FnOnce(Arc<str>) -> News) {

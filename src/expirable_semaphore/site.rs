@@ -154,6 +154,9 @@ impl ExpirableSite {
     /// A release was answered.
     fn hear(&self, released: &Released) {
         if let Some(heard) = released.heard {
+            if heard < 0 {
+                self.route.lane().endpoint().health().tells_nobody();
+            }
             self.gate.with_turn(|turn| turn.heard(heard, clock::now()));
         }
     }

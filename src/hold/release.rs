@@ -189,6 +189,10 @@ impl Site {
                 self.gate.left_to_others();
                 Ok(())
             }
+            Ok(Released::Untold) => {
+                self.route.lane().endpoint().health().tells_nobody();
+                Ok(())
+            }
             Ok(Released::NotHeld) => Err(Error::lost(name, &LostReason::Revoked)),
             Ok(Released::Unclear) => {
                 let message = "the connection to the server broke, and when asked once more it no \

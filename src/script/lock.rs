@@ -434,6 +434,8 @@ pub(crate) enum Released {
     Done,
     /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain ends.
     LeftToOthers,
+    /// Free, and those who wait were not told: the server refused the message.
+    Untold,
     NotHeld,
     /// Not held when it was asked for once more: released by the first copy, whose reply was lost,
     /// or lost before.
@@ -470,6 +472,7 @@ pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Tro
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2 | 3) => Ok(Released::LeftToOthers),
+        Value::Int(-1) => Ok(Released::Untold),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
     }

@@ -296,6 +296,9 @@ impl Release {
             Ok(heard) => {
                 site.requests.close(self.ticket);
                 let heard = heard.unwrap_or(0);
+                if heard < 0 {
+                    site.route.lane().endpoint().health().tells_nobody();
+                }
                 site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
                 return Ok(());
             }
