@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::Commands as _;
-use redlatch::{Client, ErrorKind};
+use redlatch::{Client, ClientBuilder, ErrorKind};
 use redlatch_testkit::{Proxy, Server};
 
 /// The logger of this process, which may be told to block.
@@ -106,8 +106,16 @@ fn wait_outages(count: usize) {
 
 /// A client with many connections, a subscription and a hold that is renewed.
 fn busy_client(server: &Server, url: &str) -> Client {
-    let client = impatient(url).watchdog_timeout(UNIT * 10).connections(8).connect();
-    let client = client.unwrap();
+    busy(server, impatient(url))
+}
+
+/// The same of one that waits for replies for longer than a busy machine keeps it from one.
+fn patient_busy_client(server: &Server) -> Client {
+    busy(server, impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON))
+}
+
+fn busy(server: &Server, builder: ClientBuilder) -> Client {
+    let client = builder.watchdog_timeout(RENEWED).connections(8).connect().unwrap();
     hold_as_redisson(&mut server.connection(), "foreign", LONG);
     assert!(client.reentrant_lock("foreign").try_lock_for(UNIT / 2).unwrap().is_none());
     client.reentrant_lock("kept").lock().unwrap().forget();
@@ -202,7 +210,7 @@ fn a_connection_that_breaks_alone_is_no_outage() {
     LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let client = busy_client(&server, &server.url());
+    let client = patient_busy_client(&server);
     let mut redis = server.connection();
     for kind in ["normal", "pubsub"] {
         let mut kill = redis::cmd("CLIENT");
@@ -225,7 +233,7 @@ fn a_server_that_lets_nobody_else_in_is_no_outage() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let mut redis = server.connection();
-    let client = busy_client(&server, &server.url());
+    let client = patient_busy_client(&server);
     let lock = client.reentrant_lock("name");
     lock.lock().unwrap().unlock().unwrap();
     let foreign = client.reentrant_lock("foreign");
@@ -325,7 +333,7 @@ fn a_lease_that_ran_out_says_why() {
     LOGGER.install();
     let _bounded = bounded();
     let server = server();
-    let builder = || impatient(&server.url()).watchdog_timeout(UNIT * 10);
+    let builder = || impatient(&server.url()).watchdog_timeout(RENEWED);
     let client = builder().connect().unwrap();
     // Over when the first renewal is due.
     let bounded = builder().max_hold(UNIT).connect().unwrap();
@@ -455,7 +463,8 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     let Some(server) = real_server() else { return };
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
-    let (client, other) = (user.client(), user.client());
+    let patient = || Client::builder(user.url()).watchdog_timeout(LONG).connect().unwrap();
+    let (client, other) = (patient(), patient());
     let guard = client.reentrant_lock("managed").lock().unwrap();
     let lock = other.reentrant_lock("managed");
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());

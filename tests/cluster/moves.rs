@@ -6,7 +6,7 @@ use super::*;
 fn a_hold_outlives_the_move_of_its_slot() {
     let _bounded = bounded();
     let Some(cluster) = cluster() else { return };
-    let lease = 6 * UNIT;
+    let lease = RENEWED;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.reentrant_lock("moved").lock().unwrap();
@@ -19,8 +19,8 @@ fn a_hold_outlives_the_move_of_its_slot() {
         .collect();
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
-    // Over several leases, each renewed there.
-    thread::sleep(3 * lease);
+    // Longer than a lease: each is renewed there.
+    thread::sleep(lease * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held);
     for other in others {
         other.unlock().unwrap();
@@ -38,16 +38,16 @@ fn a_hold_outlives_the_move_of_its_slot() {
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     let _bounded = bounded();
     let Some(cluster) = cluster() else { return };
-    let lease = 6 * UNIT;
+    let lease = RENEWED;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.reentrant_lock("moved").lock().unwrap();
     let to = cluster.another(slot);
     cluster.begin_move(slot, to);
-    thread::sleep(2 * lease);
+    thread::sleep(lease * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held, "at the first server");
     cluster.move_key("moved", to);
-    thread::sleep(2 * lease);
+    thread::sleep(lease * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held, "at the second one, which is asked with ASKING");
     let waiter = client.reentrant_lock("other {moved}");
     let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());
@@ -63,7 +63,7 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let _bounded = bounded();
     let Some(cluster) = cluster() else { return };
-    let lease = 10 * UNIT;
+    let lease = RENEWED * 2;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.read_write_lock("moved").read().lock().unwrap();
@@ -76,7 +76,7 @@ fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     assert_eq!(there, ["moved"]);
     cluster.move_keys(slot, to);
     cluster.end_move(slot, to);
-    thread::sleep(2 * lease);
+    thread::sleep(lease);
     assert_eq!(guard.state(), HoldState::Held);
     assert_eq!(to.connection().keys::<_, Vec<String>>("*moved*").unwrap().len(), 2);
     guard.unlock().unwrap();

@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn follower() {
     let Some(job) = Job::from_env() else { return };
-    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED * 4).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
     let guard = client.reentrant_lock("{left}:held").lock().unwrap();
     let waited = client.reentrant_lock("{left}:waited");
     let waiting = spawn(move || waited.lock().unwrap().unlock().unwrap());

@@ -22,8 +22,9 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// How long something may take that should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease that a busy machine, too, renews in time, and whose end a test can wait for.
-pub(crate) const RENEWED: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
+/// A lease that a machine which stands still for nearly two seconds renews in time, too (two thirds of it
+/// are left at least), and whose end a test can wait for.
+pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that no test sees the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Who waits for a lock asks after 0.8 s at the earliest (`POLL` in `hold/place.rs`), and for anything
@@ -175,20 +176,25 @@ impl<T> Running<T> {
     /// Waits until the thread has slept for a few milliseconds: it waits for something, be it the
     /// reply to a request.
     pub(crate) fn wait_asleep(&self) {
-        self.wait_still(sleeps);
+        self.wait_still(sleeps, || self.is_finished());
     }
 
     /// Waits until the thread has slept for a few milliseconds, and not for a reply: it stands in
     /// line. As long as its first request is on its way, who comes after it may get before it.
     pub(crate) fn wait_queued(&self) {
-        self.wait_still(|thread| sleeps(thread).filter(|_| is_parked(thread)));
+        self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    fn wait_still(&self, sleeps: impl Fn(u64) -> Option<u64>) {
+    /// The same where the thread's work is done, and what waits is a destructor of its thread-locals.
+    pub(crate) fn wait_queued_at_its_end(&self) {
+        self.wait_still(sleeps_in_line, || false);
+    }
+
+    fn wait_still(&self, sleeps: impl Fn(u64) -> Option<u64>, has_ended: impl Fn() -> bool) {
         let mut since = Instant::now();
         let mut last = None;
         wait_until("the thread sleeps", SOON, || {
-            assert!(!self.handle.is_finished(), "the thread has ended and does not wait");
+            assert!(!has_ended(), "the thread has ended and does not wait");
             let seen = sleeps(self.id);
             if seen.is_none() || seen != last {
                 last = seen;
@@ -218,7 +224,7 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 pub(crate) fn wait_idle(name: &str) {
     wait_until(&format!("{name} has nothing to do"), SOON, || {
         let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);
-        named.all(|id| sleeps(id).is_some() && is_parked(id))
+        named.all(|id| sleeps_in_line(id).is_some())
     });
 }
 
@@ -237,6 +243,11 @@ fn sleeps(thread: u64) -> Option<u64> {
     };
     field("State:")?.starts_with('S').then_some(())?;
     field("voluntary_ctxt_switches:")?.parse().ok()
+}
+
+/// The same, and not for a reply.
+fn sleeps_in_line(thread: u64) -> Option<u64> {
+    sleeps(thread).filter(|_| is_parked(thread))
 }
 
 /// Whether the system call in which the thread sleeps is that of mutexes and condition variables.
@@ -323,6 +334,18 @@ pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String,
 /// How long the key lives, in milliseconds (-1: no end, -2: no key).
 pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
     connection.pttl(name).unwrap()
+}
+
+/// Waits until the lease of what is held under this name has been made longer.
+#[track_caller]
+pub(crate) fn wait_renewed(server: &Server, name: &str) {
+    let mut redis = server.connection();
+    let mut left = pttl(&mut redis, name);
+    wait_until(&format!("{name:?} is renewed"), SOON, || {
+        let before = std::mem::replace(&mut left, pttl(&mut redis, name));
+        assert!(left > 0, "{name:?} is gone");
+        left > before
+    });
 }
 
 /// Waits until nobody holds the lock on the server.

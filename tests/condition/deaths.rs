@@ -85,7 +85,7 @@ fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
 fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", RENEWED * 4);
+    let mut dead = process(&server, REENTRANT, "m", RENEWED);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
     dead.expect_line("back", SOON);

@@ -21,8 +21,8 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let (next, entered) = waiter.join();
     let after = entered - taken;
     assert!(after >= LEASE, "{after:?}: before the lease's end");
-    // A poll would come after 4 s.
-    assert!(after < LEASE + UNIT * 20, "{after:?}: it slept past the lease's end");
+    // That is when a poll would come.
+    assert!(after < Duration::from_secs(4), "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
     assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -44,7 +44,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     let semaphore = semaphore(&client, "watched", 2);
     let permits = semaphore.acquire_many(2).unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < RENEWED * 3 {
+    while begun.elapsed() < RENEWED * 3 / 2 {
         assert!(permits.iter().all(|permit| permit.is_held() && !permit.remaining().is_zero()));
         assert_eq!(semaphore.available_permits().unwrap(), 0);
         thread::sleep(UNIT / 4);
@@ -53,7 +53,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     stays(&server, "watched", 2, 0);
     // None is renewed that was given back.
     let before = Commands::so_far(&server).of("zadd");
-    thread::sleep(RENEWED);
+    thread::sleep(RENEWED / 2);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
 }
 
@@ -61,21 +61,21 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
 fn permits_that_are_due_together_are_renewed_together() {
     let _bounded = bounded();
     let server = server();
-    let client = watched(&server, UNIT * 20);
+    let client = watched(&server, RENEWED);
     let (one, other) = (semaphore(&client, "one", 60), semaphore(&client, "other", 60));
     let lock = client.reentrant_lock("a lock too");
     let _lock = lock.lock().unwrap();
     let permits = (one.acquire_many(60).unwrap(), other.acquire_many(60).unwrap());
     let before = Commands::so_far(&server);
     let (mut renewed, mut scripts) = (0, 0);
-    wait_until("each was renewed four times", SOON, || {
+    wait_until("each was renewed three times", SOON, || {
         let now = Commands::so_far(&server);
         renewed = now.of("zadd") - before.of("zadd");
         scripts = now.scripts() - before.scripts();
-        renewed >= 4 * 120
+        renewed >= 3 * 120
     });
     assert!(permits.0.iter().chain(&permits.1).all(ExpirablePermit::is_held));
-    assert!(scripts <= 24, "{scripts} scripts for {renewed} renewals of 120 permits and a lock");
+    assert!(scripts <= 18, "{scripts} scripts for {renewed} renewals of 120 permits and a lock");
 }
 
 #[test]

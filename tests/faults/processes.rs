@@ -6,7 +6,7 @@ use super::*;
 fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
     let _bounded = bounded();
     let server = server();
-    let mut worker = process("holder", &server, "killed", LEASE);
+    let mut worker = process("holder", &server, "killed", RENEWED);
     worker.expect_line("held", SOON);
     let lock = client(&server).reentrant_lock("killed");
     let waiter = spawn(move || {
@@ -16,8 +16,7 @@ fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
         entered
     });
     wait_in_line(&server, "killed", 1);
-    // Time is the subject: it has been renewed.
-    thread::sleep(LEASE);
+    wait_renewed(&server, "killed");
     worker.sigkill();
     let killed = Instant::now();
     let left = pttl(&mut server.connection(), "killed");
@@ -56,7 +55,7 @@ fn waiters_that_die_or_stop_hold_up_nobody() {
     let server = server();
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "queue", LONG);
-    let mut workers: Vec<_> = (0..5).map(|_| process("waiter", &server, "queue", LEASE)).collect();
+    let mut workers: Vec<_> = (0..5).map(|_| process("waiter", &server, "queue", LONG)).collect();
     workers.iter_mut().for_each(|worker| drop(worker.expect_line("waits", SOON)));
     wait_in_line(&server, "queue", 5);
     // The first two listen for Redisson's release.

@@ -41,7 +41,7 @@ fn a_watched_hold_outlives_its_lease(kind: Kind) {
     let lock = kind.make(&client, "watched");
     let guard = lock.lock().unwrap();
     // Time is the subject.
-    std::thread::sleep(RENEWED * 2);
+    std::thread::sleep(RENEWED * 3 / 2);
     assert!(guard.is_held() && lock.is_locked().unwrap());
     let left = pttl(&mut server.connection(), "watched");
     assert!(left > 0 && left <= i64::try_from(RENEWED.as_millis()).unwrap(), "{left}");

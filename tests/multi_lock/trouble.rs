@@ -6,7 +6,7 @@ use super::*;
 fn what_a_killed_process_held_comes_back_when_its_lease_ends() {
     let _bounded = bounded();
     let server = server();
-    let lease = UNIT * 10;
+    let lease = RENEWED;
     let millis = lease.as_millis().to_string();
     let mut dead = Worker::spawn_test("worker", "holder", &[&server.url(), &millis]);
     dead.expect_line("holds", SOON);
@@ -20,7 +20,7 @@ fn what_a_killed_process_held_comes_back_when_its_lease_ends() {
 fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
     let _bounded = bounded();
     let server = server();
-    let client = watched(&server, UNIT * 10);
+    let client = watched(&server, RENEWED);
     let all = all_of(&client, &NAMES);
     let guard = all.lock().unwrap();
     let lost = losses(&guard);
@@ -32,8 +32,7 @@ fn a_part_that_is_lost_is_told_once_and_the_others_are_kept_until_the_end() {
     let error = guard.check(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert!(["b", "c"].contains(&error.name().unwrap()), "{error}");
-    assert!(is_held(&server, "a"));
-    thread::sleep(UNIT * 4);
+    wait_renewed(&server, "a");
     let error = guard.unlock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert!(!is_held(&server, "a"));

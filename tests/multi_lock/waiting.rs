@@ -20,7 +20,7 @@ fn while_one_is_waited_for_those_before_it_are_held_and_renewed() {
     let before = holder(&mut server.connection(), "a");
     assert!(before.is_some(), "the one before is held");
     assert!(!is_held(&server, "c"), "the one behind is not");
-    thread::sleep(lease * 2);
+    thread::sleep(lease * 3 / 2);
     assert_eq!(holder(&mut server.connection(), "a"), before);
     taken.unlock().unwrap();
     waiter.join();

@@ -107,7 +107,7 @@ fn who_wrote_for_too_long_and_reads_on_keeps_no_reader_out() {
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
     let other = client(&server).read_write_lock("lapsed");
-    let writing = lock.write().with_lease(4 * UNIT).lock().unwrap();
+    let writing = lock.write().with_lease(20 * UNIT).lock().unwrap();
     let reading = lock.read().lock().unwrap();
     let reader = Guest::of(other.read());
     wait_queue(&server, "lapsed", 1);
@@ -139,7 +139,7 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
     // (Who is let in by the server's word makes the lease longer by that. A level deeper does not.)
     let outer = lock.read().with_lease(UNIT).lock().unwrap();
     let watched = lock.read().lock().unwrap();
-    thread::sleep(2 * lease);
+    thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
     watched.unlock().unwrap();
     outer.unlock().unwrap();

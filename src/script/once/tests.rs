@@ -14,8 +14,8 @@ use crate::connection::{Endpoint, Lane};
 use crate::script::number;
 use crate::script::semaphore::SemaphoreScripts;
 
-const SHORT: Duration = Duration::from_millis(500);
-const SHORT_MEMORY: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(2);
+const SHORT_MEMORY: Duration = Duration::from_secs(5);
 const A_LITTLE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
