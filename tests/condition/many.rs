@@ -25,6 +25,7 @@ fn nobody_is_forgotten_and_nobody_told_twice(kind: Kind) {
             })
         })
         .collect();
+    wait_waiting(&server, "m", 6);
     let notifier = kind.make(&client(&server), "m");
     for _ in 0..300 {
         let guard = notifier.lock.lock().unwrap();
@@ -186,8 +187,10 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         }
         thread::sleep(UNIT / 10);
     }
-    let (made, taken): (usize, usize) = (redis.get("made").unwrap(), redis.llen("taken").unwrap());
-    assert!(made <= goal + cast.workers.len() && made == taken + length(&mut redis));
+    // At one moment: takers go on.
+    let (made, taken, left): (usize, usize, usize) =
+        redis::pipe().atomic().get("made").llen("taken").llen("items").query(&mut redis).unwrap();
+    assert!(made <= goal + cast.workers.len() && made == taken + left, "{made} {taken} {left}");
 }
 
 struct Cast<'a> {

@@ -235,7 +235,6 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
         let ends = Instant::now() + LEASE;
         proxy.freeze();
         let release = spawn(move || permit.release().unwrap_err());
-        release.wait_asleep();
         wait_until("the lease ends", SOON, || Instant::now() > ends);
         let next = found.then(|| other.try_acquire_for(SOON).unwrap().unwrap());
         proxy.thaw();
@@ -260,13 +259,14 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
     let _kept = semaphore(&clients[0], "most", 3);
     let stop = Arc::new(AtomicBool::new(false));
     let errors = Arc::new(AtomicU64::new(0));
+    let grants = Arc::new(AtomicU64::new(0));
     let threads: Vec<_> = (0..6_usize)
         .map(|at| {
             let semaphore = clients[at % 2].expirable_semaphore("most");
-            let (stop, errors) = (Arc::clone(&stop), Arc::clone(&errors));
+            let (stop, errors, grants) =
+                (Arc::clone(&stop), Arc::clone(&errors), Arc::clone(&grants));
             let mut redis = server.connection();
             spawn(move || {
-                let mut grants = 0_u64;
                 while !stop.load(Ordering::SeqCst) {
                     let need = 1 + u32::try_from(at % 3).unwrap();
                     match semaphore.acquire_many(need) {
@@ -274,7 +274,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
                             let inside: i64 = redis.incr("inside", need).unwrap();
                             assert!(inside <= 3, "{inside} are inside");
                             let () = redis.decr("inside", need).unwrap();
-                            grants += 1;
+                            grants.fetch_add(1, Ordering::SeqCst);
                             drop(permits);
                         }
                         Err(error) => {
@@ -283,7 +283,6 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
                         }
                     }
                 }
-                grants
             })
         })
         .collect();
@@ -298,13 +297,17 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
             });
         }
     }
+    // Time is the subject: the more moments, the better.
     thread::sleep(UNIT * 30);
+    let so_far = || {
+        let fired: usize = proxies.iter().map(Proxy::fired).sum();
+        (grants.load(Ordering::SeqCst), fired)
+    };
+    wait_until("some were granted, and some lost", SOON, || so_far().0 > 20 && so_far().1 > 20);
     proxies.iter().for_each(Proxy::clear_rules);
     stop.store(true, Ordering::SeqCst);
-    let grants: u64 = threads.into_iter().map(Running::join).sum();
-    let fired: usize = proxies.iter().map(Proxy::fired).sum();
-    println!("{grants} grants, {errors:?} errors, {fired} lost");
-    assert!(grants > 20 && fired > 20, "{grants} {fired}");
+    threads.into_iter().for_each(Running::join);
+    println!("{:?} grants and lost, {errors:?} errors", so_far());
     stays(&server, "most", 3, 0);
 }
 
@@ -313,7 +316,8 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let _bounded = bounded();
     let server = server();
     // The one finds out at its next renewal, the other since it met another run of the server.
-    for (round, client) in [("flush", watched(&server, UNIT * 20)), ("restart", client(&server))] {
+    for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
+    {
         let semaphore = semaphore(&client, "gone", 1);
         let permit = semaphore.acquire().unwrap();
         let lost = on_lost(&permit);
@@ -409,7 +413,7 @@ fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_com
     limit("1");
     is_clear(&semaphore.acquire().map(drop).unwrap_err(), "memory", "no permit was taken");
     let begun = Instant::now();
-    while begun.elapsed() < RENEWED * 2 {
+    while begun.elapsed() < RENEWED * 3 / 2 {
         assert!(kept.is_held(), "{:?}", kept.state());
         thread::sleep(UNIT / 4);
     }

@@ -9,7 +9,7 @@ mod faults;
 mod rights;
 mod wire;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -210,8 +210,11 @@ fn who_does_not_wait_is_told_the_truth_though_others_wait() {
     let _bounded = bounded();
     let server = server();
     let latch = latch(&client(&server), "truth", 1);
+    let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
-    wait_subscribed(&server, &channel("truth"));
+    // Once more when it listens: after that it is quiet until its next question, seconds later.
+    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    waiter.wait_queued();
     assert!(!latch.wait_for(Duration::ZERO).unwrap());
     // Without a message: who waits finds out later.
     let () = server.connection().del("truth").unwrap();

@@ -223,9 +223,9 @@ fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
             proxies[at].cut_all();
             thread::sleep(Duration::from_micros(random.below(20_000)));
         }
+        true
     });
     println!("{grants} grants, {errors} errors");
-    assert!(grants > 20, "{grants}");
     stays(&server, "most", 3);
 }
 
@@ -235,11 +235,11 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
     let server = server();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
-    let (grants, errors) = contend(urls, &server, |random| {
-        let until = Instant::now() + UNIT * 30;
-        let seen = AtomicU64::new(1);
-        let salt = random.next();
-        let seen = Arc::new(seen);
+    let fired = || proxies.iter().map(Proxy::fired).sum::<usize>();
+    let (salt, seen) = (Random::new().next(), Arc::new(AtomicU64::new(1)));
+    let until = Instant::now() + UNIT * 30;
+    let (grants, errors) = contend(urls, &server, |_| {
+        proxies.iter().for_each(Proxy::clear_rules);
         for proxy in &proxies {
             for action in [Action::LoseReply, Action::LoseRequest] {
                 let seen = Arc::clone(&seen);
@@ -249,14 +249,11 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
                 });
             }
         }
-        while Instant::now() < until {
-            thread::sleep(UNIT);
-        }
+        thread::sleep(UNIT * 5);
         proxies.iter().for_each(Proxy::clear_rules);
+        Instant::now() > until && fired() > 20
     });
-    let fired: usize = proxies.iter().map(Proxy::fired).sum();
-    println!("{grants} grants, {errors} errors, {fired} lost");
-    assert!(grants > 20 && fired > 20, "{grants} {fired}");
+    println!("{grants} grants, {errors} errors, {} lost", fired());
     stays(&server, "most", 3);
 }
 
@@ -472,8 +469,9 @@ fn a_flush_of_the_scripts_is_not_noticed() {
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
             thread::yield_now();
         }
+        true
     });
-    assert!(grants > 20 && errors == 0, "{grants} {errors}");
+    assert_eq!(errors, 0, "of {grants}");
     stays(&server, "most", 3);
 }
 

@@ -148,13 +148,19 @@ impl Count {
     }
 }
 
-/// Threads of two clients contend, while `trouble` is made. Errors of the server's are expected.
-fn contend(urls: [String; 2], server: &Server, trouble: impl FnOnce(&mut Random)) -> (u64, u64) {
+/// Threads of two clients contend, while `trouble` is made, until it says that this was enough and there
+/// were some grants. Errors of the server's are expected.
+fn contend(
+    urls: [String; 2],
+    server: &Server,
+    mut trouble: impl FnMut(&mut Random) -> bool,
+) -> (u64, u64) {
     let mut random = Random::new();
     let clients = urls.map(|url| impatient(&url).connect().unwrap());
     let _kept = semaphore(&clients[0], "most", 3);
     let stop = Arc::new(AtomicBool::new(false));
     let errors = Arc::new(AtomicU64::new(0));
+    let grants = Arc::new(AtomicU64::new(0));
     let threads: Vec<_> = (0..6_usize)
         .map(|at| {
             let mut contender = Contender {
@@ -163,26 +169,29 @@ fn contend(urls: [String; 2], server: &Server, trouble: impl FnOnce(&mut Random)
                 random: Random::of(random.next()),
                 permits: 3,
             };
-            let (stop, errors) = (Arc::clone(&stop), Arc::clone(&errors));
+            let (stop, errors, grants) =
+                (Arc::clone(&stop), Arc::clone(&errors), Arc::clone(&grants));
             spawn(move || {
-                let mut grants = 0_u64;
                 while !stop.load(Ordering::SeqCst) {
                     match contender.round() {
-                        Ok(granted) => grants += u64::from(granted),
+                        Ok(granted) => {
+                            grants.fetch_add(u64::from(granted), Ordering::SeqCst);
+                        }
                         Err(error) => {
                             assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
                             errors.fetch_add(1, Ordering::SeqCst);
                         }
                     }
                 }
-                grants
             })
         })
         .collect();
-    trouble(&mut random);
+    wait_until("so many were granted", SOON * 2, || {
+        trouble(&mut random) && grants.load(Ordering::SeqCst) > 20
+    });
     stop.store(true, Ordering::SeqCst);
-    let grants = threads.into_iter().map(Running::join).sum();
-    (grants, errors.load(Ordering::SeqCst))
+    threads.into_iter().for_each(Running::join);
+    (grants.load(Ordering::SeqCst), errors.load(Ordering::SeqCst))
 }
 
 /// Does this to the next requests that take permits of this name.
