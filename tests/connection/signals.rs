@@ -108,11 +108,13 @@ fn signals_change_nothing() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    let opened = || opened(&server);
-    let before = opened();
-    let signals = Signals::start();
-    run(ROUNDS);
-    drop(signals);
-    // Both questions come over a connection of their own.
-    assert_eq!(opened() - before, 1, "connections were opened anew");
+    // A machine that stands still may break one, too; signals come all the time.
+    wait_until("connections are kept", SOON, || {
+        let before = opened(&server);
+        let signals = Signals::start();
+        run(ROUNDS);
+        drop(signals);
+        // Both questions come over a connection of their own.
+        opened(&server) - before == 1
+    });
 }
