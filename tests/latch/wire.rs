@@ -55,18 +55,22 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
     let server = server();
     at_once(|| {
         let latch = latch(&client(&server), "java", 2);
+        let asked = || Commands::so_far(&server).of("get");
+        let set = asked();
         let waiters = waiters(&latch, 3);
-        wait_subscribed(&server, &channel("java"));
+        // Once more when it listens.
+        wait_until("it has asked twice", SOON, || asked() >= set + 2);
         let mut redis = server.connection();
-        let before = Commands::so_far(&server).of("get");
         for message in ["1", "7", "x", "", "00"] {
+            let before = asked();
             let () = redis.publish(channel("java"), message).unwrap();
-            thread::sleep(UNIT / 5);
+            wait_until("it has asked", SOON, || asked() > before);
+            waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // One question for each message at most, and none in between.
-        let asked = Commands::so_far(&server).of("get") - before;
-        assert!(asked <= 7, "{asked} questions for five messages");
+        // One question for each message, one at first and one when they listen; and none in between.
+        let asked = asked() - set;
+        assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()
             .atomic()
             .del("java")

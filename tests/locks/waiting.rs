@@ -189,7 +189,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     go_on.wait();
     wait_until("it asks", SOON, || Commands::so_far(&server).scripts() > before);
     // And falls asleep.
-    std::thread::sleep(UNIT);
+    ending.wait_queued_at_its_end();
     guard.unlock().unwrap();
     assert!(late.recv_timeout(SOON).unwrap());
     ending.join();
