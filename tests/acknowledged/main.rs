@@ -302,9 +302,10 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 #[test]
 fn one_question_is_for_all_who_ask_together() {
     const THREADS: usize = 16;
-    const TIMES: usize = 20;
+    const TIMES: usize = 4;
     let _bounded = bounded();
-    let Some(pair) = Pair::start(UNIT / 50) else { return };
+    // While one question is on its way all the others come, on a busy machine, too.
+    let Some(pair) = Pair::start(UNIT) else { return };
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
     let before = Commands::so_far(&pair.master);

