@@ -1,7 +1,8 @@
 //! What all locks are given by one macro.
 
-/// Gives a lock its verbs: methods of its own, and the traits [`Lock`], [`Part`] (one of several
-/// locks) and [`Retake`] (after a wait on a condition). The type has a `handle` and
+/// Gives a lock its verbs: methods of its own, and the traits [`Lock`](crate::Lock),
+/// [`Part`](crate::lock::Part) (one of several locks) and [`Retake`](crate::lock::Retake) (after a
+/// wait on a condition). The type has a `handle` and
 /// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
 /// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
 /// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.

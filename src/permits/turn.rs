@@ -26,7 +26,7 @@ const LONGEST_YIELD: u64 = 100_000_000;
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
-/// One process's turn at one name. Times are by [`clock`](crate::sync::clock), in nanoseconds.
+/// One process's turn at one name. Times are by [`clock`], in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// When the server granted the turn's first permits.

@@ -134,7 +134,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// When it goes off, by [`clock`](crate::sync::clock).
+    /// When it goes off, by [`clock`].
     pub(crate) fn due(&self) -> u64 {
         self.due
     }
@@ -155,7 +155,7 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Calls a task at `due`, by [`clock`](crate::sync::clock), or up to a tick later.
+    /// Calls a task at `due`, by [`clock`], or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
         Alarm { key: self.insert(due, Item::Task(task)), due }
     }

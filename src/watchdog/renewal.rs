@@ -95,7 +95,7 @@ const fn drift(lease: u64) -> u64 {
     lease / DRIFT + if lease > 2 * MS { MS } else { 0 }
 }
 
-/// What is known of a hold. Times are by [`clock`](crate::sync::clock).
+/// What is known of a hold. Times are by [`clock`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// When it was granted, or passed last.
