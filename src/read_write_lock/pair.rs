@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::acquire::{Lead, Queue, Queued, Waiter, Wake};
 use crate::core::{Core, Member};
-use crate::error::{Error, LostReason};
+use crate::error::Error;
 use crate::hold::{Entered, Hold, Joining, Place, Site, Succession, Tenancy, Terms};
 use crate::protocol::Mode;
 use crate::sync::{Mutex, Thread, clock};
@@ -201,9 +201,7 @@ impl Pair {
 
     /// The readers' hold is over: by its deadline, or as the server says.
     pub(super) fn lose_reading(&self, tenancy: &Arc<Tenancy>) {
-        let ended = clock::now() >= tenancy.hold.deadline();
-        let reason = if ended { LostReason::LeaseExpired } else { LostReason::Revoked };
-        self.read.lose(tenancy, reason);
+        self.read.lose(tenancy, tenancy.hold.why_gone());
     }
 
     /// The writer has its seat to read as well. Alone: `false` if another one writes by now, which was
