@@ -96,7 +96,7 @@ impl Loan {
         in_doubt: bool,
     ) -> Arc<Self> {
         let lease = terms.lease(&site.core);
-        let hold = Hold::new(None, Owner::from(id), terms, lease, asked, in_doubt);
+        let hold = Hold::new(Owner::from(id), terms, lease, asked, in_doubt);
         Arc::new(Self {
             id,
             hold: Arc::new(hold),

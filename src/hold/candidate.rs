@@ -148,7 +148,7 @@ impl<D> Candidate<D> {
     /// A hold by the reply to the last request. It has the whole lease: who asks is alive.
     pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        Hold::new(None, self.owner, terms, terms.lease(&site.core), asked, self.in_doubt)
+        Hold::new(self.owner, terms, terms.lease(&site.core), asked, self.in_doubt)
             .of_live(&self.live)
     }
 

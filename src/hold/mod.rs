@@ -174,7 +174,6 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) fn new(
-        line: Option<Arc<dyn Line>>,
         owner: Owner,
         terms: Terms,
         lease: Duration,
@@ -182,7 +181,7 @@ impl Hold {
         in_doubt: bool,
     ) -> Self {
         Self {
-            line,
+            line: None,
             owner,
             terms,
             deadline: AtomicU64::new(deadline(asked.at, lease)),
@@ -215,7 +214,7 @@ impl Hold {
             Terms::Fixed(fixed) => lease.min(fixed),
             Terms::Watched => lease,
         };
-        let hold = Self::new(None, owner, terms, ours, asked, in_doubt);
+        let hold = Self::new(owner, terms, ours, asked, in_doubt);
         hold.ask(lease);
         let hold = Self { granted_lease: clock::nanos(lease), ..hold };
         hold.provisional.store(terms != Terms::Fixed(ours), Ordering::Relaxed);
@@ -544,7 +543,7 @@ mod tests {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();
-            Hold::new(None, owner, Terms::Watched, LEASE, asked, false).why_gone()
+            Hold::new(owner, Terms::Watched, LEASE, asked, false).why_gone()
         };
         let now = clock::now();
         assert_eq!(why(now), LostReason::Revoked);

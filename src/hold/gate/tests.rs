@@ -16,7 +16,7 @@ const OVER: u64 = 30_000_000_000;
 fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     let asked = Asked { forced, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(None, owner, Terms::Watched, LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::Watched, LEASE, asked, false);
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
@@ -91,7 +91,7 @@ fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_h
     assert!(matches!(state.enter(&leader, Terms::Watched, true, 0), Entered::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(Some(Arc::new(Elsewhere)), owner, Terms::Watched, LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::Watched, LEASE, asked, false).in_line(Arc::new(Elsewhere));
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(state.admit(&tenancy, Terms::Watched, None, 0), Admitted::Seated(None)));
     let Entered::Queued(waiter) = state.enter(&other, Terms::Watched, true, 0) else { panic!() };
@@ -157,7 +157,7 @@ fn who_leaves_a_hold_that_others_share_has_it_no_more() {
     let [one, two] = [(); 2].map(|()| Thread::nobodys());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(None, owner, Terms::Watched, LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::Watched, LEASE, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
     assert!(matches!(gate.admit(&first, Terms::Watched, None), Admitted::Seated(None)));
     let Some((Entered::Again(second), true)) = gate.join(&two, Terms::Watched, Joining::InTurn)
