@@ -46,7 +46,7 @@ pub(crate) struct Cause {
 }
 
 impl Cause {
-    pub(super) fn new(error: impl Into<RedisError>, health: &Health) -> Self {
+    pub(crate) fn new(error: impl Into<RedisError>, health: &Health) -> Self {
         Self { error: Arc::new(error.into()), address: health.address() }
     }
 }

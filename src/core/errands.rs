@@ -67,10 +67,7 @@ impl Errands {
             Job::Renew(renewals) => self.renew(renewals),
             Job::Moved(slots) => {
                 // The new server may know nothing of what is held.
-                let mut members = self.core.members.all();
-                members.retain(|member| {
-                    slots.binary_search(&slot_of(member.name().as_bytes())).is_ok()
-                });
+                let members = self.core.members.in_slots(&slots);
                 let homes = members.iter().map(|member| self.home(member.name()));
                 let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
                 let renewals =

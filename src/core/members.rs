@@ -4,6 +4,7 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::connection::slot_of;
 use crate::sync::{Mutex, Process, Registry};
 use crate::watchdog::Renewal;
 
@@ -100,6 +101,13 @@ impl Members {
 
     pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
         self.kinds().iter().flat_map(|kind| kind.all()).collect()
+    }
+
+    /// Those whose names are in these slots of a cluster, which are in their order.
+    pub(super) fn in_slots(&self, slots: &[u16]) -> Vec<Arc<dyn Member>> {
+        let mut members = self.all();
+        members.retain(|it| slots.binary_search(&slot_of(it.name().as_bytes())).is_ok());
+        members
     }
 
     /// Lets go of names that were not used for a while.

@@ -33,7 +33,7 @@ use crate::connection::{
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
-use crate::pubsub::{HEARTBEAT, Host, News, PubSub, Subscriber};
+use crate::pubsub::{Host, News, PubSub, Subscriber};
 use crate::script::{Requests, ServerClock};
 use crate::sync::{Mutex, Process, Registry, clock, own_thread};
 use crate::watchdog::{Job, Orphan, Watchdog};
@@ -274,11 +274,6 @@ impl Core {
             Some(alive) => own_thread(name, Some(alive), work),
             None => Ok(()),
         }
-    }
-
-    pub(crate) fn heartbeat_due(&self) -> bool {
-        let last = self.last_heartbeat.load(Ordering::Relaxed);
-        clock::now().saturating_sub(last) >= clock::nanos(HEARTBEAT)
     }
 }
 

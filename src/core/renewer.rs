@@ -13,7 +13,7 @@ use redis::Value;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::connection::{
-    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
 };
 use crate::pubsub::HEARTBEAT;
 use crate::script::renewal::{RenewalKind, Renewed};
@@ -119,9 +119,8 @@ impl Renewer {
 
     /// What those are told whose job panicked: as if the connection had broken.
     fn panicked(&self) -> Failure {
-        let error = io::Error::other("a background job panicked").into();
-        let address = self.endpoint.health().address();
-        Failure::Reset(Cause { error: Arc::new(error), address })
+        let error = io::Error::other("a background job panicked");
+        Failure::Reset(Cause::new(error, self.endpoint.health()))
     }
 
     fn work(&mut self, job: Job) {
@@ -146,10 +145,7 @@ impl Renewer {
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
             Job::Moved(slots) => {
-                let mut members = self.core.members.all();
-                members.retain(|member| {
-                    slots.binary_search(&slot_of(member.name().as_bytes())).is_ok()
-                });
+                let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
             }
@@ -435,9 +431,10 @@ fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
 impl Core {
     /// Shows the subscriber that its connection is alive. `false`: it is not time to yet.
     pub(super) fn heartbeat(&self) -> bool {
-        let is_due = self.heartbeat_due();
+        let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
+        let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
         if is_due {
-            self.last_heartbeat.store(clock::now(), Ordering::Relaxed);
+            self.last_heartbeat.store(now, Ordering::Relaxed);
             self.members.sweep();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
