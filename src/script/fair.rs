@@ -119,7 +119,8 @@ impl FairScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
-        tried(route.call_twice(&self.try_command(owner, lease), || self.try_command(owner, lease)))
+        let command = self.try_command(owner, lease);
+        tried(route.call_twice(&command, || command.clone()))
     }
 
     /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until

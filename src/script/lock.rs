@@ -226,11 +226,9 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
-        let owner = *owner;
+        let (owner, script) = (*owner, self.script_set().try_acquire);
         let was_without_queue = self.without_queue.load(Ordering::Relaxed);
-        let begun =
-            self.route.begin(&self.request(self.script_set().try_acquire, &owner, lease, None));
-        let script = self.script_set().try_acquire;
+        let begun = self.route.begin(&self.request(script, &owner, lease, None));
         move |until| self.heard(script, &owner, lease, None, was_without_queue, begun.finish(until))
     }
 
