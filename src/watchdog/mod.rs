@@ -32,8 +32,7 @@ use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
 use crate::script::renewal::RenewalKind;
-use crate::sync::clock;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, clock};
 
 /// One millisecond.
 const TICK: u64 = 1_000_000;
