@@ -211,6 +211,7 @@ impl Renewer {
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
         let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
+        let address = self.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(false) {
@@ -220,8 +221,8 @@ impl Renewer {
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
-            let replies =
-                script::renewal::renewed(kind(call), outcome).map_err(Trouble::into_error);
+            let replies = script::renewal::renewed(kind(call), outcome, &address)
+                .map_err(Trouble::into_error);
             let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
@@ -230,9 +231,11 @@ impl Renewer {
                             Renewed::NotHeld => tell(due, Ok(false)),
                             Renewed::Failed(refusal) => {
                                 refused = true;
-                                tell(due, Err(&refusal.into()));
+                                tell(due, Err(&format!("{refusal:#}").into()));
                             }
-                            Renewed::Unacknowledged(why) => tell(due, Err(&why.into())),
+                            Renewed::Unacknowledged(void) => {
+                                tell(due, Err(&format!("{void:#}").into()));
+                            }
                         }
                     }
                     continue;

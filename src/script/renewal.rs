@@ -11,6 +11,7 @@ use super::{
 };
 use crate::config::ReplicaAcks;
 use crate::connection::{Cause, Command, Outcome, Route};
+use crate::error::Error;
 use crate::protocol::{LockKeys, Mode, Owner};
 
 /// What became of one hold's renewal.
@@ -19,9 +20,9 @@ pub(crate) enum Renewed {
     Done,
     NotHeld,
     /// Not renewed for another reason; worth another try.
-    Failed(String),
+    Failed(Error),
     /// Renewed, but too few replicas have that.
-    Unacknowledged(String),
+    Unacknowledged(Error),
 }
 
 /// What is renewed, many by one call: a name's key, and who or what is renewed under it.
@@ -69,29 +70,45 @@ pub(crate) fn renew_command<'a>(
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 
-/// What became of each of the holds of a [`renew_command`].
-pub(crate) fn renewed(renewals: RenewalKind, outcome: Outcome) -> Result<Vec<Renewed>, Trouble> {
-    let replied = granted(outcome, false, renewals.rights(), each_renewed)?;
-    let Some(void) = replied.void else { return Ok(replied.reply) };
-    // What is not held any more is so, whoever knows of it.
-    let unless_known = |renewed| match renewed {
-        Renewed::Done => Renewed::Unacknowledged(format!("{void:#}")),
-        renewed => renewed,
+/// What became of each of the holds of a [`renew_command`], by the word of the server at `address`.
+pub(crate) fn renewed(
+    renewals: RenewalKind,
+    outcome: Outcome,
+    address: &Arc<str>,
+) -> Result<Vec<Renewed>, Trouble> {
+    let rights = renewals.rights();
+    let Replied { reply, void, .. } = granted(outcome, false, rights, each)?;
+    let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
+        Ok(true) => void.clone().map_or(Renewed::Done, Renewed::Unacknowledged),
+        // It is so, whoever knows of it.
+        Ok(false) => Renewed::NotHeld,
+        Err(refusal) => Renewed::Failed(refusal),
     };
-    Ok(replied.reply.into_iter().map(unless_known).collect())
+    Ok(reply.into_iter().map(renewed).collect())
 }
 
-fn each_renewed(reply: Value) -> Result<Vec<Renewed>, Trouble> {
-    let Value::Array(replies) = reply else { return Err(unexpected(&reply)) };
-    let renewed = |reply| match reply {
-        Value::Int(1) => Renewed::Done,
-        Value::Int(0) => Renewed::NotHeld,
+fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
+    match reply {
+        Value::Array(replies) => Ok(replies),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Whether one hold was renewed. `false`: it is not held any more.
+fn is_renewed(
+    reply: Value,
+    rights: Rights,
+    address: impl FnOnce() -> Arc<str>,
+) -> Result<bool, Error> {
+    match reply {
+        Value::Int(1) => Ok(true),
+        Value::Int(0) => Ok(false),
         Value::BulkString(refusal) => {
-            Renewed::Failed(String::from_utf8_lossy(&refusal).into_owned())
+            let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
+            Err(refused(&Cause { error, address: address() }, rights))
         }
-        other => Renewed::Failed(unexpected(&other).into_error().to_string()),
-    };
-    Ok(replies.into_iter().map(renewed).collect())
+        other => Err(unexpected(&other).into_error()),
+    }
 }
 
 /// Raises one hold's lease now. `false`: it is not this owner's any more.
@@ -106,16 +123,28 @@ pub(crate) fn extend(
     let rights = renewals.rights();
     let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
-    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each_renewed)?;
-    match reply.pop() {
-        Some(Renewed::Done) => void.map_or(Ok(true), |void| Err(Trouble::Unknown(void))),
-        Some(Renewed::NotHeld) => Ok(false),
-        Some(Renewed::Unacknowledged(_)) => Err(unexpected(&Value::Nil)),
-        Some(Renewed::Failed(refusal)) => {
-            let address = route.lane().endpoint().health().address();
-            let cause = Cause { error: Arc::new(error_reply(&refusal)), address };
-            Err(Trouble::Refused(refused(&cause, rights)))
-        }
-        None => Err(unexpected(&Value::Nil)),
+    let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each)?;
+    let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
+    let address = || route.lane().endpoint().health().address();
+    if !is_renewed(reply, rights, address).map_err(Trouble::Refused)? {
+        return Ok(false);
+    }
+    void.map_or(Ok(true), |void| Err(Trouble::Unknown(void)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_refuses_of_several_names_the_server() {
+        let refusal = b"READONLY You can't write against a read only replica.".to_vec();
+        let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
+        let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();
+        let [Renewed::Done, Renewed::NotHeld, Renewed::Failed(error)] = &renewed[..] else {
+            panic!("{renewed:?}")
+        };
+        assert!(error.to_string().contains("the server at there:1 refuses it"), "{error}");
+        assert!(format!("{error:#}").contains("You can't write against"), "{error:#}");
     }
 }
