@@ -98,6 +98,14 @@ enum CallState {
     Done(Outcome),
 }
 
+impl Call {
+    /// The calling thread's.
+    fn queued() -> Arc<Self> {
+        let state = Mutex::new(CallState::Queued);
+        Arc::new(Self { thread: Thread::current(), state })
+    }
+}
+
 /// What became of a posted command so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Posted {
@@ -163,12 +171,8 @@ impl Lane {
         state.combining = true;
         let link = state.link.take();
         drop(state);
-        let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
-        if let Some(link) = &mut combiner.link
-            && link.send_one(command, receiver).is_err()
-        {
-            combiner.link = None;
-        }
+        Combiner::new(self, link, self.endpoint.connect_timeout())
+            .on_link(|link| link.send_one(command, receiver));
     }
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
@@ -202,12 +206,8 @@ impl Lane {
         let Some(link) = state.link.take() else { return };
         state.combining = true;
         drop(state);
-        let mut combiner = Combiner::new(self, Some(link), Duration::ZERO);
-        if let Some(link) = &mut combiner.link
-            && link.read_until(until, enough).is_err()
-        {
-            combiner.link = None;
-        }
+        Combiner::new(self, Some(link), Duration::ZERO)
+            .on_link(|link| link.read_until(until, enough));
     }
 
     /// Takes what was begun out of the queue. `false`: some combiner has it, and has written it or is
@@ -252,11 +252,7 @@ impl Lane {
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
         let _heard = combiner.write_and_read(packet);
-        if let Some(link) = &mut combiner.link
-            && read(link).is_err()
-        {
-            combiner.link = None;
-        }
+        combiner.on_link(read);
         drop(combiner);
         if !rest.is_empty() {
             let failure = self.out();
@@ -363,8 +359,7 @@ impl Lane {
     /// command, and a script that is not known yet would be a second one.)
     pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
         let command = command.by_text(self.endpoint.channels());
-        let call =
-            Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+        let call = Call::queued();
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         let asking = Command::plain(&[b"ASKING"]);
@@ -383,8 +378,7 @@ impl Lane {
     fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
-            let call =
-                Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+            let call = Call::queued();
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
@@ -430,8 +424,7 @@ impl Lane {
     /// While somebody combines, sleeps until what was written so far is read, or until `until`. The
     /// role itself is for others, whose time may be longer: it goes on to them.
     fn await_combiner(&self, until: Instant) {
-        let call =
-            Arc::new(Call { thread: Thread::current(), state: Mutex::new(CallState::Queued) });
+        let call = Call::queued();
         let ping = Command::plain(&[b"PING"]);
         let mut state = self.state.lock();
         if !state.combining {

@@ -12,7 +12,7 @@ use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 /// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
-    pub(super) link: Option<Link>,
+    link: Option<Link>,
     /// How long opening a link may take.
     within: Duration,
     /// Whether the thread was panicking when it took that.
@@ -33,6 +33,15 @@ impl<'a> Combiner<'a> {
             self.link = None;
         }
         outcome
+    }
+
+    /// Writes to the link or reads from it, if there is one. One that breaks is dropped.
+    pub(super) fn on_link(&mut self, act: impl FnOnce(&mut Link) -> Result<(), Failure>) {
+        if let Some(link) = &mut self.link
+            && act(link).is_err()
+        {
+            self.link = None;
+        }
     }
 
     /// Writes a queue and reads what somebody sleeps for. What went wrong, each that it concerns has
@@ -78,11 +87,8 @@ impl<'a> Combiner<'a> {
 
     /// What the background thread would do with what is owed, and with posts that have no link.
     fn look_after(&mut self, queue: VecDeque<Pending>) {
-        if let Some(link) = &mut self.link
-            && link.read_all(self.lane.endpoint.response_timeout()).is_err()
-        {
-            self.link = None;
-        }
+        let patience = self.lane.endpoint.response_timeout();
+        self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
             // Whatever goes wrong, each that it concerns has heard of.
             let _heard = self.write_and_read(queue);
@@ -145,11 +151,7 @@ impl Drop for Combiner<'_> {
                 Pending::Post(command, receiver) => Some((command, receiver, false)),
                 Pending::Call(..) => None,
             });
-            if let Some(link) = &mut self.link
-                && link.send(posts).is_err()
-            {
-                self.link = None;
-            }
+            self.on_link(|link| link.send(posts));
         }
     }
 }
