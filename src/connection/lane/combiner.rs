@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::{CallState, Lane, MOST_UNREAD, Pending, next_packet};
+use super::call::CallState;
+use super::{Lane, MOST_UNREAD, Pending, next_packet};
 use crate::connection::Command;
 use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 
@@ -121,7 +122,7 @@ impl Drop for Combiner<'_> {
             });
             if let Some(call) = next {
                 state.link = self.link.take();
-                // Before the lane's mutex is free: see `abandon`.
+                // Before the lane's mutex is free: see `Lane::abandon`.
                 *call.state.lock() = CallState::Combines;
                 drop(state);
                 call.thread.parker().unpark();
