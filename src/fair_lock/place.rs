@@ -134,7 +134,7 @@ impl FairPlace {
         }
         let Some(granted) = mail.granted.take() else { return mail.passed.take() };
         drop(mail);
-        // If it may be ours, but that is not certain, the next thing to do is to ask.
+        // If it is not certain that it is ours, the next thing to do is to ask.
         listening.ask_at = 0;
         let Self { queue, candidate, terms, .. } = self;
         let (hold, followers) = candidate.granted_by_message(&queue.site, *terms, granted)?;
@@ -276,19 +276,13 @@ impl FairPlace {
                     let channel = self.queue.redissons_channel(&self.candidate.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
-                // Void, if the server refused it after it had granted it. Or it answered whoever asked
-                // for this one, and that was sent twice. It is asked.
-                let is_void = self.standing.as_ref().is_some_and(|standing| {
-                    let granted = &mut standing.who.mail.lock().granted;
-                    granted.take_if(|granted| granted.is_void(now)).is_some()
-                });
                 // The process's sign of life finds out what nobody was told, so that many who wait
                 // do not each ask. Only the first ones in line know more.
                 let sleep = ask_after.map_or_else(
                     || slow_poll() + core.config.fair_wait_timeout * 2,
                     |ask| ask.max(SHORTEST_ASK),
                 );
-                Ok(Try::Busy(if is_void { Duration::ZERO } else { sleep }))
+                Ok(Try::Busy(sleep))
             }
         }
     }

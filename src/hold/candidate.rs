@@ -125,8 +125,8 @@ impl<D> Candidate<D> {
         self.in_doubt || self.asked_again
     }
 
-    /// The server answered, at this time, that it is not the holder: a grant of before is
-    /// [void](Granted::is_void).
+    /// The server answered, at this time, that it is not the holder: a grant of before is void,
+    /// whichever of the two is read first (see [`granted_by_message`](Self::granted_by_message)).
     pub(crate) fn refused(&mut self, now: u64) {
         (self.late, self.told) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < now) {
@@ -171,13 +171,18 @@ impl<D> Candidate<D> {
     }
 
     /// A hold by message, and what that says besides. `None`: it is certain no more that it is ours,
-    /// or replicas must have it.
+    /// or replicas must have it. The server is to be asked then.
     pub(crate) fn granted_by_message(
         &mut self,
         site: &Site,
         terms: Terms,
         granted: Granted<D>,
     ) -> Option<(Hold, D)> {
+        // The server refused it after it had granted it: it was taken away again, or the server's
+        // clock was set back between the two.
+        if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
+            return None;
+        }
         if site.core.config.replica_acks.is_some() {
             self.told = Some(granted.details);
             return None;
@@ -185,7 +190,6 @@ impl<D> Candidate<D> {
         let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
         // The server granted it not before this, whenever the message was read.
         let not_before = match self.anchor {
-            Some(anchor) if granted.is_void(anchor.server) => return None,
             // (Anybody may write anything on the channel.)
             Some(anchor) => {
                 anchor.sent.saturating_add((granted.now - anchor.server).saturating_mul(MS))
@@ -196,14 +200,6 @@ impl<D> Candidate<D> {
         let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt);
         let hold = hold.of_live(&self.live);
         (clock::now() < hold.deadline()).then_some((hold, granted.details))
-    }
-}
-
-impl<D> Granted<D> {
-    /// Whether the server refused it, at this time, after it had granted it: it was taken away
-    /// again, or the server's clock was set back between the two. It is asked.
-    pub(crate) fn is_void(&self, refused: u64) -> bool {
-        self.now < refused
     }
 }
 

@@ -185,7 +185,7 @@ impl Place {
             }
         }
         let granted = grant?;
-        // If it may be ours, but that is not certain, the next thing to do is to ask.
+        // If it is not certain that it is ours, the next thing to do is to ask.
         listening.ask_at = 0;
         let hold = self.granted_by_message(site, claim.need, granted)?;
         Some(tenancy(hold, claim, clock::now()))
@@ -292,10 +292,6 @@ impl Place {
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
         self.candidate.refused(refused.now);
-        let void = self.standing.as_ref().is_some_and(|standing| {
-            let mut mail = standing.who.mail.lock();
-            mail.grant.take_if(|granted| granted.is_void(refused.now)).is_some()
-        });
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.
             site.core.pubsub.suspect(&site.name);
@@ -321,7 +317,7 @@ impl Place {
         }
         let poll = POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()));
         let end = refused.left.saturating_add(PAST_END + PER_PLACE * place);
-        if void { Duration::ZERO } else { poll.min(end) }
+        poll.min(end)
     }
 
     /// `None`: it is certain no more that it is ours.
