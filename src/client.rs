@@ -23,8 +23,8 @@ use crate::semaphore::Semaphore;
 #[cfg(shuttle)]
 mod model_tests;
 
-/// A client of one Redis server, of the master that Sentinels name, or of a cluster, from which locks
-/// are made.
+/// A client of one Redis server, of the master that Sentinels name, or of a cluster, from which
+/// locks are made.
 ///
 /// A clone is the same client. Each client is an owner of its own, as a `RedissonClient` is: a
 /// process usually has one, made at its start. Its threads share a few connections; one more, for
@@ -48,34 +48,34 @@ mod model_tests;
 ///
 /// # Fork
 ///
-/// A forked child has a client's memory and sockets, and none of its threads. There every call of the
-/// client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and drops do
-/// nothing: the parent keeps what it holds. Connect a new client in the child.
+/// A forked child has a client's memory and sockets, and none of its threads. There every call of
+/// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
+/// drops do nothing: the parent keeps what it holds. Connect a new client in the child.
 #[derive(Clone)]
 pub struct Client(Session);
 
 impl Client {
     /// Connects with the default settings.
     ///
-    /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS (feature
-    /// `tls` or `tls-rustls`; `#insecure` at its end trusts any certificate), or
+    /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
+    /// (feature `tls` or `tls-rustls`; `#insecure` at its end trusts any certificate), or
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
     /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
     ///
     /// A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
-    /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password are
-    /// those of all of them. What holds there: README.md.
+    /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password
+    /// are those of all of them. What holds there: README.md.
     ///
     /// Behind Sentinels it is
     /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with
-    /// `rediss-sentinel://` where Sentinels and servers speak TLS: the hosts are Sentinels (port 26379
-    /// if there is none; one that works is enough, it tells of the others), the service is what they
-    /// call the master. User and password are the servers'; those of the Sentinels are the
-    /// parameters `sentinelUsername` and `sentinelPassword`, or
-    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). As
-    /// other clients have it, the service may be the parameter `sentinelServiceName` (fred) or
-    /// `sentinelMasterId` (Lettuce), behind the hosts stands the database then, and further hosts may be
-    /// parameters `node`. What a failover does to a lock: [the crate's page](crate#failover).
+    /// `rediss-sentinel://` where Sentinels and servers speak TLS: the hosts are Sentinels (port
+    /// 26379 if there is none; one that works is enough, it tells of the others), the service is
+    /// what they call the master. User and password are the servers'; those of the Sentinels are
+    /// the parameters `sentinelUsername` and `sentinelPassword`, or
+    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). As other clients have it, the
+    /// service may be the parameter `sentinelServiceName` (fred) or `sentinelMasterId` (Lettuce),
+    /// behind the hosts stands the database then, and further hosts may be parameters `node`. What
+    /// a failover does to a lock: [the crate's page](crate#failover).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -94,13 +94,14 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// As [`ClientBuilder::connect`]: up to 17 s, if the server stops answering in the middle of it.
+    /// As [`ClientBuilder::connect`]: up to 17 s, if the server stops answering in the middle of
+    /// it.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }
 
-    /// Settings for a new client of the server at `url`, which is as [`connect`](Self::connect) takes
-    /// it. No I/O.
+    /// Settings for a new client of the server at `url`, which is as [`connect`](Self::connect)
+    /// takes it. No I/O.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
     }
@@ -156,7 +157,8 @@ impl Client {
     ///
     /// No I/O. It has no permits until somebody gives it some
     /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). A [`Semaphore`] of the same name
-    /// would count the same permits and know nothing of the leases: use one name for one of the two.
+    /// would count the same permits and know nothing of the leases: use one name for one of the
+    /// two.
     #[must_use]
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(&self.0, name)
@@ -180,11 +182,11 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// Until the releases are answered and the background threads have ended. If the server does not
-    /// answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that is in
-    /// the middle of a request ends by itself soon after. So it is if an `on_lost` callback or the
-    /// logger does not return: for at most twice `response_timeout`, and its thread ends when it
-    /// does.
+    /// Until the releases are answered and the background threads have ended. If the server does
+    /// not answer, for at most about `connect_timeout` and twice `response_timeout`; a thread that
+    /// is in the middle of a request ends by itself soon after. So it is if an `on_lost` callback
+    /// or the logger does not return: for at most twice `response_timeout`, and its thread ends
+    /// when it does.
     pub fn shutdown(&self) {
         self.0.shut_down();
     }
@@ -203,10 +205,11 @@ impl ClientBuilder {
     ///
     /// - [`Config`](ErrorKind::Config) if a setting or the URL is not usable, if the server is a
     ///   Sentinel though the URL is no Sentinels', or of a cluster's URL none of a cluster, if no
-    ///   Sentinel knows the master, if the server is too old, or has no database of the number in the
-    ///   URL, or if the system gives no threads or no random numbers. Trying again does not help.
-    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not answer
-    ///   in time, or lets the client not in: its password, its protected mode, its number of
+    ///   Sentinel knows the master, if the server is too old, or has no database of the number in
+    ///   the URL, or if the system gives no threads or no random numbers. Trying again does not
+    ///   help.
+    /// - [`Redis`](ErrorKind::Redis) if the server or its Sentinels cannot be reached, does not
+    ///   answer in time, or lets the client not in: its password, its protected mode, its number of
     ///   connections, the right to run scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if what answers is no Redis server.
     ///
@@ -214,8 +217,8 @@ impl ClientBuilder {
     ///
     /// # Blocking
     ///
-    /// For the connection's set-up and a few round trips, which tell how far away the server is: for
-    /// at most `connect_timeout`, and `response_timeout` for each of four questions.
+    /// For the connection's set-up and a few round trips, which tell how far away the server is:
+    /// for at most `connect_timeout`, and `response_timeout` for each of four questions.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Session::open(&self.url, self.config, stray).map(Client)

@@ -53,7 +53,8 @@ mod place;
 /// impl Buffer {
 ///     fn new(client: &Client) -> Self {
 ///         let lock = client.reentrant_lock("buffer");
-///         let [not_empty, not_full] = ["not_empty", "not_full"].map(|name| lock.new_condition(name));
+///         let condition = |name| lock.new_condition(name);
+///         let [not_empty, not_full] = ["not_empty", "not_full"].map(condition);
 ///         Self { lock, not_empty, not_full }
 ///     }
 ///
@@ -78,30 +79,30 @@ mod place;
 ///
 /// # What a wait does to the guard
 ///
-/// The thread leaves all levels of the lock, also those that other guards of it stand for, and comes
-/// back with all of them: the guards are good again, in a new hold. Meanwhile they say that they are
-/// released. Callbacks given to [`on_lost`](LockGuard::on_lost) go along; a wait itself is no loss.
-/// A fixed lease counts anew from the return; with several levels the longest one counts.
+/// The thread leaves all levels of the lock, also those that other guards of it stand for, and
+/// comes back with all of them: the guards are good again, in a new hold. Meanwhile they say that
+/// they are released. Callbacks given to [`on_lost`](LockGuard::on_lost) go along; a wait itself is
+/// no loss. A fixed lease counts anew from the return; with several levels the longest one counts.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
 /// The lock is on another machine, so a wait may come back **without it**: every error but
-/// [`Cancelled`](ErrorKind::Cancelled) that is met after the lock was left means that nothing is held.
-/// The guards say so (released, or lost), and dropping them does nothing. Look at the guard again after a wait,
-/// as after any other pause. A wait may return though nobody notified ("spurious"), so wait in a loop,
-/// or with [`wait_while`](Self::wait_while). That is rare: when the server lost its data, when the
-/// process was cut off from it, or where a notification was passed on that its receiver could use
-/// after all.
+/// [`Cancelled`](ErrorKind::Cancelled) that is met after the lock was left means that nothing is
+/// held. The guards say so (released, or lost), and dropping them does nothing. Look at the guard
+/// again after a wait, as after any other pause. A wait may return though nobody notified
+/// ("spurious"), so wait in a loop, or with [`wait_while`](Self::wait_while). That is rare: when
+/// the server lost its data, when the process was cut off from it, or where a notification was
+/// passed on that its receiver could use after all.
 ///
 /// # Deaths
 ///
 /// A notification is used when the thread that it woke has left the lock again. If its process dies
-/// before that, in its wake-up, in the queue for the lock or with the lock in its hands, the next one
-/// that waits is notified instead: within about a second, or three if the process did not die but stands
-/// still. (It then waits for the lock, which ends with the dead one's lease.) The other half is the
-/// notifier's: **notify before you change** what others wait for. They cannot see it before the lock is
-/// released anyway, and whoever dies between the two has woken somebody in vain, and not left
-/// somebody asleep.
+/// before that, in its wake-up, in the queue for the lock or with the lock in its hands, the next
+/// one that waits is notified instead: within about a second, or three if the process did not die
+/// but stands still. (It then waits for the lock, which ends with the dead one's lease.) The other
+/// half is the notifier's: **notify before you change** what others wait for. They cannot see it
+/// before the lock is released anyway, and whoever dies between the two has woken somebody in vain,
+/// and not left somebody asleep.
 ///
 /// # In Redis
 ///
@@ -145,9 +146,9 @@ impl Condition {
     ///
     /// Before the lock is left; then it is held as before, nothing was changed:
     ///
-    /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard` is
-    ///   that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost: it is not
-    ///   held, of course.
+    /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
+    ///   is that of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost: it is
+    ///   not held, of course.
     /// - [`Redis`](ErrorKind::Redis) if the server is in trouble,
     ///   [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
@@ -155,22 +156,23 @@ impl Condition {
     ///   [`Client::shutdown`].
     ///
     /// After that, with the message that **nothing is held** any more, at no level: `Redis` and
-    /// `Protocol` if the server is in trouble while the thread waits or when it wants the lock again,
-    /// `ShutDown` when the client ends, [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost again in
-    /// the moment in which it was had. A notification that had come is passed on then.
+    /// `Protocol` if the server is in trouble while the thread waits or when it wants the lock
+    /// again, `ShutDown` when the client ends, [`LeaseLost`](ErrorKind::LeaseLost) if the lock was
+    /// lost again in the moment in which it was had. A notification that had come is passed on
+    /// then.
     ///
     /// # Blocking
     ///
     /// One round trip before the lock is left (the first wait of a client opens a connection, too).
-    /// Then until it is notified, and until the lock is had again, as [`Lock::lock`](crate::Lock::lock).
-    /// While it sleeps it asks the server about once a second, in case a message was lost. There is
-    /// nothing to renew meanwhile.
+    /// Then until it is notified, and until the lock is had again, as
+    /// [`Lock::lock`](crate::Lock::lock). While it sleeps it asks the server about once a second,
+    /// in case a message was lost. There is nothing to renew meanwhile.
     pub fn wait(&self, guard: &LockGuard) -> Result<(), Error> {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
 
-    /// As [`wait`](Self::wait), but sleeps for `wait` at most. `true`: it was notified. `false`: it was
-    /// not. The lock is held in both cases. A wait of zero does not leave the lock.
+    /// As [`wait`](Self::wait), but sleeps for `wait` at most. `true`: it was notified. `false`: it
+    /// was not. The lock is held in both cases. A wait of zero does not leave the lock.
     ///
     /// A notification that comes at the moment at which the time is over either counts, `true`, or
     /// goes to another waiter.
@@ -203,29 +205,29 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): **the lock is held again**, with all levels, as in Java.
-    /// Who was notified before is not cancelled. Else as [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled): **the lock is held again**, with all levels, as in
+    /// Java. Who was notified before is not cancelled. Else as [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), until the cancel, which ends the sleep at once, and not the time until
-    /// the lock is had again.
+    /// As [`wait`](Self::wait), until the cancel, which ends the sleep at once, and not the time
+    /// until the lock is had again.
     pub fn wait_cancellable(&self, guard: &LockGuard, token: &CancelToken) -> Result<(), Error> {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
-    /// As [`wait`](Self::wait), unless that takes longer than `wait` allows: `false`. All other ways
-    /// to wait are short forms of this one.
+    /// As [`wait`](Self::wait), unless that takes longer than `wait` allows: `false`. All other
+    /// ways to wait are short forms of this one.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, and **the lock is held
-    /// again**; else as [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, and **the lock is
+    /// held again**; else as [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if there
-    /// is a token.
+    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
+    /// there is a token.
     pub fn wait_within(&self, guard: &LockGuard, wait: Wait<'_>) -> Result<bool, Error> {
         let (site, tenancy) = self.check_guard(guard)?;
         if let Err(error) = wait.check(&site.core, &site.name) {
@@ -293,8 +295,8 @@ impl Condition {
         Ok(())
     }
 
-    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`, and
-    /// the condition is still true.
+    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`,
+    /// and the condition is still true.
     ///
     /// # Errors
     ///
@@ -319,18 +321,18 @@ impl Condition {
         Ok(true)
     }
 
-    /// Notifies the one that has waited longest, if anybody waits: `true`. It comes back from its wait
-    /// when it has the lock, which the calling thread has to release. `false`: nobody waits, and
-    /// nothing was changed.
+    /// Notifies the one that has waited longest, if anybody waits: `true`. It comes back from its
+    /// wait when it has the lock, which the calling thread has to release. `false`: nobody waits,
+    /// and nothing was changed.
     ///
     /// # Errors
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock,
     ///   [`LeaseLost`](ErrorKind::LeaseLost) if it has lost it: nobody was notified. (Take the lock
     ///   again, and notify then.)
-    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble. If the reply was lost, the message
-    ///   says that it is not known whether somebody was notified: notify again. One too many does no
-    ///   harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
+    /// - [`Redis`](ErrorKind::Redis) if the server is in trouble. If the reply was lost, the
+    ///   message says that it is not known whether somebody was notified: notify again. One too
+    ///   many does no harm. [`Protocol`](ErrorKind::Protocol) if its answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the condition's name is empty,
     ///   [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
     ///   [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
@@ -342,8 +344,8 @@ impl Condition {
         self.notify(false).map(|told| told > 0)
     }
 
-    /// Notifies all that wait, and says how many those were. One after the other comes back from its
-    /// wait, as they get the lock.
+    /// Notifies all that wait, and says how many those were. One after the other comes back from
+    /// its wait, as they get the lock.
     ///
     /// # Errors
     ///
@@ -455,8 +457,8 @@ impl Suspended {
             return Err(Self::lost_error(site, tenancy));
         };
         let (stay, until_left) = Stay::leaves(tenancy);
-        // Not waited for: a failure is logged, and the release is tried again in the background. Until
-        // then others wait for the lock, and nobody notifies.
+        // Not waited for: a failure is logged, and the release is tried again in the background.
+        // Until then others wait for the lock, and nobody notifies.
         if site.leave(tenancy, None, Leaving::Posted).is_err() {
             let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
             site.core.watchdog.call_back(&site.name, reason, stay.lose(reason));

@@ -137,9 +137,9 @@ impl ClientBuilder {
     }
 
     /// The lease of a lock, or of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
-    /// taken without one. It is renewed at a third of it for as long as the lock or permit is held, so
-    /// it is how long others wait for that of a process that died. (A lock
-    /// that another process has just handed on has 2 s, and this when it was held for 50 ms.)
+    /// taken without one. It is renewed at a third of it for as long as the lock or permit is held,
+    /// so it is how long others wait for that of a process that died. (A lock that another process
+    /// has just handed on has 2 s, and this when it was held for 50 ms.)
     ///
     /// From 10 ms to a year. Defaults to 30 s, as Redisson's `lockWatchdogTimeout` does.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
@@ -158,9 +158,9 @@ impl ClientBuilder {
     }
 
     /// How long a thread that waits for a fair lock counts as alive without a sign of life. Its
-    /// process gives one every second, or every third of this if that is less, so a live one is never
-    /// dropped. One that was killed is passed at once by redlatch's clients, and by Redisson's after
-    /// this time, or longer: see [`FairLock`](crate::FairLock).
+    /// process gives one every second, or every third of this if that is less, so a live one is
+    /// never dropped. One that was killed is passed at once by redlatch's clients, and by
+    /// Redisson's after this time, or longer: see [`FairLock`](crate::FairLock).
     ///
     /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock should have the same.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
@@ -209,43 +209,45 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`, from Redis 7.0 on) or by
-    /// those of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or they do
-    /// not wake each other: Redisson's have the first from 3.22 on, unless their
+    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`, from Redis 7.0 on) or
+    /// by those of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or
+    /// they do not wake each other: Redisson's have the first from 3.22 on, unless their
     /// `shardedSubscriptionMode` is `OFF`, and the second before that.
     ///
-    /// Defaults to the first where the server that answers first at connect knows it, as Redisson's does.
-    /// While some servers of a cluster are older than 7.0, set it to `false` for all clients: whoever
-    /// waits at one of those gets an error otherwise. Of no meaning with one server.
+    /// Defaults to the first where the server that answers first at connect knows it, as Redisson's
+    /// does. While some servers of a cluster are older than 7.0, set it to `false` for all clients:
+    /// whoever waits at one of those gets an error otherwise. Of no meaning with one server.
     pub fn sharded_channels(mut self, sharded: bool) -> Self {
         self.config.sharded_channels = Some(sharded);
         self
     }
 
-    /// How long a call that waits goes on while there is no master, of a client with Sentinels or of a
-    /// cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a cancel. A
-    /// call that does not wait ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) looks for the
-    /// master for [`connect_timeout`](Self::connect_timeout), in a cluster for that and
-    /// [`response_timeout`](Self::response_timeout).
+    /// How long a call that waits goes on while there is no master, of a client with Sentinels or
+    /// of a cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a
+    /// cancel. A call that does not wait ([`try_lock`](crate::ReentrantLock::try_lock), an
+    /// `unlock`) looks for the master for [`connect_timeout`](Self::connect_timeout), in a cluster
+    /// for that and [`response_timeout`](Self::response_timeout).
     ///
     /// At least what the Sentinels take to choose another master, which is their
-    /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at once.
-    /// Up to a year. Defaults to 60 s. With one server alone it does nothing.
+    /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at
+    /// once. Up to a year. Defaults to 60 s. With one server alone it does nothing.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
     }
 
-    /// Whether the server is asked to tell when something changes what is held (its `CLIENT TRACKING`):
-    /// then a lock that somebody deletes is lost within milliseconds, and not at its next renewal.
+    /// Whether the server is asked to tell when something changes what is held (its `CLIENT
+    /// TRACKING`): then a lock that somebody deletes is lost within milliseconds, and not at its
+    /// next renewal.
     ///
-    /// It costs nothing for what is held for less than 100 ms. After that it is a question for each hold
-    /// and for each of its renewals, an entry in the server's table (`tracking-table-max-keys`), and the
-    /// connection for messages, which is opened then if no wait has opened it before. A key that changes
-    /// more often than ten times a second is asked for less often than that; of more than 10,000 keys
-    /// the others are left out; and where the server refuses, a line in the log says so: all of these
-    /// are lost at their next renewal, as without it. In a cluster the server of each name's slot is asked,
-    /// by one connection for each server; after a slot has moved the new one is, a moment later.
+    /// It costs nothing for what is held for less than 100 ms. After that it is a question for each
+    /// hold and for each of its renewals, an entry in the server's table
+    /// (`tracking-table-max-keys`), and the connection for messages, which is opened then if no
+    /// wait has opened it before. A key that changes more often than ten times a second is asked
+    /// for less often than that; of more than 10,000 keys the others are left out; and where the
+    /// server refuses, a line in the log says so: all of these are lost at their next renewal, as
+    /// without it. In a cluster the server of each name's slot is asked, by one connection for each
+    /// server; after a slot has moved the new one is, a moment later.
     ///
     /// Defaults to `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
@@ -262,28 +264,28 @@ impl ClientBuilder {
         self
     }
 
-    /// User and password for the Sentinels, instead of `sentinelUsername` and `sentinelPassword` in the
-    /// URL. An empty user is their default one.
+    /// User and password for the Sentinels, instead of `sentinelUsername` and `sentinelPassword` in
+    /// the URL. An empty user is their default one.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
         let (user, password) = (user.to_owned(), password.to_owned());
         self.config.sentinel_credentials = Some(Credentials { user, password });
         self
     }
 
-    /// A lock or a permit counts as taken only when `count` replicas have acknowledged it within `within`. Else
-    /// the call fails with a transient error of kind [`Redis`](ErrorKind::Redis), which says how many
-    /// had it; it is released again, and nothing is held by the call. The same goes for every renewal: one
-    /// that too few replicas have acknowledged has failed. The guard says
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), the renewal is tried again, and if that is in
-    /// vain until the lease is over, the lock is lost. So whatever a guard says is held, `count`
-    /// replicas have, with its lease.
+    /// A lock or a permit counts as taken only when `count` replicas have acknowledged it within
+    /// `within`. Else the call fails with a transient error of kind [`Redis`](ErrorKind::Redis),
+    /// which says how many had it; it is released again, and nothing is held by the call. The same
+    /// goes for every renewal: one that too few replicas have acknowledged has failed. The guard
+    /// says [`Unconfirmed`](crate::HoldState::Unconfirmed), the renewal is tried again, and if that
+    /// is in vain until the lease is over, the lock is lost. So whatever a guard says is held,
+    /// `count` replicas have, with its lease.
     ///
-    /// It is for all locks, whatever way they are taken: by a reply or handed on by another process,
-    /// re-entrant, fenced and fair ones, read-write locks on both sides, as parts of a
-    /// [`MultiLock`](crate::MultiLock), after a wait on a [`Condition`](crate::Condition), and for a
-    /// longer lease taken by re-entry. It is for permits that are taken, too, of a
-    /// [`Semaphore`](crate::Semaphore) and of an
-    /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), for the latter's renewals, and for
+    /// It is for all locks, whatever way they are taken: by a reply or handed on by another
+    /// process, re-entrant, fenced and fair ones, read-write locks on both sides, as parts of a
+    /// [`MultiLock`](crate::MultiLock), after a wait on a [`Condition`](crate::Condition), and for
+    /// a longer lease taken by re-entry. It is for permits that are taken, too, of a
+    /// [`Semaphore`](crate::Semaphore) and of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
+    /// for the latter's renewals, and for
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time) of a permit that a guard
     /// of this client has.
     ///
@@ -298,23 +300,24 @@ impl ClientBuilder {
     /// acknowledged (unless all must: `count` is the number of replicas). One that has may restart
     /// empty before, since a memory is no disk (`WAITAOF` of Redis 7.2 is not used). And a master
     /// that is cut off goes on for a while beside its successor, with those that acknowledge to it;
-    /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is at
-    /// stake the write behind the lock must still be conditional.
+    /// `min-replicas-to-write` and `min-replicas-max-lag` on the server bound that. Where money is
+    /// at stake the write behind the lock must still be conditional.
     ///
-    /// In a cluster they are the replicas of the master that has the name's slot. When a slot moves, those
-    /// of its new master get what is held in it behind that one, and nobody waits for them before the
-    /// next renewal.
+    /// In a cluster they are the replicas of the master that has the name's slot. When a slot
+    /// moves, those of its new master get what is held in it behind that one, and nobody waits for
+    /// them before the next renewal.
     ///
     /// What it costs: `WAIT` goes behind the requests, in the same packet, one for all that threads
     /// send together. A lock that nobody has takes one trip from master to replica longer; one that
-    /// another process hands on a round trip and that trip. Other calls over the same connection may
-    /// have to wait behind it, each for up to `within` longer; a lease must be longer than that. The
-    /// server looks at its clock every 100 ms, when nothing else happens, so the error may come so
-    /// much later than `within`. A replica counts from up to a second after it has come. A renewal
-    /// waits for a twenty-fourth of `watchdog_timeout` at the most.
+    /// another process hands on a round trip and that trip. Other calls over the same connection
+    /// may have to wait behind it, each for up to `within` longer; a lease must be longer than
+    /// that. The server looks at its clock every 100 ms, when nothing else happens, so the error
+    /// may come so much later than `within`. A replica counts from up to a second after it has
+    /// come. A renewal waits for a twenty-fourth of `watchdog_timeout` at the most.
     ///
-    /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: nobody waits for replicas.
-    /// The server's user needs the right to `WAIT`, without which [`connect`](Self::connect) fails.
+    /// `count` from 1 on, `within` from 1 ms to a year. Defaults to none: nobody waits for
+    /// replicas. The server's user needs the right to `WAIT`, without which
+    /// [`connect`](Self::connect) fails.
     pub fn replica_acks(mut self, count: u32, within: Duration) -> Self {
         self.config.replica_acks = Some(ReplicaAcks { count, within });
         self
@@ -323,8 +326,8 @@ impl ClientBuilder {
     /// Of servers with TLS (`rediss://` URLs; with `rediss-sentinel://` of Sentinels, too;
     /// `rediss-cluster://` likewise) trusts those
     /// whose certificates one of these authorities has signed, and nobody whom the system trusts.
-    /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is its
-    /// own authority.
+    /// `pem`: one certificate or more, in PEM, as read from a file. A self-signed certificate is
+    /// its own authority.
     ///
     /// What is no certificate is an error of [`connect`](Self::connect), of kind
     /// [`Config`](ErrorKind::Config). Defaults to those whom the system trusts.
@@ -334,9 +337,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Shows a server that asks who the client is (mutual TLS) this certificate. `certificates`: the
-    /// client's, and behind it those between it and its authority, if there are any; `key`: its private
-    /// key, PKCS #8. Both in PEM, as read from files.
+    /// Shows a server that asks who the client is (mutual TLS) this certificate. `certificates`:
+    /// the client's, and behind it those between it and its authority, if there are any; `key`: its
+    /// private key, PKCS #8. Both in PEM, as read from files.
     ///
     /// What is no certificate or no key, or does not fit together, is an error of
     /// [`connect`](Self::connect), of kind [`Config`](ErrorKind::Config). Defaults to none.

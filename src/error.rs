@@ -25,8 +25,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread does not hold what it tried to unlock, or to wait or notify with. Nothing was
-    /// changed.
+    /// The calling thread does not hold what it tried to unlock, or to wait or notify with. Nothing
+    /// was changed.
     NotHeld,
     /// The hold ended before it was released: its lease ran out, or the lock was deleted or taken
     /// over. Work done since then was not protected.
@@ -127,8 +127,8 @@ impl Error {
     /// - What was to be *given* (`unlock`, a semaphore's or permit's `release`, `release_many`,
     ///   `count_down`) is sent again in the background: it must not be called again.
     /// - What sets something (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are left as they are: look before they
-    ///   are called again.
+    ///   `try_set_count`, `update_lease_time`, `delete`) and `release_if_exists` are left as they
+    ///   are: look before they are called again.
     ///
     /// Where nothing more can be done in the background (the client has ended, or the request is
     /// too old), the error's message says so, and where to look.

@@ -28,8 +28,8 @@ pub(crate) use self::site::ExpirableSite;
 /// A number of permits that threads of all processes share, each with a lease: Redisson's
 /// `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
 ///
-/// As a [`Semaphore`](crate::Semaphore), but **a permit whose holder dies comes back**: at the end of
-/// its lease. The watchdog renews the leases of those that live.
+/// As a [`Semaphore`](crate::Semaphore), but **a permit whose holder dies comes back**: at the end
+/// of its lease. The watchdog renews the leases of those that live.
 ///
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
 /// some are set or added.
@@ -58,8 +58,8 @@ pub(crate) use self::site::ExpirableSite;
 /// # Leases
 ///
 /// A permit is taken for [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s) and
-/// renewed when a third of that has gone, for as long as its guard lives: Redisson's clients have no
-/// such thing, their permits have a fixed lease or none at all. [`with_lease`](Self::with_lease)
+/// renewed when a third of that has gone, for as long as its guard lives: Redisson's clients have
+/// no such thing, their permits have a fixed lease or none at all. [`with_lease`](Self::with_lease)
 /// takes a fixed one, which is never renewed. A lease that ends sends no message: those who wait
 /// know when the next one ends and ask then, and once in about 5 s in any case.
 ///
@@ -67,10 +67,10 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// # Fairness
 ///
-/// As a [`Semaphore`](crate::Semaphore)'s: threads of one process get permits in the order they came;
-/// one that needs many is not passed by one that needs few. Between processes there is no order; a
-/// process passes permits on among its own threads for a turn, on equal terms, and takes no more than
-/// its share where other processes wait as well.
+/// As a [`Semaphore`](crate::Semaphore)'s: threads of one process get permits in the order they
+/// came; one that needs many is not passed by one that needs few. Between processes there is no
+/// order; a process passes permits on among its own threads for a turn, on equal terms, and takes
+/// no more than its share where other processes wait as well.
 ///
 /// # Lost replies
 ///
@@ -86,20 +86,20 @@ pub(crate) use self::site::ExpirableSite;
 /// characters: it shares the permits, too, but neither can give the other's back, or make its lease
 /// longer, by its id. They come back by themselves at their lease's end.
 ///
-/// **Redisson's clients decide by their own clocks** whose lease has ended. One that is ahead of the
-/// server takes permits away that early: from a guard here while there is less left of its lease
-/// (two thirds of `watchdog_timeout` at the least). The guard tells at its next renewal. One that is
-/// behind writes leases that are over too early by the server's clock, and its permits may be taken
-/// from it that early; if it is ahead, a dead one's come back that much later. Keep the clocks of such
-/// machines together to well within the leases.
+/// **Redisson's clients decide by their own clocks** whose lease has ended. One that is ahead of
+/// the server takes permits away that early: from a guard here while there is less left of its
+/// lease (two thirds of `watchdog_timeout` at the least). The guard tells at its next renewal. One
+/// that is behind writes leases that are over too early by the server's clock, and its permits may
+/// be taken from it that early; if it is ahead, a dead one's come back that much later. Keep the
+/// clocks of such machines together to well within the leases.
 ///
 /// # In Redis
 ///
 /// The number of free permits as text under the semaphore's name, and in the sorted set
 /// `{name}:timeout` the id of each permit that is out, with the time (ms since 1970) when its lease
-/// ends; neither has a time to live. Each change is published on `redisson_sc:{name}`. Keys that begin
-/// with `redlatch_request:{name}:…` remember for five minutes how the number of permits was changed.
-/// The rights that a user needs are listed in `lua/README.md`.
+/// ends; neither has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
+/// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
+/// changed. The rights that a user needs are listed in `lua/README.md`.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,
@@ -134,9 +134,9 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, ticket| scripts.try_set_permits(ticket, permits))
     }
 
-    /// Sets how many permits there are, those that are out included, and makes the semaphore if there
-    /// is none. If more are out, they stay with whoever has them, and fewer than none are free until
-    /// enough have come back. So it also puts right what was lost.
+    /// Sets how many permits there are, those that are out included, and makes the semaphore if
+    /// there is none. If more are out, they stay with whoever has them, and fewer than none are
+    /// free until enough have come back. So it also puts right what was lost.
     ///
     /// # Errors
     ///
@@ -168,7 +168,8 @@ impl ExpirableSemaphore {
     /// Removes the semaphore with all permits, those that are out as well: their guards are lost at
     /// their next renewal. `false`: there was none.
     ///
-    /// Nobody is told, as in Redisson: whoever waits goes on waiting, until there are permits again.
+    /// Nobody is told, as in Redisson: whoever waits goes on waiting, until there are permits
+    /// again.
     ///
     /// # Errors
     ///
@@ -232,12 +233,12 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, if a key holds something else, or if
-    /// the lease was over before the reply was read; [`Protocol`](ErrorKind::Protocol) if the
-    /// server's answer makes no sense: no permit is held, and what the server may have given is given
-    /// back in the background. [`Config`](ErrorKind::Config) if the name is empty or the lease not
-    /// usable. [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which ends waits as well.
-    /// [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, if a key holds something else, or
+    /// if the lease was over before the reply was read; [`Protocol`](ErrorKind::Protocol) if the
+    /// server's answer makes no sense: no permit is held, and what the server may have given is
+    /// given back in the background. [`Config`](ErrorKind::Config) if the name is empty or the
+    /// lease not usable. [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which ends
+    /// waits as well. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
     /// # Blocking
     ///
@@ -249,8 +250,8 @@ impl ExpirableSemaphore {
     }
 
     /// Takes so many permits at once, or waits until there are so many: each with an id and a lease
-    /// of its own, to be given back by itself. None is taken before all are there. Zero is granted at
-    /// once, 1,024 are the most.
+    /// of its own, to be given back by itself. None is taken before all are there. Zero is granted
+    /// at once, 1,024 are the most.
     ///
     /// # Errors
     ///
@@ -408,15 +409,16 @@ impl ExpirableSemaphore {
     }
 
     /// Gives a permit back by its id, whoever took it, on whatever machine. A guard of this client
-    /// that has it says "released" from then on; one of another process is lost, at its next renewal.
+    /// that has it says "released" from then on; one of another process is lost, at its next
+    /// renewal.
     ///
     /// # Errors
     ///
     /// [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it was given back before, or its
-    /// lease has ended; nothing was changed. [`Redis`](ErrorKind::Redis) if the server is in trouble;
-    /// the message says whether the release is sent again in the background. Also if the connection
-    /// broke and the server, asked once more, no longer knows the permit: most likely it was given
-    /// back then. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
+    /// lease has ended; nothing was changed. [`Redis`](ErrorKind::Redis) if the server is in
+    /// trouble; the message says whether the release is sent again in the background. Also if the
+    /// connection broke and the server, asked once more, no longer knows the permit: most likely it
+    /// was given back then. [`Protocol`](ErrorKind::Protocol), [`Config`](ErrorKind::Config),
     /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
     /// [`available_permits`](Self::available_permits).
     ///
@@ -446,8 +448,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or if an id
-    /// is there twice.
+    /// As [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or if an
+    /// id is there twice.
     ///
     /// # Blocking
     ///
@@ -469,12 +471,12 @@ impl ExpirableSemaphore {
         Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(&self.site.name))
     }
 
-    /// Gives a permit a new lease, from now on: `true`. `false`: there is no such permit, or its lease
-    /// has ended.
+    /// Gives a permit a new lease, from now on: `true`. `false`: there is no such permit, or its
+    /// lease has ended.
     ///
     /// For permits that are known by their id. One that a guard of this client has is only made
-    /// longer. Do not make one shorter that a guard of another process has: it does not know, and says
-    /// "held" until its next renewal, which makes a watched one longer again.
+    /// longer. Do not make one shorter that a guard of another process has: it does not know, and
+    /// says "held" until its next renewal, which makes a watched one longer again.
     ///
     /// # Errors
     ///

@@ -84,8 +84,8 @@ mod tests;
 ///
 /// A fair and a re-entrant handle of one name are one lock: never do two have it, and a thread that
 /// has it by one of the two may take it again by the other. But neither knows of the queue of the
-/// other. Who waits by the one may wait for as long as others keep taking the lock by the other, and
-/// about a second longer. Use one kind for a name.
+/// other. Who waits by the one may wait for as long as others keep taking the lock by the other,
+/// and about a second longer. Use one kind for a name.
 ///
 /// # What fairness costs
 ///

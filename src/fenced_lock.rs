@@ -14,8 +14,8 @@ use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, Trying, exclusive, l
 use crate::script::Trouble;
 use crate::sync::Thread;
 
-/// A re-entrant lock whose guards have a *fencing token*: a number that is higher than that of every
-/// guard before. Redisson's `RFencedLock`. Made by [`Client::fenced_lock`].
+/// A re-entrant lock whose guards have a *fencing token*: a number that is higher than that of
+/// every guard before. Redisson's `RFencedLock`. Made by [`Client::fenced_lock`].
 ///
 /// A lease cannot stop a holder that sleeps: a process that is stopped for longer than its lease
 /// wakes up, and writes, while another one has the lock. What it writes to can tell the two apart:
@@ -61,25 +61,27 @@ use crate::sync::Thread;
 ///
 /// # Tokens
 ///
-/// They grow with every acquisition of the name, by whichever process, also where the lock is handed
-/// on or passed inside a process; re-entry keeps the token. They do not grow by one: a process takes
-/// 1,024 at a time, one for each thread that it may pass the lock to. Redisson's clients count on
-/// from there.
+/// They grow with every acquisition of the name, by whichever process, also where the lock is
+/// handed on or passed inside a process; re-entry keeps the token. They do not grow by one: a
+/// process takes 1,024 at a time, one for each thread that it may pass the lock to. Redisson's
+/// clients count on from there.
 ///
-/// They live in Redis, in a key that has no end and that no unlock deletes. So they survive what the
-/// lock survives, and no more: after a FLUSHALL, a restart without persistence, or a failover to a
-/// replica that had not seen the last ones, **they begin anew or repeat**. A fence that was given
-/// higher ones then refuses everybody, which is safe, and somebody has to look: set the key
-/// `redisson_lock_token:{name}` to more than the fence has seen. (A failover that loses a few tokens
-/// may give one out twice; no number that Redis keeps can be trusted beyond what Redis keeps.)
+/// They live in Redis, in a key that has no end and that no unlock deletes. So they survive what
+/// the lock survives, and no more: after a FLUSHALL, a restart without persistence, or a failover
+/// to a replica that had not seen the last ones, **they begin anew or repeat**. A fence that was
+/// given higher ones then refuses everybody, which is safe, and somebody has to look: set the key
+/// `redisson_lock_token:{name}` to more than the fence has seen. (A failover that loses a few
+/// tokens may give one out twice; no number that Redis keeps can be trusted beyond what Redis
+/// keeps.)
 ///
 /// # In Redis
 ///
-/// As the [`ReentrantLock`](crate::ReentrantLock), and the last token in `redisson_lock_token:{name}`
-/// (`redisson_lock_token:name`, if the name has a `{`). Access rights must allow that key, `INCRBY`,
-/// and the keys of the queue, which a re-entrant lock can do without. Do not use one name for a
-/// fenced lock and another kind: they exclude each other, but the other's holds have no token, and in
-/// one process a thread does not enter the one again through the other.
+/// As the [`ReentrantLock`](crate::ReentrantLock), and the last token in
+/// `redisson_lock_token:{name}` (`redisson_lock_token:name`, if the name has a `{`). Access rights
+/// must allow that key, `INCRBY`, and the keys of the queue, which a re-entrant lock can do
+/// without. Do not use one name for a fenced lock and another kind: they exclude each other, but
+/// the other's holds have no token, and in one process a thread does not enter the one again
+/// through the other.
 #[derive(Clone, Debug)]
 pub struct FencedLock {
     handle: Handle,

@@ -61,38 +61,41 @@
 //! - **That a thread is awake.** No lease can stop a thread that has been asleep for longer than
 //!   it, between the look and the deed. Look again with [`check`](LockGuard::check) before each
 //!   write, and where it matters make the write itself conditional (a version, a fencing token). So
-//!   it is with a virtual machine that its host pauses or migrates: its clocks stand still meanwhile.
+//!   it is with a virtual machine that its host pauses or migrates: its clocks stand still
+//!   meanwhile.
 //! - **That the server keeps its data.** After a restart without persistence, an eviction, or a
 //!   failover to a replica that lags behind, another may have the lock too. The guard learns of it
 //!   within milliseconds, where the server tells
-//!   ([`client_tracking`](ClientBuilder::client_tracking)), and at its next renewal at the latest; one
-//!   with a fixed lease has none.
-//! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies takes
-//!   its own along. An [`ExpirableSemaphore`]'s have one.
+//!   ([`client_tracking`](ClientBuilder::client_tracking)), and at its next renewal at the latest;
+//!   one with a fixed lease has none.
+//! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies
+//!   takes its own along. An [`ExpirableSemaphore`]'s have one.
 //!
 //! The whole list, and the promises in full, are in README.md.
 //!
 //! # Failover
 //!
-//! With a URL of Sentinels ([`Client::connect`]) the client follows the master. Whoever is connected to
-//! the old one is cut off from it as soon as a Sentinel says that there is another, and
+//! With a URL of Sentinels ([`Client::connect`]) the client follows the master. Whoever is
+//! connected to the old one is cut off from it as soon as a Sentinel says that there is another,
+//! and
 //!
-//! - a call that waits goes on waiting, for [`failover_timeout`](ClientBuilder::failover_timeout) at
-//!   most; another call looks for the master for
+//! - a call that waits goes on waiting, for [`failover_timeout`](ClientBuilder::failover_timeout)
+//!   at most; another call looks for the master for
 //!   [`connect_timeout`](ClientBuilder::connect_timeout);
-//! - what is held is asked for on the new master at once. A lock that it knows is kept and renewed. One
-//!   that it does not know is lost, and told so: replication does not wait, and the old master may have
-//!   granted it and died before it sent that on. **Then another may have had the lock before its first
-//!   holder was told.** The same holds for what an old master grants that is cut off from its
-//!   Sentinels and not from its clients, until they hear of the new one;
+//! - what is held is asked for on the new master at once. A lock that it knows is kept and renewed.
+//!   One that it does not know is lost, and told so: replication does not wait, and the old master
+//!   may have granted it and died before it sent that on. **Then another may have had the lock
+//!   before its first holder was told.** The same holds for what an old master grants that is cut
+//!   off from its Sentinels and not from its clients, until they hear of the new one;
 //! - a release that the old master answered and did not send on leaves the lock to nobody. The new
-//!   master is asked for what it has of the names in use here, or used within the last second, and that
-//!   is given back at once, as long as this process lives; else the lock is free when its lease ends.
-//!   Permits and counts may go back in the same way, and stay so.
+//!   master is asked for what it has of the names in use here, or used within the last second, and
+//!   that is given back at once, as long as this process lives; else the lock is free when its
+//!   lease ends. Permits and counts may go back in the same way, and stay so.
 //!
 //! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
-//! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing harm
-//! is a write that is conditional by itself. (Fencing tokens come from the same server, and may repeat.)
+//! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing
+//! harm is a write that is conditional by itself. (Fencing tokens come from the same server, and
+//! may repeat.)
 //!
 //! # Threads and connections
 //!
@@ -146,8 +149,8 @@
 //!
 //! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
 //!   build needs). Off by default.
-//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library. Where
-//!   both are on, this one is used. Off by default.
+//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library.
+//!   Where both are on, this one is used. Off by default.
 
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is `WouldBlock`.
 #[cfg(not(unix))]

@@ -209,8 +209,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
 
     /// Takes the lock away from whoever holds it, on any machine, and lets the next in. `false`:
     /// nobody held it. A holder in this client is told at once, another when the server tells it
-    /// ([`LockGuard::on_lost`]); where the server does not, at its next renewal; one with a fixed lease,
-    /// which is not renewed, when it unlocks.
+    /// ([`LockGuard::on_lost`]); where the server does not, at its next renewal; one with a fixed
+    /// lease, which is not renewed, when it unlocks.
     ///
     /// # Errors
     ///

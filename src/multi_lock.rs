@@ -21,8 +21,8 @@ mod quorum;
 ///
 /// They may be of any kind, of one client or of several, on one server or on several. It is
 /// nothing in Redis by itself: whoever takes one of the locks alone excludes it, and is excluded.
-/// It has the verbs that a [`Lock`] has to take it, and is none: what else can be asked of a lock is
-/// asked of each part.
+/// It has the verbs that a [`Lock`] has to take it, and is none: what else can be asked of a lock
+/// is asked of each part.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -77,9 +77,9 @@ mod quorum;
 ///   one server are behind it.
 /// - It is re-entrant where its parts are: a thread that holds some of them takes these once more,
 ///   and each guard releases what it took.
-/// - With a [lease](Self::with_lease) each part's counts from when that was taken. So a lease should
-///   be longer than the others may be waited for; [`remaining`](MultiLockGuard::remaining) says
-///   what is left.
+/// - With a [lease](Self::with_lease) each part's counts from when that was taken. So a lease
+///   should be longer than the others may be waited for; [`remaining`](MultiLockGuard::remaining)
+///   says what is left.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     /// In the order in which they are taken.
@@ -155,10 +155,10 @@ impl MultiLock {
     ///
     /// The last is Kleppmann's objection: a lock that is to keep data right, and not only to save
     /// double work, needs a number that grows with each grant and that the written-to system
-    /// checks. A majority has none: votes on several servers are in no order. So **where money is at
-    /// stake take one server, with persistence, and make the write itself conditional** (a version,
-    /// a fencing token). Take a quorum where work should be done once, also while a server is down,
-    /// and doing it twice would be a pity and no harm.
+    /// checks. A majority has none: votes on several servers are in no order. So **where money is
+    /// at stake take one server, with persistence, and make the write itself conditional** (a
+    /// version, a fencing token). Take a quorum where work should be done once, also while a server
+    /// is down, and doing it twice would be a pity and no harm.
     ///
     /// ```no_run
     /// use redlatch::{Client, Lock, MultiLock};
@@ -290,8 +290,8 @@ impl MultiLock {
     }
 
     /// As [`lock`](Self::lock), for a guard that belongs to no thread: see
-    /// [`OwnedLockGuard`](crate::OwnedLockGuard). It waits for every other holder of a part, a guard
-    /// of its own thread too.
+    /// [`OwnedLockGuard`](crate::OwnedLockGuard). It waits for every other holder of a part, a
+    /// guard of its own thread too.
     ///
     /// # Errors
     ///

@@ -51,40 +51,42 @@ use pair::{Found, Grant, Need, Pair};
 /// reader, all readers behind it are let in together, up to the next writer. In a process it is the
 /// same among its threads. A thread that holds the lock already passes everybody.
 ///
-/// The threads of a process that read share one hold, with one owner and one renewal. Who comes to read
-/// while others of its process do enters beside them without asking the server, for a turn of at most
-/// 3 ms. Then one asks, and if no writer waits there, the next turn begins.
+/// The threads of a process that read share one hold, with one owner and one renewal. Who comes to
+/// read while others of its process do enters beside them without asking the server, for a turn of
+/// at most 3 ms. Then one asks, and if no writer waits there, the next turn begins.
 ///
 /// # Up and down
 ///
-/// A thread that holds the lock to write may take it to read as well, and keep that when it has released
-/// the other: nobody writes in between. The other way round would wait for itself for ever: a thread
-/// that reads and asks to write gets an error of kind [`WouldDeadlock`](ErrorKind::WouldDeadlock) at
-/// once, and reads on. (This cannot be seen of an owned guard, which is no thread's.)
+/// A thread that holds the lock to write may take it to read as well, and keep that when it has
+/// released the other: nobody writes in between. The other way round would wait for itself for
+/// ever: a thread that reads and asks to write gets an error of kind
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and reads on. (This cannot be seen of an
+/// owned guard, which is no thread's.)
 ///
 /// # Leases of readers
 ///
-/// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its process
-/// shares their hold. It holds the lock for that lease at least, and for as long as theirs. If the hold
-/// is lost, all who share it are told.
+/// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its
+/// process shares their hold. It holds the lock for that lease at least, and for as long as theirs.
+/// If the hold is lost, all who share it are told.
 ///
-/// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30 s,
-/// unless they set it), and no longer [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)
-/// than that: each of their renewals cuts the lock's time to live to it, for all who read. When the last
-/// of them is gone, the lock may end so long after its last renewal: if it was killed, and before
-/// Redisson 4.4 also if it has unlocked, since there a renewal cuts each reader's own key, too. A guard
-/// here learns of that at its next renewal, one with a fixed lease not before
-/// [`unlock`](crate::LockGuard::unlock).
+/// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30
+/// s, unless they set it), and no longer
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) than that: each of their renewals
+/// cuts the lock's time to live to it, for all who read. When the last of them is gone, the lock
+/// may end so long after its last renewal: if it was killed, and before Redisson 4.4 also if it has
+/// unlocked, since there a renewal cuts each reader's own key, too. A guard here learns of that at
+/// its next renewal, one with a fixed lease not before [`unlock`](crate::LockGuard::unlock).
 ///
 /// # Differences from Redisson
 ///
-/// Redisson's clients know no queue: one that comes to read enters while others read, also past writers
-/// of this library that wait, as it does past its own kind. Its writers wait in public. Where the lock is
-/// free for a moment each of them gets it now and then, as with
-/// [`ReentrantLock`](crate::ReentrantLock); but while readers overlap without a pause, whosever, they
-/// wait, as they do among their own kind. (Writers of this library do not: readers queue behind them.)
-/// When a writer of this library goes down to reading, Redisson's readers are told; Redisson's own do not
-/// tell anybody, and who waits for them to finds out when it asks next, within a second or so.
+/// Redisson's clients know no queue: one that comes to read enters while others read, also past
+/// writers of this library that wait, as it does past its own kind. Its writers wait in public.
+/// Where the lock is free for a moment each of them gets it now and then, as with
+/// [`ReentrantLock`](crate::ReentrantLock); but while readers overlap without a pause, whosever,
+/// they wait, as they do among their own kind. (Writers of this library do not: readers queue
+/// behind them.) When a writer of this library goes down to reading, Redisson's readers are told;
+/// Redisson's own do not tell anybody, and who waits for them to finds out when it asks next,
+/// within a second or so.
 ///
 /// # In Redis
 ///
@@ -133,7 +135,7 @@ pub struct ReadLock {
 ///             guard.unlock().map(|()| true)
 ///         }
 ///         Ok(None) => Ok(false), // somebody reads or writes
-///         Err(error) if error.kind() == ErrorKind::WouldDeadlock => Ok(false), // this thread reads
+///         Err(error) if error.kind() == ErrorKind::WouldDeadlock => Ok(false), // it reads
 ///         Err(error) => Err(error),
 ///     }
 /// }
@@ -374,9 +376,9 @@ impl<'a> Side<'a> {
         Ok(Some(Grant { tenancy, is_seated: true }))
     }
 
-    /// What the server granted gets its seat; or one beside others of the process that read under an
-    /// older hold: one is enough. `None`: it is not ours any more. `used_up` is called when nobody may
-    /// ask under its owner any more.
+    /// What the server granted gets its seat; or one beside others of the process that read under
+    /// an older hold: one is enough. `None`: it is not ours any more. `used_up` is called when
+    /// nobody may ask under its owner any more.
     fn seat(
         &self,
         granted: &Arc<Tenancy>,

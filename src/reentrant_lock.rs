@@ -3,8 +3,9 @@
 //! The way of a call from here to Redis and back is in `ARCHITECTURE.md`, "The path of one lock".
 //!
 //! `lock_verbs!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire`, below, with the calling
-//! thread and a wait without an end; the tenancy that comes back is put into a `LockGuard`. `try_lock`
-//! and the others are the same with another wait, `lock_owned` is it with a `Thread` that nobody is.
+//! thread and a wait without an end; the tenancy that comes back is put into a `LockGuard`.
+//! `try_lock` and the others are the same with another wait, `lock_owned` is it with a `Thread`
+//! that nobody is.
 
 use std::sync::Arc;
 

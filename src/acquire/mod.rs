@@ -65,7 +65,8 @@ pub(crate) trait Synchronizer {
         false
     }
 
-    /// How long the leader leaves what there is to others, or lets others come along, before it asks.
+    /// How long the leader leaves what there is to others, or lets others come along, before it
+    /// asks.
     fn pause(&self, _inquiry: &InquiryOf<Self>) -> Duration {
         Duration::ZERO
     }
@@ -168,9 +169,10 @@ pub(crate) fn acquire<S: Synchronizer>(
                 None => return Ok(None),
             },
         };
-        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): the first in
-        // the process's queue is woken and leads. Of a lock it gets the lead, too; if there is nobody,
-        // the place in Redis's queue is given up. Only `install` may lay the baton down instead.
+        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): the first
+        // in the process's queue is woken and leads. Of a lock it gets the lead, too; if there is
+        // nobody, the place in Redis's queue is given up. Only `install` may lay the baton down
+        // instead.
         return lead_until_granted(synchronizer, Baton::new(synchronizer.site(), lead), claim);
     }
 }
@@ -249,8 +251,8 @@ fn await_grant<S: Synchronizer>(
         }
         let Lead { listening, inquiry } = &mut *lead;
         let news = || synchronizer.has_news(inquiry);
-        // At first; when a message came on one of its channels, or such a channel was confirmed, since
-        // the last request; or when `ask_at` has come.
+        // At first; when a message came on one of its channels, or such a channel was confirmed,
+        // since the last request; or when `ask_at` has come.
         if listening.is_due() {
             let pause = synchronizer.pause(inquiry);
             if !pause.is_zero() {
@@ -270,7 +272,8 @@ fn await_grant<S: Synchronizer>(
                 Try::Busy(sleep) => lead.listening.ask_after(sleep),
             }
         } else {
-            // Parked until a message, `news` (a grant by message), that time, or the end of the wait.
+            // Parked until a message, `news` (a grant by message), that time, or the end of the
+            // wait.
             listening.sleep(core, name, claim, news)?;
         }
         // A grant that came before the end of the wait wins.

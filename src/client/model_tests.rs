@@ -261,8 +261,8 @@ fn a_shutdown_ends_every_wait() {
     });
 }
 
-/// A lock is held for a while, and taken away; its holder keeps it or gives it back, and connections of
-/// the subscriber break meanwhile.
+/// A lock is held for a while, and taken away; its holder keeps it or gives it back, and
+/// connections of the subscriber break meanwhile.
 fn take_away(keeps: bool, breaks: bool) {
     let server = Server::start(0);
     let (core, jobs) = Core::model_with_jobs();

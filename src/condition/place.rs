@@ -10,11 +10,11 @@
 //! ```
 //!
 //! Gone is notified: it sleeps only while its entry stands among those who wait. Whatever took the
-//! entry out, waking up is right, and a message only makes it quick. So no notification is lost between
-//! the release and the sleep, nor by a subscriber that was cut off.
+//! entry out, waking up is right, and a message only makes it quick. So no notification is lost
+//! between the release and the sleep, nor by a subscriber that was cut off.
 //!
-//! Passed on: who was notified has a record until its thread has left the lock again. Every path that
-//! does not get there ends in `done` with "pass it on", or in no sign of life any more.
+//! Passed on: who was notified has a record until its thread has left the lock again. Every path
+//! that does not get there ends in `done` with "pass it on", or in no sign of life any more.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -34,11 +34,11 @@ use crate::sync::{Thread, clock, jitter};
 use crate::wait::Wait;
 use crate::watchdog::{Chore, Orphan};
 
-/// How often a waiter looks that hears nothing. So long at most the death of who was notified before
-/// it costs, too.
+/// How often a waiter looks that hears nothing. So long at most the death of who was notified
+/// before it costs, too.
 const POLL: Duration = Duration::from_secs(1);
-/// How often a sign of life goes out for who was notified and has not left the lock again: three fit
-/// into the time for which its record counts without one (`PATIENCE` in `waiters.lua`).
+/// How often a sign of life goes out for who was notified and has not left the lock again: three
+/// fit into the time for which its record counts without one (`PATIENCE` in `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
 /// How a sleep ended.
@@ -103,8 +103,8 @@ impl<'a> ConditionPlace<'a> {
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // If it does nevertheless, it is taken out again; if it comes to stand there later, and is
-            // notified, that is passed on (`pass_on`).
+            // If it does nevertheless, it is taken out again; if it comes to stand there later, and
+            // is notified, that is passed on (`pass_on`).
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
         stands
@@ -243,8 +243,8 @@ impl Addressee for Notice {
     }
 }
 
-/// A notification, until the thread that it woke has left the lock again. Dropped before that, or when
-/// the lock was lost, it is passed on.
+/// A notification, until the thread that it woke has left the lock again. Dropped before that, or
+/// when the lock was lost, it is passed on.
 pub(super) struct Notified {
     sign: Arc<Sign>,
 }
@@ -296,8 +296,8 @@ struct Done {
 impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
-            // If that does not get through either, the record ends without a sign of life, and an entry
-            // among those who wait when it is notified (`pass_on`).
+            // If that does not get through either, the record ends without a sign of life, and an
+            // entry among those who wait when it is notified (`pass_on`).
             let done = Orphan::stray(&self.site.name, self.command.clone());
             self.site.core.watchdog.adopt(done);
         }

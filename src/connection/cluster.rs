@@ -7,16 +7,16 @@
 //!        TRYAGAIN, CLUSTERDOWN, nobody there: look who has it, a moment later call again
 //! ```
 //!
-//! All within the call's own time. What was refused so was not run. A command whose connection broke
-//! may have run: it is sent again only as its copy, as with one server.
+//! All within the call's own time. What was refused so was not run. A command whose connection
+//! broke may have run: it is sent again only as its copy, as with one server.
 //!
-//! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks: one
-//! thread for all.
+//! Nobody looks at the slots while all is well. Whoever is sent elsewhere, or finds nobody, looks:
+//! one thread for all.
 //!
-//! View: a server that was cut off from the others says who had the slots before, and goes on saying
-//! so. It knows that it sees no majority of the masters (`cluster_state`), and when the others choose
-//! a new one their epoch is a later one. So it is believed only where nobody says better, or as one of
-//! a majority: those cannot be the ones that were cut off.
+//! View: a server that was cut off from the others says who had the slots before, and goes on
+//! saying so. It knows that it sees no majority of the masters (`cluster_state`), and when the
+//! others choose a new one their epoch is a later one. So it is believed only where nobody says
+//! better, or as one of a majority: those cannot be the ones that were cut off.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +44,8 @@ use slots::{Range, Weight, ranges};
 const SAYS_WITHIN: Duration = Duration::from_millis(500);
 /// So often the servers are asked at most.
 const AGAIN: Duration = Duration::from_millis(50);
-/// After another server was named for a slot all slots are looked at, if that was so long ago: it may
-/// have taken the place of a dead one.
+/// After another server was named for a slot all slots are looked at, if that was so long ago: it
+/// may have taken the place of a dead one.
 const SEEN: Duration = Duration::from_secs(1);
 /// How long a call waits before it is sent again: at first, and at last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -176,7 +176,8 @@ impl Cluster {
         let _only_once = self.on_node.set(Box::new(tell));
     }
 
-    /// From here on `tell` is called when slots, in their order, have another server. It must not block.
+    /// From here on `tell` is called when slots, in their order, have another server. It must not
+    /// block.
     pub(crate) fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
         let _only_once = self.on_moved.set(Box::new(tell));
     }
@@ -213,9 +214,9 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// Follows, until `until`, what a server has answered to a command of this slot that was sent in
-    /// the background: the reply of the one that has the slot. Where that is another one from now on
-    /// its own renewer does it, and waits for it alone: the command was not run.
+    /// Follows, until `until`, what a server has answered to a command of this slot that was sent
+    /// in the background: the reply of the one that has the slot. Where that is another one from
+    /// now on its own renewer does it, and waits for it alone: the command was not run.
     pub(crate) fn resend(
         self: &Arc<Self>,
         command: &Command,
@@ -258,7 +259,8 @@ impl Cluster {
         }
     }
 
-    /// Looks who has which slot. Somebody else who does so just now, or did, does it for this thread.
+    /// Looks who has which slot. Somebody else who does so just now, or did, does it for this
+    /// thread.
     pub(crate) fn look(&self) {
         self.look_at(None);
     }
@@ -289,9 +291,9 @@ impl Cluster {
         }
     }
 
-    /// Asks one server after the other. View: the first one that sees a majority of the masters and is
-    /// not behind the last view; else the best of what a majority of the masters says, or of what can
-    /// be heard at all.
+    /// Asks one server after the other. View: the first one that sees a majority of the masters and
+    /// is not behind the last view; else the best of what a majority of the masters says, or of
+    /// what can be heard at all.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -439,7 +441,8 @@ pub(crate) fn unfollowed(outcome: Outcome) -> Outcome {
     })
 }
 
-/// A script that was stopped in its middle may have changed something, as one whose connection broke.
+/// A script that was stopped in its middle may have changed something, as one whose connection
+/// broke.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
@@ -518,8 +521,8 @@ impl Slot {
         self.follow(lane, outcome, false, command, Some(copy), until)
     }
 
-    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: what may be
-    /// sent after a command that may have run. `true`: it was, or `in_doubt` before.
+    /// Goes on from a first outcome, of the server that was `asked`, until `until`. `copy`: what
+    /// may be sent after a command that may have run. `true`: it was, or `in_doubt` before.
     pub(super) fn follow(
         &self,
         mut asked: Arc<Lane>,

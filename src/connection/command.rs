@@ -12,8 +12,8 @@ use crate::protocol::{Pieces, decimal, write_decimal};
 pub(crate) enum Channels {
     /// `PUBLISH`; a client has one channel of its own.
     Server,
-    /// Of a cluster: `PUBLISH`, which all servers hear of. A client has a channel of its own for each
-    /// name, so that it is clear at which server it listens.
+    /// Of a cluster: `PUBLISH`, which all servers hear of. A client has a channel of its own for
+    /// each name, so that it is clear at which server it listens.
     Cluster,
     /// The same with `SPUBLISH`, which only the server of the slot hears of.
     Sharded,

@@ -251,8 +251,8 @@ impl Endpoint {
         drop(tell);
     }
 
-    /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there are
-    /// no Sentinels.
+    /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there
+    /// are no Sentinels.
     pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
         #[cfg(not(all(test, shuttle)))]
         match &self.target {
@@ -274,8 +274,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels or
-    /// the other servers of a cluster end.
+    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels
+    /// or the other servers of a cluster end.
     pub(crate) fn is_taken_over(&self, since: Instant, limit: Duration) -> bool {
         (self.has_sentinels() || self.channels != Channels::Server)
             && self.health.out_since(since).is_some_and(|lasted| lasted < limit)

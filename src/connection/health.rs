@@ -11,8 +11,8 @@ use crate::sync::Mutex;
 ///
 /// An outage begins when a connection cannot be opened, or a reply does not come in time; however
 /// many threads and connections meet it, it is one. It is over at the first reply to something that
-/// was sent since. A connection that broke is no outage: whoever opens the next one finds out. Nor is
-/// a server that answers and lets no further connection in (it is full, say, or the password was
+/// was sent since. A connection that broke is no outage: whoever opens the next one finds out. Nor
+/// is a server that answers and lets no further connection in (it is full, say, or the password was
 /// changed): the others work. It is told by itself, and is over when the next one is opened.
 pub(crate) struct Health {
     address: Mutex<Arc<str>>,

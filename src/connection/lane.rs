@@ -2,8 +2,8 @@
 //!
 //! One thread, the *combiner*, has the link. It writes its own command and those that queued
 //! meanwhile, reads the replies, wakes the others, and hands that role to the first that came
-//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O thread:
-//! with one caller it would cost a third of the rate.
+//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
+//! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: what callers send for a name goes over the one lane of that name, so a release posted by
 //! `Drop` runs before the next acquire. (Renewals and orphans go over the renewer's connection.)
@@ -125,8 +125,8 @@ impl Lane {
     }
 
     /// Sends a command whose reply nobody waits for. When this returns it is written, or stands
-    /// in the queue of a combiner who will write it, or (no connection, or one that owes too much) of
-    /// the background thread. No reply is waited for.
+    /// in the queue of a combiner who will write it, or (no connection, or one that owes too much)
+    /// of the background thread. No reply is waited for.
     pub(crate) fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         self.write(command, receiver);
         self.look_after()
@@ -165,8 +165,8 @@ impl Lane {
     /// `false`: somebody combines, or more is left. Whom a post has asked to look asks to
     /// [look again](Self::look_after).
     pub(crate) fn look(&self, patience: Duration, to_open: Duration) -> bool {
-        // Who has asked the server to wait for replicas reads that itself, or nobody does when it is
-        // over.
+        // Who has asked the server to wait for replicas reads that itself, or nobody does when it
+        // is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         self.look_with(to_open, is_time, |link| link.read_all(patience))
     }
@@ -176,8 +176,8 @@ impl Lane {
         self.look_with(to_open, |_| true, |link| link.read_until(until, enough))
     }
 
-    /// For a caller whose time is over: reads what has come until there is `enough`. Nothing is opened
-    /// or written, and no command of others fails for want of the time that they may have.
+    /// For a caller whose time is over: reads what has come until there is `enough`. Nothing is
+    /// opened or written, and no command of others fails for want of the time that they may have.
     fn read_late(&self, until: Instant, enough: impl Fn() -> bool) {
         let mut state = self.state.lock();
         if state.combining {
@@ -190,8 +190,8 @@ impl Lane {
             .on_link(|link| link.read_until(until, enough));
     }
 
-    /// Takes what was begun out of the queue. `false`: some combiner has it, and has written it or is
-    /// about to.
+    /// Takes what was begun out of the queue. `false`: some combiner has it, and has written it or
+    /// is about to.
     fn withdraw(&self, reply: &Arc<ReplyCell>) -> bool {
         let mut state = self.state.lock();
         let is_it = |pending: &Pending| {

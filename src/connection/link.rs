@@ -84,7 +84,8 @@ impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
 pub(crate) struct Link {
     connection: Connection,
     owed: VecDeque<Owed>,
-    /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind each.
+    /// What was answered and is not known to be acknowledged by replicas. A WAIT is owed behind
+    /// each.
     unacknowledged: VecDeque<Unacknowledged>,
     /// How many WAITs are owed, and when the server has answered them at the latest.
     waits: u32,
@@ -97,8 +98,8 @@ pub(crate) struct Link {
     /// Until its first reply that is none of a wrong server.
     untold: Option<Endpoint>,
     wrote_at: Instant,
-    /// When it was last trusted with a command, and of that one which was answered, on [`clock`]: so
-    /// it was heard of then or later.
+    /// When it was last trusted with a command, and of that one which was answered, on [`clock`]:
+    /// so it was heard of then or later.
     trusted_at: u64,
     heard_at: u64,
     /// How long it took to open: a few round trips.
@@ -227,7 +228,8 @@ impl Link {
         Failure::Reset(self.cause(closed))
     }
 
-    /// How long the server may take, from now on, to let those wait for replicas who asked for that.
+    /// How long the server may take, from now on, to let those wait for replicas who asked for
+    /// that.
     pub(super) fn waits(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
@@ -239,9 +241,9 @@ impl Link {
         deadline_in(time.saturating_add(self.waits()))
     }
 
-    /// Writes commands in one packet, their replies owed, and behind those whose writes replicas must
-    /// acknowledge the one question whether they do. After an `Err` the link is of no use,
-    /// and each command's receiver has heard so.
+    /// Writes commands in one packet, their replies owed, and behind those whose writes replicas
+    /// must acknowledge the one question whether they do. After an `Err` the link is of no use, and
+    /// each command's receiver has heard so.
     pub(crate) fn send(
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
@@ -418,7 +420,8 @@ impl Link {
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
     }
 
-    /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same connection.
+    /// The answer to a WAIT: it stands behind all that is not acknowledged, over the same
+    /// connection.
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);

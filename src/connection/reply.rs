@@ -91,8 +91,8 @@ fn redirect_as(code: &str, details: Option<&str>) -> Option<Redirect> {
             Some(host_port().map_or(Redirect::Later, |(_, host_port)| Redirect::Ask { host_port }))
         }
         "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Later),
-        // While its slot is on its way a key that is not there counts as another server's: one that the
-        // script has just deleted, too.
+        // While its slot is on its way a key that is not there counts as another server's: one that
+        // the script has just deleted, too.
         "ERR" if details.is_some_and(|it| it.contains("a non local key")) => {
             Some(Redirect::Halfway)
         }

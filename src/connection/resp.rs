@@ -1,16 +1,16 @@
 //! Replies out of bytes: RESP2, and what `HELLO 3` adds.
 //!
 //! A reply is looked over while it comes, and made when all of it is there. So nothing is made, and
-//! no room for it, because the other side says how long it will be. The kinds that nearly every reply
-//! is of are made here; the others are left to the redis crate's parser, which takes ten times as
-//! long for a number.
+//! no room for it, because the other side says how long it will be. The kinds that nearly every
+//! reply is of are made here; the others are left to the redis crate's parser, which takes ten
+//! times as long for a number.
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// No reply of a server's to this library comes near this. (Who may publish may send more to whoever
-/// listens; so much a server keeps for one that does, by its default.)
+/// No reply of a server's to this library comes near this. (Who may publish may send more to
+/// whoever listens; so much a server keeps for one that does, by its default.)
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// Parts within parts.
@@ -35,8 +35,8 @@ impl Replies {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
 
-    /// Takes the next reply, and reads what is missing of it. After an error there is no saying where
-    /// the next one would begin.
+    /// Takes the next reply, and reads what is missing of it. After an error there is no saying
+    /// where the next one would begin.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
@@ -89,8 +89,8 @@ struct Look {
 }
 
 impl Look {
-    /// How long the reply is with which `bytes` begins. `None`: more is to come. The next look, at the
-    /// same bytes and more, goes on from there.
+    /// How long the reply is with which `bytes` begins. `None`: more is to come. The next look, at
+    /// the same bytes and more, goes on from there.
     fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -170,7 +170,8 @@ fn number(line: &[u8]) -> RedisResult<i64> {
     text.parse().map_err(|_| nonsense())
 }
 
-/// Makes the part with which `bytes` begins, which must have been looked over; and what is behind it.
+/// Makes the part with which `bytes` begins, which must have been looked over; and what is behind
+/// it.
 fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
     let line = line(bytes)?.ok_or_else(nonsense)?;
     let mut rest = &bytes[line.len() + END.len()..];

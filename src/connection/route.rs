@@ -9,8 +9,8 @@ use super::cluster::Slot;
 use super::lane::{self, Lane};
 use super::{Command, Outcome};
 
-/// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs in
-/// the order it was written; in a cluster, over one of whichever server has the name's slot now.
+/// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs
+/// in the order it was written; in a cluster, over one of whichever server has the name's slot now.
 #[derive(Clone)]
 pub(crate) enum Route {
     Server(Arc<Lane>),

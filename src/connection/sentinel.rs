@@ -1,14 +1,15 @@
-//! Which server is the master: asked of Sentinels, confirmed by the server, followed when it changes.
+//! Which server is the master: asked of Sentinels, confirmed by the server, followed when it
+//! changes.
 //!
 //! ```text
-//! open      who is the master? (of each Sentinel in turn) -> connect -> ROLE: master? yes: it is used
-//!           no, or nobody there: a moment later again, until the deadline
+//! open      who is the master? (of each Sentinel in turn) -> connect -> ROLE: master?
+//!           yes: it is used; no, or nobody there: a moment later again, until the deadline
 //! follow    a thread listens to one Sentinel (+switch-master), and asks the others now and then
 //! moved     another master: all connections to the old one are closed, what is held is asked for
 //! ```
 //!
-//! One master: every connection of a client leads to the master that it knows last. One that another
-//! thread opens meanwhile is closed, too, and a Sentinel that knows less is not believed.
+//! One master: every connection of a client leads to the master that it knows last. One that
+//! another thread opens meanwhile is closed, too, and a Sentinel that knows less is not believed.
 
 mod ask;
 mod follow;
@@ -34,8 +35,8 @@ use ask::{Answer, Refusal};
 const AGAIN: Duration = Duration::from_millis(100);
 /// What a Sentinel may take to answer, unless all are slow: then each has its share of the time.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// A server that is not there may cost so much of the time to connect: by then another one may be the
-/// master.
+/// A server that is not there may cost so much of the time to connect: by then another one may be
+/// the master.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
@@ -72,7 +73,8 @@ struct State {
     ended: bool,
 }
 
-/// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the last.
+/// Where the master is, and by which of the Sentinels' decisions: each is numbered higher than the
+/// last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     host_port: HostPort,
@@ -149,7 +151,8 @@ impl Sentinels {
         })
     }
 
-    /// From here on `tell` is called whenever another server has become the master. It must not block.
+    /// From here on `tell` is called whenever another server has become the master. It must not
+    /// block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _only_once = self.moved.set(Box::new(tell));
     }

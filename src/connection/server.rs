@@ -30,8 +30,8 @@ impl Server {
         match reply {
             Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
             Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
-            // It is not allowed to say, somebody has renamed the command, or a service has none. (But
-            // not whoever lets nobody in who says nothing else first.)
+            // It is not allowed to say, somebody has renamed the command, or a service has none.
+            // (But not whoever lets nobody in who says nothing else first.)
             Value::ServerError(error) => match RedisError::from(error) {
                 error
                     if matches!(error.code(), Some("NOPERM" | "ERR") | None)

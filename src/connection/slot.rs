@@ -2,8 +2,8 @@
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key, or of a channel of a cluster's: what stands in its first braces says which, if
-/// anything does.
+/// The slot of a key, or of a channel of a cluster's: what stands in its first braces says which,
+/// if anything does.
 pub(crate) fn slot_of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }

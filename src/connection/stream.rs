@@ -33,8 +33,8 @@ enum Stream {
 
 impl Connection {
     /// Connects, gives user and password, chooses the database, and asks who is there: all of it
-    /// until `deadline`, in one round trip once it is connected. `begun` hears of what ends it as soon
-    /// as it is connected. `with_role`: the server is asked whether it is a master, too.
+    /// until `deadline`, in one round trip once it is connected. `begun` hears of what ends it as
+    /// soon as it is connected. `with_role`: the server is asked whether it is a master, too.
     pub(super) fn open(
         address: &ConnectionAddr,
         tls: &Tls,

@@ -29,7 +29,8 @@ impl Trouble {
         }
     }
 
-    /// The error of a request that asked or set something of this name, and left nothing to be undone.
+    /// The error of a request that asked or set something of this name, and left nothing to be
+    /// undone.
     pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",

@@ -1,8 +1,9 @@
 //! In a cluster: which server's renewer does what. It has no connection of its own and waits for
 //! nobody, so that a server that does not answer delays what is due at the others by nothing.
 //!
-//! A server that has no slot any more may be gone for good. Its renewer ends, and hands back what it
-//! has; so does its subscriber's thread, and its lanes are closed, once nothing is on its way over them.
+//! A server that has no slot any more may be gone for good. Its renewer ends, and hands back what
+//! it has; so does its subscriber's thread, and its lanes are closed, once nothing is on its way
+//! over them.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

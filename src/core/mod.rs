@@ -117,8 +117,8 @@ impl Core {
         self.servers.route(name, self.hasher.hash_one(name))
     }
 
-    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they share
-    /// the numbers as well.
+    /// The numbered requests of a name. Two names may share them, as `x` and `{x}` do: then they
+    /// share the numbers as well.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = protocol::requests(name, self.id.as_str());
         self.requests.find(&key, |key| Requests::new(&key, &self.server_clock))
@@ -159,14 +159,14 @@ impl Core {
         self.servers.overlaps(&other.servers)
     }
 
-    /// When a request begins: see [`is_taken_over`](Self::is_taken_over). `None`, and no look at the
-    /// clock, where no server has a successor: a re-entry does little else.
+    /// When a request begins: see [`is_taken_over`](Self::is_taken_over). `None`, and no look at
+    /// the clock, where no server has a successor: a re-entry does little else.
     pub(crate) fn begins(&self) -> Option<Instant> {
         self.servers.have_successors().then(Instant::now)
     }
 
-    /// Whether this is trouble of an outage that Sentinels, or the other servers of a cluster, end by
-    /// choosing another master, which was there at some time after the request
+    /// Whether this is trouble of an outage that Sentinels, or the other servers of a cluster, end
+    /// by choosing another master, which was there at some time after the request
     /// [began](Self::begins).
     pub(crate) fn is_taken_over(&self, error: &Error, began: Option<Instant>) -> bool {
         let Some(began) = began else { return false };
@@ -185,8 +185,8 @@ impl Core {
         self.process.is_forked()
     }
 
-    /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex of
-    /// the client's is taken.
+    /// Fails if nothing can be had of the client any more, or not in this process. Before a mutex
+    /// of the client's is taken.
     pub(crate) fn check(&self, name: &Arc<str>) -> Result<(), Error> {
         self.check_process(name)?;
         if self.is_shut_down() {

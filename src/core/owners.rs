@@ -1,8 +1,8 @@
 //! Under which owners this process asks for locks, or has some.
 //!
-//! A server that becomes the master may have an owner of ours that nobody here is any more: its release
-//! went to the master before and came no further. Numbers are never used again, so one that is not live
-//! will never be, and whatever it has can be given back.
+//! A server that becomes the master may have an owner of ours that nobody here is any more: its
+//! release went to the master before and came no further. Numbers are never used again, so one that
+//! is not live will never be, and whatever it has can be given back.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,8 +18,8 @@ pub(super) struct Owners {
     live: Mutex<HashSet<u64>>,
 }
 
-/// An owner that is live: from before its first request on, until its hold was given back, or nobody
-/// has it.
+/// An owner that is live: from before its first request on, until its hold was given back, or
+/// nobody has it.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,

@@ -34,13 +34,14 @@ const ASK_AGAIN: u64 = 1_000_000_000;
 /// When a chore is due again that panicked.
 pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
-/// A server's thread with its own connection: renewals neither wait for the callers' commands nor delay them.
+/// A server's thread with its own connection: renewals neither wait for the callers' commands nor
+/// delay them.
 pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two are in two slots, or, while their
-    /// slot is on its way to another server, at two servers.
+    /// See [`NAMES_A_CALL`]. In a cluster a call is for one name: two are in two slots, or, while
+    /// their slot is on its way to another server, at two servers.
     names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
@@ -61,7 +62,8 @@ impl Renewer {
         Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
     }
 
-    /// The thread's whole life: until the client's end and the last job, or until nobody gives it any.
+    /// The thread's whole life: until the client's end and the last job, or until nobody gives it
+    /// any.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut todo = Todo::default();
         loop {
@@ -90,7 +92,8 @@ impl Renewer {
             if self.ask_again.is_some_and(|at| at <= now) {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
-            // Together, and behind what is urgent: while the server is away a packet takes its time.
+            // Together, and behind what is urgent: while the server is away a packet takes its
+            // time.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.see_to_orphans(now));
             }
@@ -158,8 +161,8 @@ impl Renewer {
         self.core.servers.home(name.as_bytes()).number() == self.server
     }
 
-    /// Renews what is due, and asks for what is not. Each hears of it, or nobody would ever renew it
-    /// again: after a panic all do, since it is not known who has heard already.
+    /// Renews what is due, and asks for what is not. Each hears of it, or nobody would ever renew
+    /// it again: after a panic all do, since it is not known who has heard already.
     fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
@@ -254,12 +257,13 @@ impl Renewer {
         }
     }
 
-    /// Another server may have become the master, or this one have come back with older data: what was
-    /// given back shortly before that is perhaps an owner's there who is nobody any more. All who wait
-    /// for it would wait for the end of its lease.
+    /// Another server may have become the master, or this one have come back with older data: what
+    /// was given back shortly before that is perhaps an owner's there who is nobody any more. All
+    /// who wait for it would wait for the end of its lease.
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // The last one of a name: a fair lock's queue knows more than its site, and is made after it.
+        // The last one of a name: a fair lock's queue knows more than its site, and is made after
+        // it.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();
@@ -356,22 +360,23 @@ impl Renewer {
 
     fn look(&self, lane: &Arc<Lane>) {
         let patience = PATIENCE + self.core.round_trip.saturating_mul(4);
-        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is sent
-        // as an orphan.
+        // Renewals wait meanwhile. In an outage nothing is opened: what is posted fails, and is
+        // sent as an orphan.
         let to_open = if self.endpoint.health().is_out() {
             Duration::ZERO
         } else {
             patience.saturating_mul(10).min(self.endpoint.connect_timeout())
         };
-        // A combiner is at work, which reads, but perhaps not what is posted behind it; or there is more.
+        // A combiner is at work, which reads, but perhaps not what is posted behind it; or there is
+        // more.
         if !lane.look(patience, to_open) && lane.look_after() == Posted::LookAfter {
             self.core.watchdog.look_after(lane);
         }
     }
 
-    /// Sends commands in one packet and reads their replies. Once more on a new connection, if there
-    /// was none on the old one: it may have been dead for a while. Says, too, whether they were sent
-    /// twice: then the first ones may have run, whatever became of the second ones.
+    /// Sends commands in one packet and reads their replies. Once more on a new connection, if
+    /// there was none on the old one: it may have been dead for a while. Says, too, whether they
+    /// were sent twice: then the first ones may have run, whatever became of the second ones.
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
         let outcomes = self.exchange_once(commands, within);

@@ -91,8 +91,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The last one in a forked child does not end what is the parent's: neither its holds nor its
-        // connections, which may write when they are closed, nor threads that are not there.
+        // The last one in a forked child does not end what is the parent's: neither its holds nor
+        // its connections, which may write when they are closed, nor threads that are not there.
         if self.core().is_forked() {
             std::mem::forget(Arc::clone(&self.0));
         }
@@ -191,8 +191,8 @@ impl Threads {
         }
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
-        // Every release is answered, or has become an orphan, before the wheel stops. What is posted
-        // after this is waited for by who posts it.
+        // Every release is answered, or has become an orphan, before the wheel stops. What is
+        // posted after this is waited for by who posts it.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.response_timeout;
         let begun = Instant::now();
@@ -212,8 +212,8 @@ impl Threads {
         true
     }
 
-    /// Waits for the background threads, which `begun` to end then. One that a dead network keeps in
-    /// a write or a read ends when that times out.
+    /// Waits for the background threads, which `begun` to end then. One that a dead network keeps
+    /// in a write or a read ends when that times out.
     fn await_threads(&self, begun: Instant) {
         if !on_own_thread() && !self.core.is_forked() {
             let patience = self.core.config.response_timeout.saturating_mul(2);

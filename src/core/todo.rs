@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::connection::Lane;
 use crate::watchdog::Job;
 
-/// Renewals first, and one of the others after each packet of them, which may take as long as replicas
-/// need. Lanes last, and one at a time: one that does not answer takes its time, and a
+/// Renewals first, and one of the others after each packet of them, which may take as long as
+/// replicas need. Lanes last, and one at a time: one that does not answer takes its time, and a
 /// renewal that comes meanwhile waits for no other.
 #[derive(Default)]
 pub(super) struct Todo {

@@ -1,8 +1,8 @@
 //! One permit that this process has: its lease, and who has it now.
 //!
 //! A loan is a hold: one id in the server's set, as an owner is in a lock. Each guard that has it
-//! is a tenancy of it. It goes from guard to guard where the process passes permits on, unless its id
-//! was read: whoever was told the id may give the permit back, and must not give back another's.
+//! is a tenancy of it. It goes from guard to guard where the process passes permits on, unless its
+//! id was read: whoever was told the id may give the permit back, and must not give back another's.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -178,8 +178,8 @@ impl Loan {
         }
     }
 
-    /// It is over. Who had it, whether a renewal is on its way, and whether this was the first to say
-    /// so.
+    /// It is over. Who had it, whether a renewal is on its way, and whether this was the first to
+    /// say so.
     fn finish(&self) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
@@ -241,8 +241,8 @@ impl Loan {
         }
     }
 
-    /// A renewal before its time; of one that is not to be renewed, or is being renewed, the question
-    /// whether the server knows it.
+    /// A renewal before its time; of one that is not to be renewed, or is being renewed, the
+    /// question whether the server knows it.
     pub(super) fn renew_now(self: &Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         let mut state = self.state.lock();

@@ -13,9 +13,9 @@ use crate::protocol::PermitId;
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
 ///
 /// It belongs to no thread and may be sent to another. While it lives its lease is renewed
-/// ([`with_lease`](ExpirableSemaphore::with_lease) takes a fixed one); it knows until when the permit
-/// is certainly held, and tells when it is lost. One that is leaked ([`std::mem::forget`]) is kept
-/// until [`Client::shutdown`](crate::Client::shutdown), or for
+/// ([`with_lease`](ExpirableSemaphore::with_lease) takes a fixed one); it knows until when the
+/// permit is certainly held, and tells when it is lost. One that is leaked ([`std::mem::forget`])
+/// is kept until [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
 /// A drop does not wait for the server: the release is written, and one that fails is sent again in
@@ -57,8 +57,9 @@ impl ExpirablePermit {
     /// ([`ExpirableSemaphore::release`]): one of Redisson's as well. No I/O.
     ///
     /// Such a release is a loss to this guard, as soon as the server tells of it
-    /// ([`on_lost`](Self::on_lost)), or at its next renewal. By a handle of the same client it is none. A permit whose id was read is not passed on within the
-    /// process: its drop gives it back to the server.
+    /// ([`on_lost`](Self::on_lost)), or at its next renewal. By a handle of the same client it is
+    /// none. A permit whose id was read is not passed on within the process: its drop gives it back
+    /// to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
         self.loan.tell_id()
@@ -87,8 +88,8 @@ impl ExpirablePermit {
         if self.is_forked() { Duration::ZERO } else { self.tenancy.remaining() }
     }
 
-    /// Fails unless the permit is certainly held for `slack` more: what to ask before each step that
-    /// must not be done without it and takes no longer than that.
+    /// Fails unless the permit is certainly held for `slack` more: what to ask before each step
+    /// that must not be done without it and takes no longer than that.
     ///
     /// Where the lease is renewed, what is certain is between two thirds of
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it. No I/O.
@@ -124,14 +125,15 @@ impl ExpirablePermit {
         }
     }
 
-    /// Has `callback` called once if the permit is lost before it is given back: at the lease's end,
-    /// or at a renewal that the server answers with "not there any more". If it is lost already, soon
-    /// after this call. A loss that nobody knows of before [`release`](Self::release) asks the server
-    /// is told by its error alone.
+    /// Has `callback` called once if the permit is lost before it is given back: at the lease's
+    /// end, or at a renewal that the server answers with "not there any more". If it is lost
+    /// already, soon after this call. A loss that nobody knows of before [`release`](Self::release)
+    /// asks the server is told by its error alone.
     ///
-    /// Of what was held for 100 ms the server tells when something changes the semaphore's leases, and
-    /// then it is asked at once whether the permit is there; where they change more than ten times a
-    /// second, after some seconds at most ([`client_tracking`](crate::ClientBuilder::client_tracking)).
+    /// Of what was held for 100 ms the server tells when something changes the semaphore's leases,
+    /// and then it is asked at once whether the permit is there; where they change more than ten
+    /// times a second, after some seconds at most
+    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)).
     ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -148,13 +150,13 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was lost before: somebody else may have it by now, and
-    /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol) if
-    /// its answer makes no sense: the release is sent again in the background, and the permit is free
-    /// at the latest when its lease ends. Also if the connection broke and the server, asked once
-    /// more, no longer knows the permit. [`Forked`](ErrorKind::Forked) in a forked child: nothing was
-    /// done.
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if it was lost before: somebody else may have it by now,
+    /// and keeps it. [`NotHeld`](ErrorKind::NotHeld) if it was given back by its id before.
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, [`Protocol`](ErrorKind::Protocol)
+    /// if its answer makes no sense: the release is sent again in the background, and the permit is
+    /// free at the latest when its lease ends. Also if the connection broke and the server, asked
+    /// once more, no longer knows the permit. [`Forked`](ErrorKind::Forked) in a forked child:
+    /// nothing was done.
     ///
     /// # Blocking
     ///
@@ -167,11 +169,11 @@ impl ExpirablePermit {
         site.release(&self.loan)
     }
 
-    /// Lets go of the permit and leaves it out: nobody renews it from here on. Whoever has the id can
-    /// make its lease longer ([`ExpirableSemaphore::update_lease_time`]) and give it back
-    /// ([`ExpirableSemaphore::release`]); else it comes back when its lease ends. That is between two
-    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it, or what
-    /// is left of a fixed lease. No I/O.
+    /// Lets go of the permit and leaves it out: nobody renews it from here on. Whoever has the id
+    /// can make its lease longer ([`ExpirableSemaphore::update_lease_time`]) and give it back
+    /// ([`ExpirableSemaphore::release`]); else it comes back when its lease ends. That is between
+    /// two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it, or
+    /// what is left of a fixed lease. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;

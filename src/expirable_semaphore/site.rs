@@ -90,8 +90,8 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives permits back in the background that nobody has here any more, and the server may, or that
-    /// a late copy of their request may take yet.
+    /// Gives permits back in the background that nobody has here any more, and the server may, or
+    /// that a late copy of their request may take yet.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.adopt(Orphan::released(&self.name, command, lease));

@@ -101,7 +101,8 @@ impl FairLine {
                 return None;
             }
             waiters.standing.swap_remove(at);
-            // It stands in the server's line still. Who is told there from here on has lost the hold.
+            // It stands in the server's line still. Who is told there from here on has lost the
+            // hold.
             self.queue.site.core.pubsub.dismiss(owner.number());
             mail.lock().passed = Some(tenancy);
             line.passed.push(*owner);

@@ -2,8 +2,8 @@
 //! wait.
 //!
 //! It is known to the process before it is to Redis: a hold may be passed to it from the moment it
-//! stands there. What wakes its thread is the grant, or a hold that is passed to it, and then there is
-//! nothing to ask. It asks when it is told to, by a script of ours or of Redisson's, after a
+//! stands there. What wakes its thread is the grant, or a hold that is passed to it, and then there
+//! is nothing to ask. It asks when it is told to, by a script of ours or of Redisson's, after a
 //! reconnect, and when the holder's lease ends, if it is first.
 
 use std::sync::{Arc, Weak};
@@ -34,8 +34,8 @@ pub(crate) struct FairPlace {
     terms: Terms,
     /// It has the newcomers' baton.
     leads: bool,
-    /// What it is told, from before its first request on. (Not of one that takes the lock now or not
-    /// at all.)
+    /// What it is told, from before its first request on. (Not of one that takes the lock now or
+    /// not at all.)
     pub(super) standing: Option<Arc<Expected<Standing>>>,
     /// A request was answered "queued".
     was_queued: bool,
@@ -182,8 +182,8 @@ impl FairPlace {
         self.tried(replied)
     }
 
-    /// As [`ask_once`](Self::ask_once), in two steps: what is returned reads the reply, until a time,
-    /// for [`tried`](Self::tried).
+    /// As [`ask_once`](Self::ask_once), in two steps: what is returned reads the reply, until a
+    /// time, for [`tried`](Self::tried).
     pub(super) fn begin_try(
         &mut self,
     ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
@@ -213,8 +213,9 @@ impl FairPlace {
 
 /// The steps of a request.
 impl FairPlace {
-    /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What is
-    /// said on the client's own channel after version `heard` may be missed, and is asked for again.
+    /// It is about to be asked for: a hold may be passed to it, and its sign of life is due. What
+    /// is said on the client's own channel after version `heard` may be missed, and is asked for
+    /// again.
     fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
         listening.own.known(heard);
         if self.standing.is_some() {
@@ -271,8 +272,8 @@ impl FairPlace {
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
-                    // Its release tells on a channel of this waiter's alone. If none does, none will
-                    // before this waiter asks again, since who comes later stands behind.
+                    // Its release tells on a channel of this waiter's alone. If none does, none
+                    // will before this waiter asks again, since who comes later stands behind.
                     let channel = self.queue.redissons_channel(&self.candidate.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
@@ -326,7 +327,8 @@ impl FairPlace {
 
 /// The end of a place.
 impl FairPlace {
-    /// Whether the server granted this one the hold; else a thread of this process has passed it on.
+    /// Whether the server granted this one the hold; else a thread of this process has passed it
+    /// on.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.candidate.owner.number()
     }

@@ -1,5 +1,5 @@
-//! Who of one process waits for a fair lock, and how they are told. The order is in Redis; this only
-//! knows whom to wake.
+//! Who of one process waits for a fair lock, and how they are told. The order is in Redis; this
+//! only knows whom to wake.
 //!
 //! ```text
 //! newcomers: one has the baton, and asks for all who have come; the others sleep, or leave
@@ -195,8 +195,8 @@ impl Queued for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// A place is a thread's own, and leaves the queue. If it has the newcomers' baton, or there was
-    /// none yet, the next of them has that.
+    /// A place is a thread's own, and leaves the queue. If it has the newcomers' baton, or there
+    /// was none yet, the next of them has that.
     fn hand_on(&self, lead: Option<Lead<FairPlace>>) {
         if lead.is_none() {
             let _none = self.promote(None);
@@ -270,8 +270,8 @@ impl Chore for FairQueue {
     }
 }
 
-/// How often at least: once while a hand-over lasts, and then the server has told the end of that. So
-/// where the process is stopped that was told, the others lose no more.
+/// How often at least: once while a hand-over lasts, and then the server has told the end of that.
+/// So where the process is stopped that was told, the others lose no more.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 

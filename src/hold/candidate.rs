@@ -5,9 +5,10 @@
 //! the server's clock; without one, from the first request. The process may have been stopped, and
 //! the lock be another's when the message is read.
 //!
-//! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was written
-//! over another connection, and the server answers only for this one's writes; the question finds the
-//! hold, and writes it anew. What too few replicas have is given back before anybody hears of it.
+//! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was
+//! written over another connection, and the server answers only for this one's writes; the question
+//! finds the hold, and writes it anew. What too few replicas have is given back before anybody
+//! hears of it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -119,8 +120,8 @@ impl<D> Candidate<D> {
         })
     }
 
-    /// Whether the server may have had it in a queue: the request that was answered last was not the
-    /// only one, or was perhaps run twice.
+    /// Whether the server may have had it in a queue: the request that was answered last was not
+    /// the only one, or was perhaps run twice.
     pub(super) fn may_stand(&self) -> bool {
         self.in_doubt || self.asked_again
     }
@@ -134,8 +135,8 @@ impl<D> Candidate<D> {
         }
     }
 
-    /// The last reply granted it the lock, and whether it was this owner's `already`: what a message
-    /// said of that.
+    /// The last reply granted it the lock, and whether it was this owner's `already`: what a
+    /// message said of that.
     pub(crate) fn told(&mut self, site: &Site, already: bool) -> Option<D> {
         let told = self.told.take().filter(|_| already);
         if already && told.is_none() {
@@ -170,8 +171,8 @@ impl<D> Candidate<D> {
         Ok(None)
     }
 
-    /// A hold by message, and what that says besides. `None`: it is certain no more that it is ours,
-    /// or replicas must have it. The server is to be asked then.
+    /// A hold by message, and what that says besides. `None`: it is certain no more that it is
+    /// ours, or replicas must have it. The server is to be asked then.
     pub(crate) fn granted_by_message(
         &mut self,
         site: &Site,
@@ -203,9 +204,9 @@ impl<D> Candidate<D> {
     }
 }
 
-/// An owner that messages may name, as long as it waits or holds, and who reads them. While it holds,
-/// too, if it [may have stood](Candidate::may_stand) in a queue: the message of a grant that was found
-/// by asking comes late, and must not be given back.
+/// An owner that messages may name, as long as it waits or holds, and who reads them. While it
+/// holds, too, if it [may have stood](Candidate::may_stand) in a queue: the message of a grant that
+/// was found by asking comes late, and must not be given back.
 pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
     owner: u64,

@@ -63,10 +63,10 @@ impl Cohort {
         self.last = None;
     }
 
-    /// The chain of a hold that was granted by the reply to a question of `asked_at`. It goes on where
-    /// the lock was free for a moment only: nobody else of ours wanted it, and Redisson's had no turn.
-    /// A young chain is not told of: it began anew with whoever got the lock then, who was young again
-    /// for as long, and left Redisson's no turn either.
+    /// The chain of a hold that was granted by the reply to a question of `asked_at`. It goes on
+    /// where the lock was free for a moment only: nobody else of ours wanted it, and Redisson's had
+    /// no turn. A young chain is not told of: it began anew with whoever got the lock then, who was
+    /// young again for as long, and left Redisson's no turn either.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain { start: Start::Here(asked_at), count: 1 };
         let Some((end, chain)) = self.last else { return anew };

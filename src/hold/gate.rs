@@ -26,10 +26,10 @@
 //!
 //! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
 //! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
-//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed here;
-//! a lock whose threads queue elsewhere does not pass it then, and none does after one that failed.
-//! `force` counts what this process has unlocked by force: a hold that was asked for before the last
-//! time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
+//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed
+//! here; a lock whose threads queue elsewhere does not pass it then, and none does after one that
+//! failed. `force` counts what this process has unlocked by force: a hold that was asked for before
+//! the last time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
 //!
 //! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
 //! gives up with the baton hands it on.
@@ -101,8 +101,8 @@ pub(crate) enum Admitted {
     Seated(Option<Seat>),
     /// Another hold has the seat.
     Taken(Arc<Hold>),
-    /// Its lease was over before its reply was read, or a forced unlock of this process was answered
-    /// since it was asked for, and only the server knows which came first.
+    /// Its lease was over before its reply was read, or a forced unlock of this process was
+    /// answered since it was asked for, and only the server knows which came first.
     NotOurs,
 }
 
@@ -122,7 +122,8 @@ pub(crate) enum LeaveOutcome {
         seat: Seat,
         /// It has the baton; else another one leads already.
         leads: bool,
-        /// The turn lasts: a [`Succession`](super::Succession) may pass it. (A `Line` does not ask.)
+        /// The turn lasts: a [`Succession`](super::Succession) may pass it. (A `Line` does not
+        /// ask.)
         in_turn: bool,
     },
 }
@@ -146,14 +147,14 @@ impl Gate {
         self.at(|state, now| state.enter(thread, terms, waits, now))
     }
 
-    /// Whether the thread, which is a level deeper then, or another one has the seat: for locks whose
-    /// queue is not this one. `None`: nobody has it.
+    /// Whether the thread, which is a level deeper then, or another one has the seat: for locks
+    /// whose queue is not this one. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
         self.at(|state, now| state.reenter(thread, terms, now))
     }
 
-    /// The leader was granted a hold: the seat is taken, the baton is laid down (not for a hold with a
-    /// line). `gone` is not held any more, whatever it says.
+    /// The leader was granted a hold: the seat is taken, the baton is laid down (not for a hold
+    /// with a line). `gone` is not held any more, whatever it says.
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -172,8 +173,8 @@ impl Gate {
         })
     }
 
-    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one. The second: it was
-    /// held until then.
+    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one. The second: it
+    /// was held until then.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -214,9 +215,9 @@ impl Gate {
         (seat, wake)
     }
 
-    /// Lets a thread into a hold that threads share: a level deeper if it has it already; beside the
-    /// others if the turn is [young](Cohort::may_join) and nobody waits elsewhere, or
-    /// [at any time](Joining::AnyTime) (`false`: only therefore). `None`: nobody has the seat.
+    /// Lets a thread into a hold that threads share: a level deeper if it has it already; beside
+    /// the others if the turn is [young](Cohort::may_join) and nobody waits elsewhere, or [at any
+    /// time](Joining::AnyTime) (`false`: only therefore). `None`: nobody has the seat.
     pub(crate) fn join(
         &self,
         thread: &Arc<Thread>,
@@ -362,7 +363,8 @@ impl State {
         Entered::Queued(waiter)
     }
 
-    /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or another's.
+    /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or
+    /// another's.
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {
@@ -420,8 +422,8 @@ impl State {
         let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
             return LeaveOutcome::NotThere;
         };
-        // In a turn: at most 10 ms since the server's word, less the more processes wait (`cohort.rs`).
-        // `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
+        // In a turn: at most 10 ms since the server's word, less the more processes wait
+        // (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
         let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
         if hold.line.is_none()
             && in_turn
@@ -443,8 +445,8 @@ impl State {
                 return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
             }
         }
-        // Nobody may have it: the one who leaves takes the baton for the release, unless another one has
-        // it; so who comes now runs its request behind that.
+        // Nobody may have it: the one who leaves takes the baton for the release, unless another
+        // one has it; so who comes now runs its request behind that.
         self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);

@@ -130,9 +130,9 @@ impl Asked {
 
 /// One owner id on one key.
 ///
-/// Who loses it sets `lost` and then looks at the deadline and at `unconfirmed`; who hears the server
-/// sets those and then looks at `lost` (all `SeqCst`): one of the two sees to the release of a hold
-/// that was lost while its lease was made longer.
+/// Who loses it sets `lost` and then looks at the deadline and at `unconfirmed`; who hears the
+/// server sets those and then looks at `lost` (all `SeqCst`): one of the two sees to the release of
+/// a hold that was lost while its lease was made longer.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// `None`: a lock that keeps no line in Redis.
@@ -295,8 +295,8 @@ impl Hold {
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Why the server does not have it any more: its own end comes after this deadline, and may be told
-    /// of before the watchdog's thread has run.
+    /// Why the server does not have it any more: its own end comes after this deadline, and may be
+    /// told of before the watchdog's thread has run.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
@@ -311,8 +311,8 @@ impl Hold {
     }
 
     /// Equal terms: a watched hold for who wants the watchdog, a fixed one for who wants the same
-    /// lease, and gets nine tenths of it. Never one whose lease was made longer meanwhile: if the next
-    /// one dies, others would wait for that.
+    /// lease, and gets nine tenths of it. Never one whose lease was made longer meanwhile: if the
+    /// next one dies, others would wait for that.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
@@ -359,8 +359,8 @@ pub(crate) struct Tenancy {
     end: Mutex<End>,
     /// A copy of whether it has ended, to be read without the mutex.
     ended: AtomicBool,
-    /// The stay that it is a part of, once its thread has left to wait. Set under the mutex of its end.
-    /// Its guards keep the stay.
+    /// The stay that it is a part of, once its thread has left to wait. Set under the mutex of its
+    /// end. Its guards keep the stay.
     stay: OnceLock<Arc<Stay>>,
 }
 

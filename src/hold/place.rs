@@ -8,9 +8,9 @@
 //!                              -> ask
 //! ```
 //!
-//! One for each process and name, however many threads wait: it is the leader's, who hands it to the
-//! next leader with the lead. The owner is registered before the first request is sent, since the
-//! grant may overtake its reply. (Not for `try_lock`: no message names it.)
+//! One for each process and name, however many threads wait: it is the leader's, who hands it to
+//! the next leader with the lead. The owner is registered before the first request is sent, since
+//! the grant may overtake its reply. (Not for `try_lock`: no message names it.)
 //!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
@@ -76,9 +76,9 @@ struct Mail {
     open_until: Option<u64>,
 }
 
-/// The subscriber's thread calls it with what it hears on the client's own channel, where a script has
-/// named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody expects is
-/// [given back](super::give_back_stray).
+/// The subscriber's thread calls it with what it hears on the client's own channel, where a script
+/// has named this owner (`tell` in `lua/hand_off.lua`). A grant that names an owner which nobody
+/// expects is [given back](super::give_back_stray).
 impl Addressee for Standing {
     fn told(&self, news: &News<'_>) {
         let received = clock::now();
@@ -159,8 +159,8 @@ impl Place {
         })
     }
 
-    /// Takes out what was told: the lock, if a message said that it is ours and that is still so. From
-    /// here on the thread is woken for it.
+    /// Takes out what was told: the lock, if a message said that it is ours and that is still so.
+    /// From here on the thread is woken for it.
     pub(crate) fn collect(
         &mut self,
         listening: &mut Listening,
@@ -259,13 +259,14 @@ impl Place {
                     return Err(error);
                 }
                 let told = self.candidate.told(site, already);
-                // Its deadline: the whole lease, counted from before the request was sent, and less a
-                // little for drift.
+                // Its deadline: the whole lease, counted from before the request was sent, and less
+                // a little for drift.
                 let hold = self.candidate.granted_by_reply(site, claim.need);
                 // Since when ours have it the message knows better.
                 let chain = told.map_or_else(|| site.gate.chain(hold.asked.at), |told| told.chain);
-                // Unnamed: messages name those who stood in the queue when some script ended, and who
-                // got the lock at its first request never did. Unless a copy of that ran before it.
+                // Unnamed: messages name those who stood in the queue when some script ended, and
+                // who got the lock at its first request never did. Unless a copy of that ran before
+                // it.
                 let expected =
                     if already || self.candidate.may_stand() { self.expected() } else { None };
                 let hold = hold.with_details(GrantDetails { places, chain, tokens }, expected);
@@ -277,7 +278,8 @@ impl Place {
         }
     }
 
-    /// A request is about to be sent: with these scripts, for this lease, after so many have queued.
+    /// A request is about to be sent: with these scripts, for this lease, after so many have
+    /// queued.
     fn asks<'a>(
         &mut self,
         site: &'a Arc<Site>,
@@ -331,8 +333,8 @@ impl Place {
             // Who released it knows of no tokens: a re-entrant lock of this name.
             return None;
         }
-        // Its deadline: the lease that the message says, counted from the anchor. It is provisional: the
-        // renewer raises it to that of the terms after 50 ms.
+        // Its deadline: the lease that the message says, counted from the anchor. It is
+        // provisional: the renewer raises it to that of the terms after 50 ms.
         let (hold, details) = self.candidate.granted_by_message(site, terms, granted)?;
         Some(hold.with_details(details, self.expected()))
     }

@@ -1,5 +1,5 @@
-//! How a thread leaves a hold, how that is given back, and what the server may have of it for nobody
-//! after that.
+//! How a thread leaves a hold, how that is given back, and what the server may have of it for
+//! nobody after that.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,9 +17,9 @@ use crate::script::{self, Trouble};
 use crate::watchdog::Orphan;
 
 impl Site {
-    /// Ends one level of a tenancy; the last one releases the hold or passes it on. `LockGuard::unlock`
-    /// is this, [awaited](Leaving::Awaited), and a guard's drop is it, [posted](Leaving::Posted), each
-    /// on the terms of its level and once.
+    /// Ends one level of a tenancy; the last one releases the hold or passes it on.
+    /// `LockGuard::unlock` is this, [awaited](Leaving::Awaited), and a guard's drop is it,
+    /// [posted](Leaving::Posted), each on the terms of its level and once.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -71,8 +71,8 @@ impl Site {
                 Ok(None)
             }
             (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
-                // Whatever happens from here on, the baton is handed on: behind the release, so that the
-                // next leader's request runs after it.
+                // Whatever happens from here on, the baton is handed on: behind the release, so
+                // that the next leader's request runs after it.
                 let mut baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
@@ -129,8 +129,8 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
-                // Written to the name's lane, or put behind what is being written there. Who reads that
-                // lane's replies next calls the receiver: another caller, else the renewer.
+                // Written to the name's lane, or put behind what is being written there. Who reads
+                // that lane's replies next calls the receiver: another caller, else the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -147,8 +147,8 @@ impl Site {
         done
     }
 
-    /// As [`release`](Self::release): sent now, and its reply read when the returned is called, until
-    /// a time.
+    /// As [`release`](Self::release): sent now, and its reply read when the returned is called,
+    /// until a time.
     pub(super) fn begin_release(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -272,8 +272,8 @@ impl Site {
         self.give_up(&place.candidate, place.give_up_command(self), Orphan::requested);
     }
 
-    /// An owner does not want the lock any more: this takes it out of queue and lock. If that is not
-    /// answered, or a request may come later, it is an orphan of this kind.
+    /// An owner does not want the lock any more: this takes it out of queue and lock. If that is
+    /// not answered, or a request may come later, it is an orphan of this kind.
     pub(crate) fn give_up<D>(
         self: &Arc<Self>,
         candidate: &Candidate<D>,
@@ -331,8 +331,8 @@ pub(crate) enum Leaving {
     Awaited,
 }
 
-/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or its
-/// thread had left.
+/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or
+/// its thread had left.
 pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
     let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {

@@ -177,9 +177,9 @@ impl Site {
                     }
                     return Ok(true);
                 }
-                // Threads of a fair lock ask for themselves. One of the two was taken away by force,
-                // and only the server knows which: grants are not always read in the order in which
-                // they were made.
+                // Threads of a fair lock ask for themselves. One of the two was taken away by
+                // force, and only the server knows which: grants are not always read in the order
+                // in which they were made.
                 Admitted::Taken(other) => {
                     if !self.has_granted(&tenancy.hold)? {
                         return Ok(false);

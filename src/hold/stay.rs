@@ -1,9 +1,9 @@
 //! A thread's stay in a lock over its waits on conditions: it leaves with all levels, and is back
 //! with them later, in another hold.
 //!
-//! A guard names the tenancy in which its level was taken. When the thread waits, that tenancy ends;
-//! when it is back it has another. The stay is how the guards of all of them find the one of now. Who
-//! never waits has none.
+//! A guard names the tenancy in which its level was taken. When the thread waits, that tenancy
+//! ends; when it is back it has another. The stay is how the guards of all of them find the one of
+//! now. Who never waits has none.
 
 use std::any::Any;
 use std::borrow::Cow;

@@ -1,5 +1,5 @@
-//! How the loss of what is held is heard of: after a while the subscriber has the server track its key
-//! (`pubsub/tracking.rs`). What is held for a shorter time costs nothing.
+//! How the loss of what is held is heard of: after a while the subscriber has the server track its
+//! key (`pubsub/tracking.rs`). What is held for a shorter time costs nothing.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -14,8 +14,8 @@ use crate::script;
 use crate::watchdog::renewal::TRACKED_AFTER;
 
 impl Hold {
-    /// When it is to be tracked under `key`, if it was granted at `granted`. `u64::MAX`: it is, or the
-    /// server does not track.
+    /// When it is to be tracked under `key`, if it was granted at `granted`. `u64::MAX`: it is, or
+    /// the server does not track.
     pub(crate) fn tracked_from(&self, granted: u64, key: &str, core: &Core) -> u64 {
         if self.is_tracked() || !core.pubsub.tracks(key) {
             return u64::MAX;

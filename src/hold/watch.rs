@@ -13,8 +13,8 @@ use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
 
 impl Site {
-    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for all
-    /// holds when this one was not to be seen.
+    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for
+    /// all holds when this one was not to be seen.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold.asked.incarnation {
@@ -101,15 +101,16 @@ impl Site {
         tenancy.remaining() >= slack
     }
 
-    /// Asks for a lease of a hold: whether it is still held. Until replicas have that, if they must.
+    /// Asks for a lease of a hold: whether it is still held. Until replicas have that, if they
+    /// must.
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
         renewal::extend(RenewalKind::Locks, route, name, &hold.owner, lease, acks)
     }
 
-    /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is unconfirmed;
-    /// if the server has it no more, it is lost.
+    /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
+    /// unconfirmed; if the server has it no more, it is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold, clock::now());
         hold.ask(lease);

@@ -22,8 +22,8 @@ pub(crate) fn acquire(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // A name or a lease that is not usable, a client that was shut down, a forked process, a token that
-    // was cancelled: an error before anything is sent.
+    // A name or a lease that is not usable, a client that was shut down, a forked process, a token
+    // that was cancelled: an error before anything is sent.
     handle.check(&wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
     acquire::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
@@ -56,8 +56,8 @@ impl Synchronizer for Exclusive<'_> {
         &self.0.site
     }
 
-    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of this
-    /// process that does.
+    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of
+    /// this process that does.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
@@ -65,9 +65,9 @@ impl Synchronizer for Exclusive<'_> {
                 Entered::Leads => Enter::Leads(None),
                 Entered::Queued(waiter) => Enter::Queued(waiter),
                 Entered::Occupied => Enter::NotNow,
-                // Mine: it is a level deeper by now, which costs a command only for a fixed lease that
-                // is longer than what is left. Or its lease is over: it is told as lost, and the
-                // thread enters anew.
+                // Mine: it is a level deeper by now, which costs a command only for a fixed lease
+                // that is longer than what is left. Or its lease is over: it is told as lost, and
+                // the thread enters anew.
                 entered => match self.0.again(entered)? {
                     Some(tenancy) => Enter::Granted(tenancy),
                     None => continue,
@@ -76,7 +76,8 @@ impl Synchronizer for Exclusive<'_> {
         }
     }
 
-    /// The wheel opens the gate when the hold in front ends; this is for the case that it could not.
+    /// The wheel opens the gate when the hold in front ends; this is for the case that it could
+    /// not.
     fn look(&self) {
         let site = &self.0.site;
         if let Some(tenancy) = site.gate.expired() {

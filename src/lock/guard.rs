@@ -117,9 +117,9 @@ impl LockGuard {
     /// [`unlock`](Self::unlock) asks the server is told by its error alone.
     ///
     /// Of what was held for 100 ms the server tells when something changes it
-    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it, flushes
-    /// the server's data or shortens its time to live, the renewal is made at once, and the callback is
-    /// called some milliseconds later. So it is with a fixed lease.
+    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it,
+    /// flushes the server's data or shortens its time to live, the renewal is made at once, and the
+    /// callback is called some milliseconds later. So it is with a fixed lease.
     ///
     /// It runs on a thread of the client's, one callback after the other, so it should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {

@@ -70,8 +70,8 @@ macro_rules! guard_verbs {
             }
 
             /// For how long they are certainly held if no renewal succeeds any more: the least of
-            /// all parts. Of a quorum: for how long a majority is, less a hundredth of the lease and
-            /// 2 ms for clocks that drift. Zero if they are lost. No I/O.
+            /// all parts. Of a quorum: for how long a majority is, less a hundredth of the lease
+            /// and 2 ms for clocks that drift. Zero if they are lost. No I/O.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 self.levels.remaining()
@@ -107,8 +107,8 @@ macro_rules! guard_verbs {
             ///
             /// # Errors
             ///
-            /// As [`LockGuard::unlock`](crate::LockGuard::unlock), with the name of the part that it
-            /// happened to: one that was lost before others. All the others are released in any
+            /// As [`LockGuard::unlock`](crate::LockGuard::unlock), with the name of the part that
+            /// it happened to: one that was lost before others. All the others are released in any
             /// case. Of a quorum only if less than a majority was still held, or could be told so.
             ///
             /// # Blocking

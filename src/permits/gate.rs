@@ -1,8 +1,8 @@
 //! Who of this process waits for permits of one semaphore.
 //!
 //! A refusal closes the gate: from then on threads queue, and the first of them leads: it asks for
-//! itself and for those behind it, in one request. A permit given back in this process may go to the
-//! first in line with no round trip.
+//! itself and for those behind it, in one request. A permit given back in this process may go to
+//! the first in line with no round trip.
 //!
 //! Whole needs: what the server gives, and what is passed on, goes to the first in line if it
 //! covers its whole need, and nobody passes it. The rest goes back at once: never is a part kept,
@@ -134,8 +134,8 @@ impl<P: Permits> PermitGate<P> {
         iter::once(own).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// The server has refused the leader so many permits, which had read this version of the channel
-    /// before, for as long as is `left` unless there is a message.
+    /// The server has refused the leader so many permits, which had read this version of the
+    /// channel before, for as long as is `left` unless there is a message.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
@@ -166,8 +166,8 @@ impl<P: Permits> PermitGate<P> {
         self.state.lock().leader.as_mut()?.given.take()
     }
 
-    /// The leader is done, with or without permits: the next one leads, and asks for itself. Returns
-    /// what the one before was passed and did not take.
+    /// The leader is done, with or without permits: the next one leads, and asks for itself.
+    /// Returns what the one before was passed and did not take.
     pub(crate) fn leader_leaves(&self) -> Option<P> {
         let mut state = self.state.lock();
         // Its successor is first in line from now on, awake or not: what is given back while it

@@ -89,8 +89,8 @@ pub(crate) trait Source: Sized {
         clients: u64,
     ) -> Result<Reply<Self::Permits>, RequestFailed>;
 
-    /// Gives back to the server what nobody here waits for. Does not wait; what fails is logged, and
-    /// sent again.
+    /// Gives back to the server what nobody here waits for. Does not wait; what fails is logged,
+    /// and sent again.
     fn give_to_server(self: &Arc<Self>, permits: Self::Permits);
 
     /// Passes permits on within the process, and gives the rest back to the server.

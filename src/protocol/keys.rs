@@ -127,7 +127,8 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
-    /// The same in a cluster, where it must be in the slot of what a script is about: its first key.
+    /// The same in a cluster, where it must be in the slot of what a script is about: its first
+    /// key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {
         format!("{}:{{redlatch:{client}}}", Self::channel(key))
     }

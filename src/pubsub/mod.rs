@@ -1,15 +1,15 @@
-//! How a wake-up arrives: for each server one subscriber thread and one connection, for each channel
-//! one entry.
+//! How a wake-up arrives: for each server one subscriber thread and one connection, for each
+//! channel one entry.
 //!
 //! The thread sleeps in a read of its connection. To make it look at its queue of new channels, a
-//! message is published on a channel of the client's own, which works over TCP, TLS and unix sockets
-//! alike. The same message, sent every few seconds, shows that the connection is alive. Of one server
-//! scripts tell waiters of this client there, too (`own.rs`). In a cluster they do so on a channel of
-//! the name's, since one of the client's would belong to another slot.
+//! message is published on a channel of the client's own, which works over TCP, TLS and unix
+//! sockets alike. The same message, sent every few seconds, shows that the connection is alive. Of
+//! one server scripts tell waiters of this client there, too (`own.rs`). In a cluster they do so on
+//! a channel of the name's, since one of the client's would belong to another slot.
 //!
 //! An entry has a home: the server that has the channel's slot. When that is another one, the entry
-//! moves there, and is confirmed anew. Who waits for it sees no more of that than of a reconnect. What is
-//! tracked moves the same way (`tracking.rs`).
+//! moves there, and is confirmed anew. Who waits for it sees no more of that than of a reconnect.
+//! What is tracked moves the same way (`tracking.rs`).
 
 mod entry;
 mod event;
@@ -72,7 +72,8 @@ pub(crate) trait Host: Send + Sync {
     /// The same, soon: without I/O here.
     fn tell_soon(&self, node: Arc<Node>);
 
-    /// Hears of messages to owners of this client that do not wait. Called on a subscriber's thread.
+    /// Hears of messages to owners of this client that do not wait. Called on a subscriber's
+    /// thread.
     fn stray(&self, owner: u64, news: &News<'_>);
 }
 
@@ -129,8 +130,8 @@ impl State {
 }
 
 impl PubSub {
-    /// Nothing of what it asks `host` for may block. `may_track`: servers are asked to tell when keys
-    /// change under which something is held.
+    /// Nothing of what it asks `host` for may block. `may_track`: servers are asked to tell when
+    /// keys change under which something is held.
     pub(crate) fn new(
         servers: Servers,
         client: &str,
@@ -245,8 +246,8 @@ impl PubSub {
         desk.reading.then(|| Arc::clone(home))
     }
 
-    /// Slots, in their order, have another server: the channels move there, and what is tracked when the old server's
-    /// thread looks. (Nothing hurries it: what is held there is renewed now.)
+    /// Slots, in their order, have another server: the channels move there, and what is tracked
+    /// when the old server's thread looks. (Nothing hurries it: what is held there is renewed now.)
     pub(crate) fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.desks.values_mut().for_each(|desk| desk.moved = true);
@@ -309,8 +310,8 @@ impl PubSub {
         state.entries.get(&*self.own_channel(key)).map(|entry| entry.version())
     }
 
-    /// Whether it is worth while to [`track`](Self::track) this key: its server may do so, as far as is
-    /// known.
+    /// Whether it is worth while to [`track`](Self::track) this key: its server may do so, as far
+    /// as is known.
     pub(crate) fn tracks(&self, key: &str) -> bool {
         if !self.may_track || self.channels == Channels::Server {
             return self.may_track && self.sole().tracks();
@@ -320,7 +321,8 @@ impl PubSub {
         state.desks.get(&home.number()).is_none_or(|desk| desk.subscriber.tracks())
     }
 
-    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. No I/O.
+    /// From here on, while there is a connection, `who` is asked for whenever `key` changes. No
+    /// I/O.
     pub(crate) fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
@@ -379,8 +381,9 @@ impl PubSub {
         }
     }
 
-    /// A connection has led to another run of this server, or to another server. The one for messages
-    /// may lead to the last one still, which lives on: it ends here, and the next one begins.
+    /// A connection has led to another run of this server, or to another server. The one for
+    /// messages may lead to the last one still, which lives on: it ends here, and the next one
+    /// begins.
     pub(crate) fn met_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.desks.get(&server).map(|desk| Arc::clone(&desk.subscriber));
@@ -393,7 +396,8 @@ impl PubSub {
         }
     }
 
-    /// From here on messages to this owner reach `who`, who [dismisses](Self::dismiss) it in the end.
+    /// From here on messages to this owner reach `who`, who [dismisses](Self::dismiss) it in the
+    /// end.
     pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {
         self.addressees.expect(owner, who);
     }
@@ -440,8 +444,8 @@ impl PubSub {
         reading.map(|desk| Arc::clone(&desk.subscriber.node)).collect()
     }
 
-    /// A server has left the cluster: a thread that sleeps there ends. (One that reads looks when it is
-    /// told anything.)
+    /// A server has left the cluster: a thread that sleeps there ends. (One that reads looks when
+    /// it is told anything.)
     pub(crate) fn let_go(&self, node: &Node) {
         if let Some(desk) = self.state.lock().desks.get(&node.number()) {
             desk.subscriber.work.notify_one();

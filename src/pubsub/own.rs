@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::sync::Mutex;
 
-/// A message: a verb, and words parted by single spaces. The last one is a name and may hold spaces.
+/// A message: a verb, and words parted by single spaces. The last one is a name and may hold
+/// spaces.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said<'a> {
     /// There are new channels to listen to; or nothing, and the connection lives.
@@ -25,8 +26,8 @@ pub(crate) enum News<'a> {
     Ask { lock: &'a str },
     /// The lock is its owner's.
     Grant(Grant<'a>),
-    /// The lock is left to others for so long, or (zero) not at all. It is the first in line, and should
-    /// ask then.
+    /// The lock is left to others for so long, or (zero) not at all. It is the first in line, and
+    /// should ask then.
     Open { left: Duration, database: i64, lock: &'a str },
     /// It need not wait any more for the condition whose waiters are under this key.
     Notified { database: i64, waiting: &'a str },
@@ -106,8 +107,8 @@ impl<A: Addressee + ?Sized> Addressee for Arc<A> {
 }
 
 /// Who of this client waits to be told, by the number of its owner. From before its first request
-/// on, and no longer than it has a place, or the lock after it had one. Messages name nobody who never
-/// had: so one for anybody who is not here finds what nobody has.
+/// on, and no longer than it has a place, or the lock after it had one. Messages name nobody who
+/// never had: so one for anybody who is not here finds what nobody has.
 #[derive(Default)]
 pub(super) struct Addressees {
     waiting: Mutex<HashMap<u64, Weak<dyn Addressee>>>,

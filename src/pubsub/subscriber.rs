@@ -51,7 +51,8 @@ impl PubSub {
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic is an outage: those who wait must not be left with a channel that says nothing.
+            // A panic is an outage: those who wait must not be left with a channel that says
+            // nothing.
             let serve = || self.serve(subscriber, &mut retry, &mut tracking);
             let served = catch_unwind(AssertUnwindSafe(serve));
             if matches!(served, Ok(Ok(()))) {
@@ -79,8 +80,8 @@ impl PubSub {
         }
     }
 
-    /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`: shut
-    /// down, or the server has left the cluster.
+    /// Sleeps until somebody wants a channel, or something is held that is to be tracked. `false`:
+    /// shut down, or the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         let is_tracked = tracking.is_needed();
         let mut state = self.state.lock();
@@ -103,9 +104,9 @@ impl PubSub {
             || subscriber.tracks() && (is_tracked || is_to_track())
     }
 
-    /// Whether the server has no slots any more, and may be gone for good: then the thread ends where
-    /// nobody wants it. Whoever wants it later finds no desk, and starts another one: both under the
-    /// mutex of all channels.
+    /// Whether the server has no slots any more, and may be gone for good: then the thread ends
+    /// where nobody wants it. Whoever wants it later finds no desk, and starts another one: both
+    /// under the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }
@@ -160,7 +161,8 @@ impl PubSub {
             entries.iter().for_each(|entry| entry.ask_again());
             entries
         };
-        // What was asked for and not answered yet, in order. The server does not say what it refuses.
+        // What was asked for and not answered yet, in order. The server does not say what it
+        // refuses.
         let mut asked = VecDeque::new();
         if self.may_track {
             let steps = tracking.begin();
@@ -266,8 +268,8 @@ impl PubSub {
                     }
                     // What still comes there finds nobody.
                     Some(Unanswered::Unsubscribe(_)) => {}
-                    // The channel was ended by itself before, and that is refused now: the fence's own
-                    // answer is still to come.
+                    // The channel was ended by itself before, and that is refused now: the fence's
+                    // own answer is still to come.
                     Some(left @ Unanswered::Fence(_)) if is_redirect(&error) => {
                         asked.push_front(left);
                     }
@@ -357,16 +359,16 @@ impl PubSub {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Whether a PING stands behind each channel that is given up, and only its answer, or its refusal,
-    /// says that this is done. When a slot leaves a server, that ends the subscriptions by itself and
-    /// says so in the words of an answer, and then refuses to end them: one question would have two
-    /// answers, or one.
+    /// Whether a PING stands behind each channel that is given up, and only its answer, or its
+    /// refusal, says that this is done. When a slot leaves a server, that ends the subscriptions by
+    /// itself and says so in the words of an answer, and then refuses to end them: one question
+    /// would have two answers, or one.
     fn is_fenced(&self) -> bool {
         self.channels == Channels::Sharded
     }
 
-    /// One command a channel: the server refuses or takes each by itself. What makes a thread look is
-    /// published where it looks: it belongs to no slot.
+    /// One command a channel: the server refuses or takes each by itself. What makes a thread look
+    /// is published where it looks: it belongs to no slot.
     fn send_each(
         &self,
         connection: &mut Connection,

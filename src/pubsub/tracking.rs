@@ -1,22 +1,22 @@
 //! How a loss is heard of: the server tells when a key changes under which something is held.
 //!
-//! The subscriber's connection has the server track what it reads (`CLIENT TRACKING`, in RESP3, where
-//! a connection that listens to channels may ask questions, too). Of what is held for a while it asks
-//! whether it is still there. That is a read, so the next change of the key is told, whoever makes
-//! it: a command, the end of its lease, an eviction. Then the same question is asked again, which
-//! makes the server track it again: "still there" was a renewal, of one's own perhaps. For any other
-//! answer the hold's renewal is made now, which finds out.
+//! The subscriber's connection has the server track what it reads (`CLIENT TRACKING`, in RESP3,
+//! where a connection that listens to channels may ask questions, too). Of what is held for a while
+//! it asks whether it is still there. That is a read, so the next change of the key is told,
+//! whoever makes it: a command, the end of its lease, an eviction. Then the same question is asked
+//! again, which makes the server track it again: "still there" was a renewal, of one's own perhaps.
+//! For any other answer the hold's renewal is made now, which finds out.
 //!
 //! Change: what the server tells here is a hint, and so is the answer. Only a renewal's answer is a
 //! loss: a hold that is being given back is not there any more, and is not lost.
 //!
 //! Every change that is told has its question after it, and pushes and replies come in the order in
-//! which things happened on the server: so no change is missed while there is a connection. A new one
-//! begins with all questions.
+//! which things happened on the server: so no change is missed while there is a connection. A new
+//! one begins with all questions.
 //!
-//! In a cluster the server that has a key's slot is asked. One that has it no more says so when it is
-//! asked again, and the key goes to the thread of the other one: it begins there as what is new. Where
-//! two servers tell of it meanwhile, it is asked for twice.
+//! In a cluster the server that has a key's slot is asked. One that has it no more says so when it
+//! is asked again, and the key goes to the thread of the other one: it begins there as what is new.
+//! Where two servers tell of it meanwhile, it is asked for twice.
 //!
 //! A key that changes all the time, as a semaphore's does, is asked for [`MOST_ASKS`] times in a
 //! [`PERIOD`], and once more when the subscriber looks at its queue after that: at the next sign of
@@ -43,7 +43,8 @@ pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 /// Whether the server has what is held: a read of its key.
 pub(crate) struct Question {
     pub(crate) command: Command,
-    /// Hears the answer, on the subscriber's thread: must not block. `Nil`: the key holds something else.
+    /// Hears the answer, on the subscriber's thread: must not block. `Nil`: the key holds something
+    /// else.
     pub(crate) answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
@@ -57,8 +58,8 @@ const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
 /// So many keys are tracked: what that costs with each renewal should stay small, here and there.
 pub(super) const MOST_KEYS: usize = 10_000;
-/// Connections that end so often in a row before the first step is answered lead to somebody who hangs
-/// up on what he does not know: the next one does without.
+/// Connections that end so often in a row before the first step is answered lead to somebody who
+/// hangs up on what he does not know: the next one does without.
 const HANG_UPS: u32 = 2;
 
 /// What the subscriber's thread knows of what is tracked. Nobody else has it.

@@ -1,5 +1,5 @@
-//! The whole way of a read-write lock, in many orders of the steps of its threads: handles, pair, gates,
-//! waiting loop and lane, of one client or of two, with a model's server behind them.
+//! The whole way of a read-write lock, in many orders of the steps of its threads: handles, pair,
+//! gates, waiting loop and lane, of one client or of two, with a model's server behind them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -194,8 +194,8 @@ fn so_it_is_with_two_processes() {
     assert!(happened(&seen.together) && happened(&seen.went_down));
 }
 
-/// Who has a guard to write that says "held" is alone among the guards of its process. (Who reads may
-/// meet one who writes and has no guard yet: it loses its hold before.)
+/// Who has a guard to write that says "held" is alone among the guards of its process. (Who reads
+/// may meet one who writes and has no guard yet: it loses its hold before.)
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
@@ -271,8 +271,8 @@ fn who_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     });
 }
 
-/// One who writes asks to read as well. Between the server's word and its seat the lock is deleted, a
-/// renewal finds that out, and the next one writes.
+/// One who writes asks to read as well. Between the server's word and its seat the lock is deleted,
+/// a renewal finds that out, and the next one writes.
 #[test]
 fn who_is_granted_to_read_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     explore(2_000, || {

@@ -5,25 +5,27 @@
 //!            writer's seat     readers' seat      the baton
 //! free       empty             empty              nobody's, and nobody queues
 //! asked for  empty             empty              a leader's
-//! read       empty             taken by some      nobody's, and nobody queues; or a leader's: a writer
-//!                                                 that waits for the readers of this process and of
-//!                                                 others, or a reader that asks whether it may join
+//! read       empty             taken by some      nobody's, and nobody queues; or a leader's: a
+//!                                                 writer that waits for the readers of this
+//!                                                 process and of others, or a reader that asks
+//!                                                 whether it may join
 //! written    taken             empty              with the seat: the others queue
 //!            taken             taken by the one   with the seat: it may go down to reading
 //! ```
 //!
 //! Baton: a leader has it, or the writer's seat: so while somebody writes nobody leads, and while
-//! somebody leads nobody writes. A leader that is seated to write leaves it with the seat; who leaves
-//! that seat, or finds its hold lost, hands it on. While the queue is not empty, one of the two has it.
+//! somebody leads nobody writes. A leader that is seated to write leaves it with the seat; who
+//! leaves that seat, or finds its hold lost, hands it on. While the queue is not empty, one of the
+//! two has it.
 //!
-//! Alone: who writes reads, too, and nobody else of the process does. A reader enters without a command
-//! only while nobody has the baton, or as the leader; and what readers are found when a writer is seated
-//! have lost their hold, since the server grants nothing to a writer beside them.
+//! Alone: who writes reads, too, and nobody else of the process does. A reader enters without a
+//! command only while nobody has the baton, or as the leader; and what readers are found when a
+//! writer is seated have lost their hold, since the server grants nothing to a writer beside them.
 //!
-//! Who comes to read while others of the process do enters beside them without a command, as long as
-//! their turn lasts and nobody queues, here or by the server's last word elsewhere. At its end one asks
-//! the server: while nobody waits there, another turn begins. So neither a writer of this process nor one
-//! of another is passed by later readers.
+//! Who comes to read while others of the process do enters beside them without a command, as long
+//! as their turn lasts and nobody queues, here or by the server's last word elsewhere. At its end
+//! one asks the server: while nobody waits there, another turn begins. So neither a writer of this
+//! process nor one of another is passed by later readers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -152,7 +154,8 @@ impl Pair {
         terms: Terms,
     ) -> Option<Found> {
         let own = self.write.gate.tenant_of(thread);
-        // Who reads already reads again, whoever waits. (Alone: while somebody writes this is busy.)
+        // Who reads already reads again, whoever waits. (Alone: while somebody writes this is
+        // busy.)
         let joining = if queue.is_busy() { Joining::No } else { Joining::InTurn };
         let reads = self.read.gate.join(thread, terms, joining);
         if let Some(found) = reads.and_then(|(entered, _)| found(entered, &self.read)) {
@@ -165,7 +168,8 @@ impl Pair {
         }
     }
 
-    /// The leader reads beside others, whether their turn lasts (`true`) or not. `None`: nobody reads.
+    /// The leader reads beside others, whether their turn lasts (`true`) or not. `None`: nobody
+    /// reads.
     pub(super) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         match self.read.gate.join(thread, terms, Joining::AnyTime)? {
             (Entered::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
@@ -191,8 +195,8 @@ impl Pair {
         woken.into_iter().for_each(Wake::now);
     }
 
-    /// A writer has its seat. Alone: whoever of the process reads has no hold any more, though nobody
-    /// has said so yet.
+    /// A writer has its seat. Alone: whoever of the process reads has no hold any more, though
+    /// nobody has said so yet.
     pub(super) fn end_reading(&self) {
         if let Some(tenancy) = self.read.gate.tenant() {
             self.lose_reading(&tenancy);
@@ -204,8 +208,8 @@ impl Pair {
         self.read.lose(tenancy, tenancy.hold.why_gone());
     }
 
-    /// The writer has its seat to read as well. Alone: `false` if another one writes by now, which was
-    /// granted that when this one's holds were gone.
+    /// The writer has its seat to read as well. Alone: `false` if another one writes by now, which
+    /// was granted that when this one's holds were gone.
     pub(super) fn reads_alone(&self, thread: &Thread) -> bool {
         self.write.gate.tenant().is_none_or(|writing| writing.thread.id() == thread.id())
     }

@@ -91,8 +91,8 @@ pub(crate) struct Counts {
 
 impl ExpirableScripts<'_> {
     /// Takes permits for the first of these needs, each as a whole, as far as there are enough for
-    /// one of so many `clients`: under the first of these ids, of which there is one for each permit
-    /// that is needed.
+    /// one of so many `clients`: under the first of these ids, of which there is one for each
+    /// permit that is needed.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,

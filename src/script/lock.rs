@@ -241,8 +241,8 @@ impl<'a> LockScripts<'a> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let command = self.request(script, owner, lease, beside);
-        // Over the name's lane; after a reset once more, which is right, since the owner finds what it
-        // has. The second: whether it was.
+        // Over the name's lane; after a reset once more, which is right, since the owner finds what
+        // it has. The second: whether it was.
         let sent = self.route.call_twice(&command, || command.clone());
         self.heard(script, owner, lease, beside, was_without_queue, sent)
     }
@@ -280,8 +280,8 @@ impl<'a> LockScripts<'a> {
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
     /// without. (But no tokens: there is no saying which key it refused.)
     fn is_refused_the_queue(self, was_without_queue: bool, outcome: &Outcome) -> bool {
-        // Keys together: in a cluster the others show that a read-write lock's slot is on its way, and
-        // some of its keys are elsewhere.
+        // Keys together: in a cluster the others show that a read-write lock's slot is on its way,
+        // and some of its keys are elsewhere.
         let needs_all = self.mode != Mode::Lock && matches!(self.route, Route::Slot(_));
         let refused = !was_without_queue
             && !needs_all
@@ -378,8 +378,8 @@ impl<'a> LockScripts<'a> {
 
 /// Whether the server refuses a key of a script, and not the script or a command.
 fn is_about_keys(error: &RedisError) -> bool {
-    // "… to access one of the keys used as arguments", from Redis 7.2 on "… to access a key". A command
-    // or a user may have a name with those letters.
+    // "… to access one of the keys used as arguments", from Redis 7.2 on "… to access a key". A
+    // command or a user may have a name with those letters.
     let what = error.detail().and_then(|detail| detail.split_once("to access"));
     error.code() == Some("NOPERM") && what.is_some_and(|(_, what)| what.contains("key"))
 }
@@ -430,7 +430,8 @@ pub(crate) enum Released {
     HandedOn,
     /// Free.
     Done,
-    /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain ends.
+    /// Free, and left to Redisson's clients for a moment, or wanted by none of them: the chain
+    /// ends.
     LeftToOthers,
     /// Free, and those who wait were not told: the server refused the message.
     Untold,
@@ -577,7 +578,8 @@ mod tests {
         }
     }
 
-    /// From that age on the server asks who else waits, and a chain that is not told of is never old.
+    /// From that age on the server asks who else waits, and a chain that is not told of is never
+    /// old.
     #[test]
     fn a_chain_is_told_of_from_the_age_on_in_which_it_counts() {
         let said = |start: Start| start.since(&mut [0; 20]).map(<[u8]>::to_vec);

@@ -1,4 +1,5 @@
-//! The scripts of a read-write lock. Their replies are those of a lock: `lock.rs` has the functions.
+//! The scripts of a read-write lock. Their replies are those of a lock: `lock.rs` has the
+//! functions.
 
 use std::sync::LazyLock;
 

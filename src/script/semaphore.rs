@@ -70,8 +70,8 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, now. The reply `false`: the server does not know of it any more,
-    /// and nothing was changed by what it answered this to.
+    /// Undoes a request for permits, now. The reply `false`: the server does not know of it any
+    /// more, and nothing was changed by what it answered this to.
     pub(crate) fn take_back(self, ticket: Ticket) -> Result<Replied<bool>, Trouble> {
         let abandon = self.abandon(ticket);
         let (reply, in_doubt) =

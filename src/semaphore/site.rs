@@ -117,8 +117,8 @@ impl SemaphoreSite {
             return void.void(true);
         }
         if in_doubt || self.route.incarnation() != asked {
-            // A first copy may have given them back, or the server that took them is another one, and
-            // this one never had that. Given back as well they would be permits out of nothing.
+            // A first copy may have given them back, or the server that took them is another one,
+            // and this one never had that. Given back as well they would be permits out of nothing.
             return void.unknown(true).now(FORGOTTEN);
         }
         // This server took them, and was asked so late that they go back as others would.

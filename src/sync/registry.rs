@@ -85,8 +85,8 @@ impl<T> Registry<T> {
         drop(used);
     }
 
-    /// The one of this name. All handles of a name get the same; in a forked child, where they are of
-    /// no use, each its own.
+    /// The one of this name. All handles of a name get the same; in a forked child, where they are
+    /// of no use, each its own.
     pub(crate) fn find(&self, name: &str, make: impl FnOnce(Arc<str>) -> T) -> Arc<T> {
         if self.process.is_forked() {
             return Arc::new(make(name.into()));

@@ -56,7 +56,8 @@ pub(crate) struct Renewal {
     pub(crate) kind: RenewalKind,
     pub(crate) key: Arc<str>,
     pub(crate) owner: Owner,
-    /// What its lease is to be raised to. `None`: the server is only asked whether it knows the hold.
+    /// What its lease is to be raised to. `None`: the server is only asked whether it knows the
+    /// hold.
     pub(crate) lease: Option<Duration>,
     /// It has less time than others.
     pub(crate) urgent: bool,
@@ -169,8 +170,8 @@ impl Watchdog {
         self.insert(clock::now() + LOOK_AFTER, Item::Lane(Arc::clone(lane)));
     }
 
-    /// What to call when the server may have lost its data: renews or asks for all holds now, so that
-    /// those that are gone are told.
+    /// What to call when the server may have lost its data: renews or asks for all holds now, so
+    /// that those that are gone are told.
     pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         // After the end nobody takes it, and nothing is held.
@@ -238,8 +239,8 @@ impl Watchdog {
         }
     }
 
-    /// Logs an error that has no caller to go to. What passes is tried again, and an outage is told by
-    /// itself: a line for each thing that was dropped meanwhile says no more.
+    /// Logs an error that has no caller to go to. What passes is tried again, and an outage is told
+    /// by itself: a line for each thing that was dropped meanwhile says no more.
     pub(crate) fn tell(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));

@@ -64,8 +64,8 @@ impl Orphan {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
-    /// A hold that was given back, perhaps to a server that is not the one to ask any more, while the
-    /// next one has it still. For that lease, or until it is answered.
+    /// A hold that was given back, perhaps to a server that is not the one to ask any more, while
+    /// the next one has it still. For that lease, or until it is answered.
     pub(crate) fn left_over(name: &Arc<str>, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
@@ -83,8 +83,8 @@ impl Orphan {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// What a message granted, or told to ask, and does not wait here. Until it is answered, or what
-    /// it was granted is over.
+    /// What a message granted, or told to ask, and does not wait here. Until it is answered, or
+    /// what it was granted is over.
     pub(crate) fn stray(name: &Arc<str>, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
@@ -147,8 +147,8 @@ impl Orphan {
         }
     }
 
-    /// Whether it is to be sent again after this outcome. `ended`: the client has, and only what was
-    /// answered goes on.
+    /// Whether it is to be sent again after this outcome. `ended`: the client has, and only what
+    /// was answered goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,

@@ -11,15 +11,16 @@ use std::time::Duration;
 use crate::config::{Config, ReplicaAcks};
 use crate::sync::clock;
 
-// Every time that belongs to a lease, in nanoseconds, or as the part of a lease that it is: `3` is a
-// third. What must be true between them stands below.
+// Every time that belongs to a lease, in nanoseconds, or as the part of a lease that it is: `3` is
+// a third. What must be true between them stands below.
 
 const MS: u64 = 1_000_000;
 
-/// So much of a lease has gone when it is renewed: a shorter hold costs no command, and what is left
-/// is enough for three attempts that fail slowly.
+/// So much of a lease has gone when it is renewed: a shorter hold costs no command, and what is
+/// left is enough for three attempts that fail slowly.
 const RENEWED_AFTER: u64 = 3;
-/// A renewal goes off so much earlier at most, together with others that are due at about that time.
+/// A renewal goes off so much earlier at most, together with others that are due at about that
+/// time.
 const GRID: u64 = 64;
 /// A renewal that failed is tried again after this, and then after twice that, up to sixteen times.
 const RETRY: u64 = 200;
@@ -41,11 +42,12 @@ const RAISED_AFTER: u64 = 50 * MS;
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
-/// What is held for so long is tracked, so that its loss is heard of: a shorter hold costs no command.
+/// What is held for so long is tracked, so that its loss is heard of: a shorter hold costs no
+/// command.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// A fair lock's waiters give a sign of life so often while they count as living, and sooner by this
-/// part of that after one that failed.
+/// A fair lock's waiters give a sign of life so often while they count as living, and sooner by
+/// this part of that after one that failed.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
 
@@ -86,7 +88,8 @@ pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
 /// Never longer: a guard never says "held" past the deadline counted from before the request was
 /// sent, less what two clocks may drift apart in a lease.
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
-    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone already.
+    // Redis counts whole milliseconds: what is asked for is cut to them, and up to one is gone
+    // already.
     let lease = clock::nanos(lease) / MS * MS;
     sent_at.saturating_add(lease - drift(lease))
 }

@@ -157,7 +157,8 @@ impl<T> Wheel<T> {
     /// The earliest due tick that is at most `horizon`.
     ///
     /// Costs a look at the buckets up to the answer, or to the horizon if there is none, and at
-    /// each entry in them. With a horizon of more than a round this may be every entry of the wheel.
+    /// each entry in them. With a horizon of more than a round this may be every entry of the
+    /// wheel.
     pub(crate) fn next_due(&self, horizon: u64) -> Option<u64> {
         let span = horizon.saturating_sub(self.now).min(self.mask);
         let mut earliest: Option<u64> = None;

@@ -15,8 +15,8 @@ pub(super) struct Range {
     pub(super) replicas: Vec<HostPort>,
 }
 
-/// How much a server's word counts. More: it sees a majority of the masters; of two that do, the later
-/// epoch.
+/// How much a server's word counts. More: it sees a majority of the masters; of two that do, the
+/// later epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight {
     pub(super) is_up: bool,

@@ -48,8 +48,8 @@ fn a_script_that_was_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     assert!(matches!(outcome, Ok(Value::Int(0))), "{outcome:?}");
 }
 
-/// The server that the slot is on its way to has both keys when the script begins, and stops it when
-/// one is gone.
+/// The server that the slot is on its way to has both keys when the script begins, and stops it
+/// when one is gone.
 #[test]
 fn a_script_that_was_stopped_where_its_slot_goes_to_counts_as_one_that_may_have_run() {
     static BOTH: LazyLock<Script> = LazyLock::new(|| {

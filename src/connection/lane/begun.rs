@@ -32,8 +32,8 @@ impl Begun {
     }
 
     /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
-    /// `true`: it did. What was not written, since whoever was to open the connection had little time
-    /// for that, is sent again as it is.
+    /// `true`: it did. What was not written, since whoever was to open the connection had little
+    /// time for that, is sent again as it is.
     ///
     /// Whoever reads what a lane owes finds this reply, too. While another thread combines, the
     /// caller's own PING goes with the next packet: its reply comes after all that was written

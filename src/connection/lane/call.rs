@@ -75,9 +75,9 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way: the
-    /// word that says so goes before it, and the script's text with it. (The word is good for one
-    /// command, and a script that is not known yet would be a second one.)
+    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way:
+    /// the word that says so goes before it, and the script's text with it. (The word is good for
+    /// one command, and a script that is not known yet would be a second one.)
     pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
         let command = command.by_text(self.endpoint.channels());
         let call = Call::queued();
@@ -108,9 +108,9 @@ impl Lane {
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // Opens a link where there is none. First what others have posted, then the own command; those
-        // who call meanwhile queue. Its drop makes the first of them the combiner, which writes all
-        // that is queued by then in one packet (`combine_queue`).
+        // Opens a link where there is none. First what others have posted, then the own command;
+        // those who call meanwhile queue. Its drop makes the first of them the combiner, which
+        // writes all that is queued by then in one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
             // No connection can be had: the caller need not wait for that twice.

@@ -45,8 +45,8 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Writes a queue and reads what somebody sleeps for. What went wrong, each that it concerns has
-    /// heard of.
+    /// Writes a queue and reads what somebody sleeps for. What went wrong, each that it concerns
+    /// has heard of.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
             let packet = next_packet(&mut queue);
@@ -128,9 +128,9 @@ impl Drop for Combiner<'_> {
                 call.thread.parker().unpark();
                 return;
             }
-            // Only posts: a combiner never resigns with commands unwritten. Without a connection, or
-            // where too many replies are unread, they wait for the background thread, which has been
-            // asked to look.
+            // Only posts: a combiner never resigns with commands unwritten. Without a connection,
+            // or where too many replies are unread, they wait for the background thread, which has
+            // been asked to look.
             let owed = self.link.as_ref().map_or(MOST_UNREAD, Link::owed);
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;

@@ -1,8 +1,9 @@
-//! How a change is heard of, and found out where it is not: a thread of its own, `redlatch-sentinel`.
+//! How a change is heard of, and found out where it is not: a thread of its own,
+//! `redlatch-sentinel`.
 //!
-//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and then it
-//! asks another one. No other thread can do this: each of them may be in a read from the old master,
-//! for as long as a reply may take, when the message comes that ends the read.
+//! It listens to one Sentinel, which may be the one that is cut off from the others: so now and
+//! then it asks another one. No other thread can do this: each of them may be in a read from the
+//! old master, for as long as a reply may take, when the message comes that ends the read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use super::ask::text;
 use crate::connection::Command;
 use crate::connection::host_port::HostPort;
 
-/// The first is said when a failover is over. The one that leads it names the new master before that,
-/// when it is one, and says the second; up to a second passes between the two.
+/// The first is said when a failover is over. The one that leads it names the new master before
+/// that, when it is one, and says the second; up to a second passes between the two.
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// How often a Sentinel that says nothing is asked whether it lives; it has as long to answer.
 const LOOK: Duration = Duration::from_secs(1);
@@ -33,8 +34,8 @@ impl Sentinels {
         let (mut at, mut retry) = (0, FIRST_RETRY);
         loop {
             let Some(host_port) = self.nth(at) else { return };
-            // However it ended, in a panic of who is told of the news too: the next one, whichever stands
-            // there by now. Without this thread no failover would be noticed.
+            // However it ended, in a panic of who is told of the news too: the next one, whichever
+            // stands there by now. Without this thread no failover would be noticed.
             let listened = catch_unwind(AssertUnwindSafe(|| self.listen(&host_port, &mut at)));
             if matches!(listened, Ok(Ok(()))) {
                 retry = FIRST_RETRY;
@@ -66,7 +67,8 @@ impl Sentinels {
         !state.ended
     }
 
-    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a while.
+    /// Listens to the Sentinel there, until that is not possible any more. `Ok`: it was for a
+    /// while.
     fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
         let within = LOOK.min(self.connect_timeout);
         let until = Instant::now() + within;

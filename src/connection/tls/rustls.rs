@@ -121,7 +121,8 @@ impl Write for TlsStream {
     }
 }
 
-/// Trusts any certificate, as `#insecure` says; that the server has its key is checked all the same.
+/// Trusts any certificate, as `#insecure` says; that the server has its key is checked all the
+/// same.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
