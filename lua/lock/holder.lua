@@ -5,7 +5,8 @@
 --      4 the last fencing token, of a lock that has some
 --
 -- What one invariant says: when a script of ours ends, a free lock means an empty queue or an open
--- window. (Or the server refused what a grant needs: then the head has its place still.)
+-- window. (Or the server refused what a grant needs: then the head has its place still, unless it
+-- asked itself and was told so.)
 local tokens = KEYS[4]
 
 -- So many tokens a grant takes: one for each thread that its process passes the lock to. More than

@@ -7,7 +7,9 @@
 -- stands as it will in the hash, so a place says what it waits for.
 --
 -- When a script of ours ends, who is first in line waits for a reason: the lock is held by a writer,
--- or by readers and the first wants to write, or a free lock is left to others for a window.
+-- or by readers and the first wants to write, or a free lock is left to others for a window. Or the
+-- server refused what a grant needs: then who is first has its place still, unless it asked itself
+-- and was told so.
 
 local function writes(owner)
     return string.sub(owner, -6) == ':write'
