@@ -55,7 +55,8 @@ pub(crate) struct Requests {
     memory: Duration,
 }
 
-/// A slot has one open request at a time, so it is enough for the server to remember one for each.
+/// The request slots, which have nothing to do with a cluster's. A slot has one open request at a
+/// time, so it is enough for the server to remember one for each.
 #[derive(Debug, Default)]
 struct Slots {
     open: Vec<Option<OpenRequest>>,
