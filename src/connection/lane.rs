@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use super::link::{Cause, Failure, Link, ReplyReceiver};
 use super::{Command, Endpoint};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 mod begun;
 mod call;
@@ -76,6 +76,11 @@ fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
+    }
+
+    /// Whether somebody waits for the reply to this very command.
+    fn is_call(&self) -> bool {
+        matches!(self, Self::Call(_, call) if !call.only_waits)
     }
 
     fn fail(self, failure: &Failure) {
@@ -224,6 +229,18 @@ impl Lane {
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
+        self.combine(state, to_open, read);
+        // What was left of the queue is written by now, or not.
+        !self.owes()
+    }
+
+    /// Writes the first packet of the queue, and reads.
+    fn combine(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        to_open: Duration,
+        read: impl FnOnce(&mut Link) -> Result<(), Failure>,
+    ) {
         state.combining = true;
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
         let packet = next_packet(&mut state.queue);
@@ -238,8 +255,6 @@ impl Lane {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
-        // What was left of the queue is written by now, or not.
-        !self.owes()
     }
 
     /// Waits until everything posted so far is written and its reply read, or lost: a command of

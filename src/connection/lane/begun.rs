@@ -79,7 +79,7 @@ impl Begun {
             }
             let to_open = rest.min(lane.endpoint.connect_timeout());
             if !lane.look_until(until, to_open, is_here) && !is_here() {
-                lane.await_combiner(until);
+                lane.await_combiner(until, is_here);
             }
         }
     }

@@ -15,6 +15,9 @@ use crate::sync::{Mutex, Thread};
 pub(super) struct Call {
     pub(super) thread: Arc<Thread>,
     pub(super) state: Mutex<CallState>,
+    /// It waits for what was written before it, and has nothing to write that its thread needs:
+    /// see [`Lane::await_combiner`].
+    pub(super) only_waits: bool,
 }
 
 pub(super) enum CallState {
@@ -25,9 +28,9 @@ pub(super) enum CallState {
 
 impl Call {
     /// The calling thread's.
-    fn queued() -> Arc<Self> {
+    fn queued(only_waits: bool) -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
-        Arc::new(Self { thread: Thread::current(), state })
+        Arc::new(Self { thread: Thread::current(), state, only_waits })
     }
 }
 
@@ -80,7 +83,7 @@ impl Lane {
     /// one command, and a script that is not known yet would be a second one.)
     pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
         let command = command.by_text(self.endpoint.channels());
-        let call = Call::queued();
+        let call = Call::queued(false);
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         let asking = Command::plain(&[b"ASKING"]);
@@ -99,7 +102,7 @@ impl Lane {
     pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
-            let call = Call::queued();
+            let call = Call::queued(false);
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
@@ -142,10 +145,13 @@ impl Lane {
         }
     }
 
-    /// While somebody combines, sleeps until what was written so far is read, or until `until`. The
-    /// role itself is for others, whose time may be longer: it goes on to them.
-    pub(super) fn await_combiner(&self, until: Instant) {
-        let call = Call::queued();
+    /// While somebody combines, sleeps until what was written so far is read, or until `until`. If
+    /// it is told to combine, it reads until there is `enough`, as [`look_until`](Self::look_until)
+    /// does. It must not merely hand the role on: of two that wait, each would hand it to the
+    /// other's next PING for as long as they have time, and nobody would write or read. But calls
+    /// go first: they may have more time to open a connection.
+    pub(super) fn await_combiner(&self, until: Instant, enough: impl Fn() -> bool) {
+        let call = Call::queued(true);
         let ping = Command::plain(&[b"PING"]);
         let mut state = self.state.lock();
         if !state.combining {
@@ -166,11 +172,18 @@ impl Lane {
                 }
             }
         }
+        let rest = until.saturating_duration_since(Instant::now());
+        let leaves = rest.is_zero() || enough();
         let mut state = self.state.lock();
         state.queue.retain(|pending| !pending.is(&call));
-        let link = state.link.take();
-        drop(state);
-        drop(Combiner::new(self, link, Duration::ZERO));
+        if leaves || state.queue.iter().any(Pending::is_call) {
+            let link = state.link.take();
+            drop(state);
+            drop(Combiner::new(self, link, Duration::ZERO));
+            return;
+        }
+        let to_open = rest.min(self.endpoint.connect_timeout());
+        self.combine(state, to_open, |link| link.read_until(until, enough));
     }
 
     /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.

@@ -116,11 +116,14 @@ impl Drop for Combiner<'_> {
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
             let mut state = self.lane.state.lock();
-            let next = state.queue.iter().find_map(|pending| match pending {
-                Pending::Call(_, call) => Some(Arc::clone(call)),
-                Pending::Post(..) => None,
-            });
-            if let Some(call) = next {
+            let calls = || {
+                state.queue.iter().filter_map(|pending| match pending {
+                    Pending::Call(_, call) => Some(call),
+                    Pending::Post(..) => None,
+                })
+            };
+            let next = calls().find(|call| !call.only_waits).or_else(|| calls().next());
+            if let Some(call) = next.cloned() {
                 state.link = self.link.take();
                 // Before the lane's mutex is free: see `Lane::abandon`.
                 *call.state.lock() = CallState::Combines;
