@@ -28,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     lab.put_server(Cores::Any);
     uncontended(lab, goals);
+    threads(lab, goals);
     contended(lab, goals);
 }
 
@@ -88,6 +89,53 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
         goals.add(work, ratios.0, goal);
     }
     println!("{table}");
+}
+
+fn threads(lab: &Lab, goals: &mut Goals) {
+    println!("Threads of one process that each want names of their own, pairs a second:\n");
+    let mut table = Table::new(&["threads", "one each", "three each", "x one"]);
+    for count_of in [1, 4, 16, 64] {
+        let client = Client::connect(&lab.url(false)).unwrap();
+        let mut rates = [(); 2].map(|()| Vec::new());
+        lab.rounds(|| {
+            let number = lab.next();
+            for (several, rates) in [false, true].into_iter().zip(&mut rates) {
+                let name = format!("bench several {number} {several}");
+                rates.push(own_names(&client, &name, count_of, several, lab.options.length));
+            }
+        });
+        let ratio = Spread::of(rates[1].iter().zip(&rates[0]).map(|(all, one)| all / one));
+        let [one, all] = rates.map(|rates| Spread::of(rates).median);
+        table.row(&[&count_of, &count(one), &count(all), &ratio]);
+        goals.add(format!("{NAMES} locks together, 1 x {count_of}: x one lock"), ratio, "none set");
+    }
+    println!("{table}");
+}
+
+/// How many pairs a second threads have in sum, of one lock each or of three.
+fn own_names(client: &Client, name: &str, threads: usize, several: bool, length: Duration) -> f64 {
+    let end = clock::now() + length.as_nanos() as u64;
+    let turns = |thread: usize| {
+        let locks: [_; NAMES] =
+            std::array::from_fn(|at| client.reentrant_lock(&format!("{name} {thread} {at}")));
+        let together = MultiLock::new(&[&locks[0], &locks[1], &locks[2]]).unwrap();
+        let mut turns = 0_u64;
+        while clock::now() < end {
+            if several {
+                together.lock().unwrap().unlock().unwrap();
+            } else {
+                locks[0].lock().unwrap().unlock().unwrap();
+            }
+            turns += 1;
+        }
+        turns
+    };
+    let turns: u64 = thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || turns(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    turns as f64 / length.as_secs_f64()
 }
 
 fn contended(lab: &Lab, goals: &mut Goals) {

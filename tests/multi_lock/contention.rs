@@ -157,3 +157,19 @@ fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
     }
     theirs.join();
 }
+
+/// All wait for the replies to several commands at once, and one of them reads for all.
+#[test]
+fn many_threads_take_several_over_one_connection() {
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).connections(1).connect().unwrap();
+    let threads: Vec<_> = (0..16)
+        .map(|at| {
+            let names = [format!("{at} a"), format!("{at} b"), format!("{at} c")];
+            let all = all_of(&client, &names.each_ref().map(|name| &**name));
+            spawn(move || (0..50).for_each(|_| all.lock().unwrap().unlock().unwrap()))
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+}
