@@ -1,8 +1,8 @@
 //! A connection that threads share: the first in writes everybody's commands in one packet.
 //!
 //! One thread, the *combiner*, has the link. It writes its own command and those that queued
-//! meanwhile, reads the replies, wakes the others, and hands that role to the first that came
-//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
+//! meanwhile, reads the replies, wakes the others, and hands that role to the first call that came
+//! since, or to one that [only waits](Begun::finish) if there is none. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
 //! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: what callers send for a name goes over the one lane of that name, so a release posted by
@@ -80,7 +80,7 @@ impl Pending {
 
     /// Whether somebody waits for the reply to this very command.
     fn is_call(&self) -> bool {
-        matches!(self, Self::Call(_, call) if !call.only_waits)
+        matches!(self, Self::Call(_, call) if call.waits_until.is_none())
     }
 
     fn fail(self, failure: &Failure) {
@@ -181,8 +181,9 @@ impl Lane {
         self.look_with(to_open, |_| true, |link| link.read_until(until, enough))
     }
 
-    /// For a caller whose time is over: reads what has come until there is `enough`. Nothing is
-    /// opened or written, and no command of others fails for want of the time that they may have.
+    /// For a caller whose time is over: reads what has come until there is `enough`. No connection
+    /// is opened, and no command of others that is still to be written fails for want of the time
+    /// that they may have.
     fn read_late(&self, until: Instant, enough: impl Fn() -> bool) {
         let mut state = self.state.lock();
         if state.combining {
@@ -229,20 +230,22 @@ impl Lane {
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
-        self.combine(state, to_open, read);
+        self.combine(state, to_open, self.endpoint.response_timeout(), read);
         // What was left of the queue is written by now, or not.
         !self.owes()
     }
 
-    /// Writes the first packet of the queue, and reads.
+    /// Writes the first packet of the queue, reads what somebody sleeps for within `patience`, and
+    /// what `read` does. Where there is no time to open a connection the rest of the queue fails.
     fn combine(
         &self,
         mut state: MutexGuard<'_, State>,
         to_open: Duration,
+        patience: Duration,
         read: impl FnOnce(&mut Link) -> Result<(), Failure>,
     ) {
         state.combining = true;
-        let mut combiner = Combiner::new(self, state.link.take(), to_open);
+        let mut combiner = Combiner::new(self, state.link.take(), to_open).with_patience(patience);
         let packet = next_packet(&mut state.queue);
         // Nobody may come back for it.
         let rest =

@@ -15,9 +15,8 @@ use crate::sync::{Mutex, Thread};
 pub(super) struct Call {
     pub(super) thread: Arc<Thread>,
     pub(super) state: Mutex<CallState>,
-    /// It waits for what was written before it, and has nothing to write that its thread needs:
-    /// see [`Lane::await_combiner`].
-    pub(super) only_waits: bool,
+    /// It only waits for what was written before it, until then: see [`Lane::await_combiner`].
+    pub(super) waits_until: Option<Instant>,
 }
 
 pub(super) enum CallState {
@@ -28,9 +27,9 @@ pub(super) enum CallState {
 
 impl Call {
     /// The calling thread's.
-    fn queued(only_waits: bool) -> Arc<Self> {
+    fn queued(waits_until: Option<Instant>) -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
-        Arc::new(Self { thread: Thread::current(), state, only_waits })
+        Arc::new(Self { thread: Thread::current(), state, waits_until })
     }
 }
 
@@ -83,7 +82,7 @@ impl Lane {
     /// one command, and a script that is not known yet would be a second one.)
     pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
         let command = command.by_text(self.endpoint.channels());
-        let call = Call::queued(false);
+        let call = Call::queued(None);
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         let asking = Command::plain(&[b"ASKING"]);
@@ -102,7 +101,7 @@ impl Lane {
     pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
-            let call = Call::queued(false);
+            let call = Call::queued(None);
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
@@ -112,7 +111,7 @@ impl Lane {
         let queue = std::mem::take(&mut state.queue);
         drop(state);
         // Opens a link where there is none. First what others have posted, then the own command;
-        // those who call meanwhile queue. Its drop makes the first of them the combiner, which
+        // those who call meanwhile queue. Its drop makes the first call the combiner, which
         // writes all that is queued by then in one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         match combiner.write_and_read(queue) {
@@ -151,7 +150,7 @@ impl Lane {
     /// other's next PING for as long as they have time, and nobody would write or read. But calls
     /// go first: they may have more time to open a connection.
     pub(super) fn await_combiner(&self, until: Instant, enough: impl Fn() -> bool) {
-        let call = Call::queued(true);
+        let call = Call::queued(Some(until));
         let ping = Command::plain(&[b"PING"]);
         let mut state = self.state.lock();
         if !state.combining {
@@ -182,8 +181,9 @@ impl Lane {
             drop(Combiner::new(self, link, Duration::ZERO));
             return;
         }
+        let patience = rest.min(self.endpoint.response_timeout());
         let to_open = rest.min(self.endpoint.connect_timeout());
-        self.combine(state, to_open, |link| link.read_until(until, enough));
+        self.combine(state, to_open, patience, |link| link.read_until(until, enough));
     }
 
     /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.

@@ -16,13 +16,22 @@ pub(super) struct Combiner<'a> {
     link: Option<Link>,
     /// How long opening a link may take.
     within: Duration,
+    /// How long what somebody sleeps for may take to be read.
+    patience: Duration,
     /// Whether the thread was panicking when it took that.
     was_panicking: bool,
 }
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
-        Self { lane, link, within, was_panicking: thread::panicking() }
+        let patience = lane.endpoint.response_timeout();
+        Self { lane, link, within, patience, was_panicking: thread::panicking() }
+    }
+
+    /// For whose own time is shorter than a reply's.
+    pub(super) fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     pub(super) fn exchange(&mut self, command: &Command) -> Outcome {
@@ -53,7 +62,7 @@ impl<'a> Combiner<'a> {
             let mut done = self.write_packet(packet);
             // All of it, if there is more to write: it would owe too much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
-                done = link.read_all(self.lane.endpoint.response_timeout());
+                done = link.read_all(self.patience);
             }
             if let Err(failure) = done {
                 self.link = None;
@@ -71,8 +80,9 @@ impl<'a> Combiner<'a> {
             Pending::Call(command, call) => (command, call as Arc<dyn ReplyReceiver>, true),
             Pending::Post(command, receiver) => (command, receiver, false),
         });
+        let patience = self.patience;
         match self.link() {
-            Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
+            Ok(link) => link.send(batch).and_then(|()| link.read_awaited_within(patience)),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // Those who queued while the connection could not be opened need not find out
@@ -122,7 +132,11 @@ impl Drop for Combiner<'_> {
                     Pending::Post(..) => None,
                 })
             };
-            let next = calls().find(|call| !call.only_waits).or_else(|| calls().next());
+            // Calls first. Of those that only wait the most patient: what it reads for the others
+            // fails when its own time is over.
+            let next = calls()
+                .find(|call| call.waits_until.is_none())
+                .or_else(|| calls().max_by_key(|call| call.waits_until));
             if let Some(call) = next.cloned() {
                 state.link = self.link.take();
                 // Before the lane's mutex is free: see `Lane::abandon`.

@@ -89,6 +89,11 @@ impl Play {
         posts
     }
 
+    /// One calls while the others wait for several replies.
+    fn caller_among_beginners(&self, me: usize) -> Vec<Arc<Heard>> {
+        if me == 0 { self.user(me) } else { self.beginner(me) }
+    }
+
     /// Has several commands on their way at once, and reads their replies later.
     fn beginner(&self, me: usize) -> Vec<Arc<Heard>> {
         let mut posts = Vec::new();
@@ -211,4 +216,7 @@ fn what_was_begun_is_answered_to_whoever_began_it() {
         assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
     });
     explore(600, || drop(play(3, Play::beginner)));
+    for breaks in [0, 3] {
+        explore(600, || drop(play(breaks, Play::caller_among_beginners)));
+    }
 }
