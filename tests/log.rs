@@ -12,7 +12,7 @@ use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::Commands as _;
 use redlatch::{Client, ClientBuilder, ErrorKind};
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// The logger of this process, which may be told to block.
 static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
@@ -302,6 +302,21 @@ fn a_release_that_nobody_can_be_told_of_is_said_once() {
     LOGGER.install();
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
+    // A copy finds it done, and cannot tell.
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).unwrap();
+    assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
+    // The server knows the scripts then.
+    client.semaphore("semaphore").acquire().unwrap().release().unwrap();
+    let permit = client.semaphore("semaphore").acquire().unwrap();
+    proxy.on(Direction::Request, 1, Action::LoseReply, |bytes| {
+        bytes.windows(4).any(|it| it == b"EVAL")
+    });
+    permit.release().unwrap();
+    assert_eq!(proxy.fired(), 1);
+    client.shutdown();
+    assert_eq!(LOGGER.lines("is not told"), []);
+
     let mut user = User::new(&server, "mute");
     user.set(&["-publish"]);
     for kind in ["lock", "semaphore", "expirable"] {

@@ -3,8 +3,8 @@
 -- KEYS 1 the semaphore, 2 slot
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 only if the semaphore exists (1) or in any
 --      case (0)
--- reply: 1 + how many subscribers heard of it, -1 = given back, but nobody can say, 0 = there is no
---        such semaphore
+-- reply: 1 + how many subscribers heard of it, 0 = there is no such semaphore; given back, but the
+--        message was refused (-1), or nobody can say who heard it: a copy's answer (-2)
 --
 -- The message is the new value, or what an int holds of it. Redisson's clients fail on a negative
 -- one, and none is woken by 0.
@@ -12,7 +12,7 @@ return once(function()
     if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
         return nil
     end
-    return {'-1', 'incrby', KEYS[1], ARGV[5]}
+    return {'-2', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
     local heard = tell_free(ARGV[6], free)
     return type(heard) == 'number' and 1 + heard or -1

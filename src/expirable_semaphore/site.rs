@@ -16,6 +16,7 @@ use crate::permits::{PermitGate, Permits, Reply, RequestFailed, Source};
 use crate::protocol::{ExpirableKeys, PermitId, SemaphoreKeys};
 use crate::pubsub::{Question, Tracked};
 use crate::script::expirable_semaphore::{Acquired, ExpirableScripts, Released, released};
+use crate::script::semaphore::REFUSED;
 use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Orphan, Renewal};
@@ -154,7 +155,7 @@ impl ExpirableSite {
     /// A release was answered.
     fn hear(&self, released: &Released) {
         if let Some(heard) = released.heard {
-            if heard < 0 {
+            if heard == REFUSED {
                 self.route.lane().endpoint().health().tells_nobody();
             }
             self.gate.with_turn(|turn| turn.heard(heard, clock::now()));

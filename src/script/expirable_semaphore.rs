@@ -78,7 +78,8 @@ pub(crate) enum Acquired {
 pub(crate) struct Released {
     /// How many were given back before their leases ended.
     pub(crate) live: usize,
-    /// How many heard of it. -1: not known. `None`: there was nothing to tell.
+    /// How many heard of it, or
+    /// [`REFUSED`](super::semaphore::REFUSED). `None`: there was nothing to tell.
     pub(crate) heard: Option<i64>,
 }
 

@@ -84,8 +84,8 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, ticket, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it (-1: not
-    /// known).
+    /// Gives permits back. `None`: there is no such semaphore; else how many heard of it, as
+    /// far as that is known (see [`REFUSED`]).
     pub(crate) fn release(
         self,
         ticket: Ticket,
@@ -199,13 +199,15 @@ pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i
     }
 }
 
-/// How many heard of a release; `None`: there was nothing to tell. -1 stands for itself: the server
-/// refused the message, so others may wait.
+/// The server refused the message of a release, so others may wait.
+pub(crate) const REFUSED: i64 = -1;
+
+/// How many heard of a release; `None`: there was nothing to tell. [`REFUSED`] stands for itself,
+/// and so does another one below zero: nobody can say.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
-        -1 => Some(-1),
-        told => Some(told - 1),
+        told => Some(if told > 0 { told - 1 } else { told }),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::core::{Core, Member};
 use crate::error::Error;
 use crate::permits::{PermitGate, Reply, RequestFailed, Source};
 use crate::protocol::SemaphoreKeys;
-use crate::script::semaphore::{SemaphoreScripts, released};
+use crate::script::semaphore::{REFUSED, SemaphoreScripts, released};
 use crate::script::{Replied, Requests, Ticket, Trouble};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, clock};
@@ -296,7 +296,7 @@ impl Release {
             Ok(heard) => {
                 site.requests.close(self.ticket);
                 let heard = heard.unwrap_or(0);
-                if heard < 0 {
+                if heard == REFUSED {
                     site.route.lane().endpoint().health().tells_nobody();
                 }
                 site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
