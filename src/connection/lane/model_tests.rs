@@ -217,6 +217,6 @@ fn what_was_begun_is_answered_to_whoever_began_it() {
     });
     explore(600, || drop(play(3, Play::beginner)));
     for breaks in [0, 3] {
-        explore(600, || drop(play(breaks, Play::caller_among_beginners)));
+        explore(600, move || drop(play(breaks, Play::caller_among_beginners)));
     }
 }
