@@ -221,7 +221,7 @@ fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let never_read = pool.scripts().release_command(late, 1, false);
     assert_eq!(pool.send(&first), Some(1));
     thread::sleep(SHORT + A_LITTLE);
-    assert_eq!(pool.send(&copy), Some(-1), "past its time, and remembered");
+    assert_eq!(pool.send(&copy), Some(-2), "past its time, and remembered");
     assert_eq!(pool.send(&never_read), None, "past its time");
     thread::sleep(SHORT_MEMORY + A_LITTLE);
     let mut redis = pool.server.connection();
