@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use redis::Value;
+
 use crate::config::ReplicaAcks;
 use crate::protocol::{Pieces, decimal, write_decimal};
 
@@ -26,6 +28,40 @@ pub(crate) struct Script {
     /// Made at the first need.
     cluster: OnceLock<Text>,
     sharded: OnceLock<Text>,
+    replies: Replies,
+}
+
+/// Of what kinds a script's replies can be, besides an error. It says nothing of their values: what
+/// users keep under a key may make an odd number of it, but no list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replies(u8);
+
+impl Replies {
+    const A_NUMBER: u8 = 1;
+    const NOTHING: u8 = 2;
+    const A_TEXT: u8 = 4;
+    const A_LIST: u8 = 8;
+
+    pub(crate) const NUMBER: Self = Self(Self::A_NUMBER | Self::NOTHING);
+    pub(crate) const LIST: Self = Self(Self::A_LIST);
+    pub(crate) const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
+    /// Of a plain command, which may have any.
+    const ALL: Self = Self(u8::MAX);
+    /// Whatever a script can be made to answer in RESP2.
+    pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
+
+    fn include(self, reply: &Value) -> bool {
+        let kind = match reply {
+            // The server's word, whatever was asked.
+            Value::ServerError(_) => return true,
+            Value::Int(_) => Self::A_NUMBER,
+            Value::Nil => Self::NOTHING,
+            Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => Self::A_TEXT,
+            Value::Array(_) => Self::A_LIST,
+            _ => return self == Self::ALL,
+        };
+        self.0 & kind != 0
+    }
 }
 
 #[derive(Debug)]
@@ -47,7 +83,12 @@ const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
 
 impl Script {
     pub(crate) fn new(code: &'static str) -> Self {
-        Self { server: Text::new(code.into()), cluster: OnceLock::new(), sharded: OnceLock::new() }
+        let (cluster, sharded) = (OnceLock::new(), OnceLock::new());
+        Self { server: Text::new(code.into()), cluster, sharded, replies: Replies::ANY }
+    }
+
+    pub(crate) fn answers(self, replies: Replies) -> Self {
+        Self { replies, ..self }
     }
 
     fn text(&self, channels: Channels) -> &Text {
@@ -79,6 +120,7 @@ pub(crate) struct Command {
     bytes: Vec<u8>,
     script: Option<ScriptCall>,
     acks: Option<ReplicaAcks>,
+    replies: Replies,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +140,7 @@ impl Command {
         for part in parts {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: None, acks: None }
+        Self { bytes, script: None, acks: None, replies: Replies::ALL }
     }
 
     /// Answered when so many replicas have what was written over its connection so far, or when the
@@ -129,7 +171,7 @@ impl Command {
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
         rest().for_each(|part| push_pieces(&mut bytes, part));
         let call = ScriptCall { script, parts, rest: begins };
-        Self { bytes, script: Some(call), acks: None }
+        Self { bytes, script: Some(call), acks: None, replies: script.replies }
     }
 
     /// What it writes counts only when so many replicas have it: a [`wait`](Self::wait) goes behind
@@ -176,10 +218,16 @@ impl Command {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
+    /// Whether the server can have meant this reply for it. If not, the reply is to another command
+    /// (so are all behind it), and it must not be read as a grant or a release.
+    pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
+        self.replies.include(reply)
+    }
+
     /// The same with the script's text, for a server that need not know the script.
     pub(crate) fn by_text(&self, channels: Channels) -> Self {
         let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
-        Self { bytes, script: None, acks: self.acks }
+        Self { bytes, script: None, ..*self }
     }
 
     /// The same call with the script's text, if it is one.

@@ -202,6 +202,10 @@ impl Link {
             let until = later(self.wrote_at, self.response_timeout.saturating_add(self.waits()));
             self.settle_all(until)?;
             let reply = self.read(until)?;
+            if !command.may_be_answered(&reply) {
+                let shifted = self.shifted();
+                return Err(self.fail(shifted));
+            }
             if retried || !is_noscript(&reply) {
                 return self.said(reply);
             }
@@ -226,6 +230,13 @@ impl Link {
     fn closed(&self) -> Failure {
         let closed = io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed");
         Failure::Reset(self.cause(closed))
+    }
+
+    /// A reply came that its command cannot have: there is no saying to which command it belongs,
+    /// nor those behind it. A number that was read by the wrong one would be a grant.
+    fn shifted(&self) -> Failure {
+        let what = "a reply does not fit its command: the connection is given up";
+        Failure::Reset(self.cause((ErrorKind::Parse, what)))
     }
 
     /// How long the server may take, from now on, to let those wait for replicas who asked for
@@ -371,6 +382,11 @@ impl Link {
                 return Err(self.fail(failure));
             }
         };
+        if !owed.command.may_be_answered(&reply) {
+            self.owed.push_front(owed);
+            let shifted = self.shifted();
+            return Err(self.fail(shifted));
+        }
         let Some(receiver) = owed.receiver else {
             self.acknowledged(&reply, &owed.command);
             return Ok(true);
@@ -527,10 +543,12 @@ fn is_noscript(reply: &Value) -> bool {
 #[cfg(all(testkit, not(shuttle)))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::LazyLock;
 
     use redlatch_testkit::Server;
 
     use super::*;
+    use crate::connection::{Replies, Script};
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -561,6 +579,36 @@ mod tests {
             assert_eq!(failure.cause().address, address, "{failure:?}");
         }
         assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
+    }
+
+    /// An odd value is the command's own affair. A reply of another kind is another command's.
+    #[test]
+    fn a_reply_that_its_script_cannot_give_ends_the_connection() {
+        static NUMBER: LazyLock<Script> =
+            LazyLock::new(|| Script::new("return 77").answers(Replies::NUMBER));
+        static NO_LIST: LazyLock<Script> =
+            LazyLock::new(|| Script::new("return 78").answers(Replies::LIST));
+        let call = |script| Command::script::<&[u8]>(script, &[], &[]);
+        let server = Server::start().unwrap();
+        for awaited in [false, true] {
+            let mut link = link(&server);
+            assert_eq!(link.exchange(&call(&NUMBER)).unwrap(), Value::Int(77));
+            let (first, last) = (hears(), hears());
+            if awaited {
+                link.send_one(Command::plain(&[b"PING"]), first.1).unwrap();
+                let outcome = link.exchange(&call(&NO_LIST));
+                assert!(matches!(outcome, Err(Failure::Reset(_))), "{outcome:?}");
+                assert!(matches!(first.0.lock().take(), Some(Ok(_))));
+                continue;
+            }
+            link.send_one(call(&NO_LIST), first.1).unwrap();
+            link.send_one(call(&NUMBER), last.1).unwrap();
+            assert!(link.read_all(TIMEOUT).is_err());
+            for heard in [first.0, last.0] {
+                let heard = heard.lock().take();
+                assert!(matches!(heard, Some(Err(Failure::Reset(_)))), "{heard:?}");
+            }
+        }
     }
 
     fn panics(_: Outcome) {

@@ -31,7 +31,7 @@ mod trouble;
 mod url;
 
 pub(crate) use cluster::{Cluster, unfollowed};
-pub(crate) use command::{Channels, Command, Script};
+pub(crate) use command::{Channels, Command, Replies, Script};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};

@@ -35,8 +35,21 @@ impl Replies {
         Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
     }
 
-    /// Takes the next reply, and reads what is missing of it. After an error there is no saying
-    /// where the next one would begin.
+    /// Takes the next reply to a command, and reads what is missing of it.
+    ///
+    /// Pushed messages are skipped, whatever they say: the server, a proxy or another client's
+    /// `CLIENT TRACKING … REDIRECT` may send one at any time, and a push that counted as a reply
+    /// would give each later command the reply of the command before it.
+    pub(super) fn take_reply(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
+        loop {
+            if let Some(reply) = reply_of(self.take(stream)?) {
+                return Ok(reply);
+            }
+        }
+    }
+
+    /// Takes what comes next, a reply or a pushed message, and reads what is missing of it. After
+    /// an error there is no saying where the next one would begin.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
@@ -77,6 +90,15 @@ impl Replies {
             self.room.resize(2 * self.to, 0);
         }
         Ok(())
+    }
+}
+
+/// What came, without what is said about it. `None`: it was pushed.
+fn reply_of(value: Value) -> Option<Value> {
+    match value {
+        Value::Push { .. } => None,
+        Value::Attribute { data, .. } => reply_of(*data),
+        reply => Some(reply),
     }
 }
 
@@ -329,6 +351,14 @@ mod tests {
         })
     }
 
+    /// One message that nobody has asked for.
+    fn push() -> impl Strategy<Value = Vec<u8>> {
+        vec(reply(), 0..4).prop_map(|parts| {
+            let head = format!(">{}\r\n$10\r\ninvalidate\r\n", parts.len() + 1);
+            [head.into_bytes(), parts.concat()].concat()
+        })
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -349,6 +379,21 @@ mod tests {
                 let (before, error) = read(&bytes[..at], &[]);
                 prop_assert!(expected.starts_with(&before) && before.len() < expected.len());
                 prop_assert!(is_end(&error), "{}", error);
+            }
+        }
+
+        #[test]
+        fn what_is_pushed_between_replies_shifts_none_of_them(
+            all in vec((vec(push(), 0..3), reply()), 1..5),
+            lengths in vec(1..9_usize, 0..60),
+        ) {
+            let replies = all.iter().map(|(_, reply)| reply.clone()).collect::<Vec<_>>().concat();
+            let bytes = all.iter().flat_map(|(pushes, reply)| [pushes.concat(), reply.clone()]);
+            let bytes = bytes.collect::<Vec<_>>().concat();
+            let (mut among, mut pieces) = (Replies::new(), Pieces::of(&bytes, &lengths));
+            // A reply of those that are made up here may be a push.
+            for expected in expected(&replies).into_iter().filter_map(reply_of) {
+                prop_assert_eq!(among.take_reply(&mut pieces).unwrap(), expected);
             }
         }
 

@@ -118,13 +118,25 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads a reply, within the read timeout.
+    /// Reads what comes next within the read timeout, a reply or a pushed message: for a
+    /// subscriber.
     pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
-        self.receive_until(deadline_in(self.read_timeout))
+        self.receive_any_until(deadline_in(self.read_timeout))
     }
 
-    /// Reads a reply until `deadline`. After an error the connection is of no use any more.
+    /// Reads a reply until `deadline`, and skips what is pushed before it. After an error the
+    /// connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
+        self.stream.socket().set_deadline(deadline);
+        match &mut self.stream {
+            Stream::Plain(socket) => self.replies.take_reply(socket),
+            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            Stream::Tls(stream) => self.replies.take_reply(stream),
+        }
+    }
+
+    /// Reads what comes next until `deadline`, a reply or a pushed message: for who listens.
+    pub(super) fn receive_any_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take(socket),

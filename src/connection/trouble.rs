@@ -58,7 +58,11 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        let error = Error::new(ErrorKind::Redis, what).caused_by_shared(error);
+        // What came over it was no reply, or no command's that was sent.
+        let is_odd =
+            matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
+        let kind = if is_odd { ErrorKind::Protocol } else { ErrorKind::Redis };
+        let error = Error::new(kind, what).caused_by_shared(error);
         Self::Unknown(error.transient(true))
     }
 }

@@ -6,10 +6,10 @@ use super::{Rights, Trouble, accepted, call, call_again, flag, number};
 use crate::connection::{Command, Outcome, Route, Script};
 use crate::protocol::{ConditionKeys, Owner, decimal};
 
-static WAIT: LazyLock<Script> = script!("condition/waiters.lua", "condition/wait.lua");
-static NOTIFY: LazyLock<Script> = script!("condition/waiters.lua", "condition/notify.lua");
-static LOOK: LazyLock<Script> = script!("condition/waiters.lua", "condition/look.lua");
-static DONE: LazyLock<Script> = script!("condition/waiters.lua", "condition/done.lua");
+static WAIT: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/wait.lua");
+static NOTIFY: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/notify.lua");
+static LOOK: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/look.lua");
+static DONE: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/done.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

@@ -12,12 +12,12 @@ use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
 use crate::protocol::{FairKeys, Owner};
 
-static ACQUIRE: LazyLock<Script> = script!("fair/line.lua", "fair/acquire.lua");
-static TRY: LazyLock<Script> = script!("fair/line.lua", "fair/try.lua");
-static GIVE_UP: LazyLock<Script> = script!("fair/line.lua", "fair/give_up.lua");
-static RELEASE: LazyLock<Script> = script!("fair/line.lua", "fair/release.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!("fair/line.lua", "fair/force_unlock.lua");
-static KEEP_ALIVE: LazyLock<Script> = script!("fair/line.lua", "fair/keep_alive.lua");
+static ACQUIRE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/acquire.lua");
+static TRY: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/try.lua");
+static GIVE_UP: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/give_up.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/release.lua");
+static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; "fair/line.lua", "fair/force_unlock.lua");
+static KEEP_ALIVE: LazyLock<Script> = script!(LIST; "fair/line.lua", "fair/keep_alive.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

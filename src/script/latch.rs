@@ -8,7 +8,7 @@ use super::{Rights, Trouble, call, flag, number};
 use crate::connection::{Command, Route, Script};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
-static WAIT: LazyLock<Script> = script!("number.lua", "latch/wait.lua");
+static WAIT: LazyLock<Script> = script!(NUMBER; "number.lua", "latch/wait.lua");
 static TRY_SET_COUNT: LazyLock<Script> =
     script!("number.lua", "once.lua", "latch/try_set_count.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");

@@ -15,17 +15,18 @@ use crate::sync::clock;
 
 // Each is what these files of `lua/` are, one behind the other.
 static ACQUIRE: LazyLock<Script> =
-    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
+    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/acquire.lua");
 static TRY: LazyLock<Script> =
-    script!("lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
+    script!(NUMBER_OR_LIST; "lock/free.lua", "hand_off.lua", "lock/holder.lua", "lock/try.lua");
 static RELEASE: LazyLock<Script> =
-    script!("lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
-static GIVE_UP: LazyLock<Script> = script!("hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
+    script!(NUMBER; "lock/unwanted.lua", "hand_off.lua", "lock/holder.lua", "lock/release.lua");
+static GIVE_UP: LazyLock<Script> =
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
-    script!("hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
 /// For `script::renewal::renew_command`.
-pub(super) static RENEW: LazyLock<Script> = script!("lock/renew.lua");
-static OWNERS: LazyLock<Script> = script!("lock/owners.lua");
+pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
+static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {

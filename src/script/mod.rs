@@ -1,7 +1,14 @@
 //! One typed function for each script; what the server answers becomes enums here.
 
-/// The script that these files of `lua/` make, one behind the other.
+/// The script that these files of `lua/` make, one behind the other; and, where it is said first,
+/// of what kinds its replies are.
 macro_rules! script {
+    ($replies:ident; $($file:literal),+) => {
+        LazyLock::new(|| {
+            let code = concat!($(include_str!(concat!("../../lua/", $file))),+);
+            Script::new(code).answers($crate::connection::Replies::$replies)
+        })
+    };
     ($($file:literal),+) => {
         LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../lua/", $file))),+)))
     };

@@ -6,26 +6,25 @@ use std::sync::LazyLock;
 use super::lock::ScriptSet;
 use crate::connection::Script;
 
-static ACQUIRE: LazyLock<Script> = script!(
+static ACQUIRE: LazyLock<Script> = script!(NUMBER_OR_LIST;
     "read_write/free.lua",
     "hand_off.lua",
     "read_write/holders.lua",
     "read_write/acquire.lua"
 );
-static TRY: LazyLock<Script> =
-    script!("read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
-static RELEASE: LazyLock<Script> = script!(
+static TRY: LazyLock<Script> = script!(NUMBER_OR_LIST; "read_write/free.lua", "hand_off.lua", "read_write/holders.lua", "read_write/try.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER;
     "read_write/unwanted.lua",
     "hand_off.lua",
     "read_write/holders.lua",
     "read_write/release.lua"
 );
 static GIVE_UP: LazyLock<Script> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
 pub(super) static READ_ON: LazyLock<Script> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
+    script!(NUMBER_OR_LIST; "hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
 
 pub(super) static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,

@@ -13,7 +13,8 @@ use crate::error::{Error, ErrorKind};
 
 static TRY_ACQUIRE: LazyLock<Script> =
     script!("number.lua", "once.lua", "semaphore/try_acquire.lua");
-static ABANDON: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/abandon.lua");
+static ABANDON: LazyLock<Script> =
+    script!(NUMBER_OR_LIST; "number.lua", "once.lua", "semaphore/abandon.lua");
 static RELEASE: LazyLock<Script> = script!("number.lua", "once.lua", "semaphore/release.lua");
 static ADD_PERMITS: LazyLock<Script> =
     script!("number.lua", "once.lua", "semaphore/add_permits.lua");

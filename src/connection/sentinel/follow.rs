@@ -81,17 +81,17 @@ impl Sentinels {
         drop(state);
         let [over, promoted] = CHANNELS;
         connection.send_until(Command::plain(&[b"SUBSCRIBE", over, promoted]).bytes(), until)?;
-        if let Value::ServerError(_) = connection.receive_until(until)? {
+        if let Value::ServerError(_) = connection.receive_any_until(until)? {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
         // The second one's.
-        connection.receive_until(until)?;
+        connection.receive_any_until(until)?;
         // What was missed until now.
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
-            match connection.receive_until(Instant::now() + LOOK) {
+            match connection.receive_any_until(Instant::now() + LOOK) {
                 Ok(message) => {
                     asked = false;
                     if self.is_switch(message) {

@@ -1,0 +1,48 @@
+//! What a server says unasked, between two replies.
+
+use super::*;
+
+/// The ids of the connections that speak RESP3.
+fn speaking_resp3(server: &Server) -> Vec<String> {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+    let field = |line: &str, name: &str| {
+        let value = line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        value.unwrap_or_else(|| panic!("no {name} in {line}")).to_owned()
+    };
+    let resp3 = list.lines().filter(|line| field(line, "resp") == "3");
+    resp3.map(|line| field(line, "id")).collect()
+}
+
+/// The server tells those connections of every key that changes: nobody there has asked for it.
+fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
+    let redirect = |id: &String| {
+        let mut redis = server.connection();
+        let mut tracking = redis::cmd("CLIENT");
+        tracking.arg(&["TRACKING", "ON", "REDIRECT", id, "BCAST"]);
+        let () = tracking.query(&mut redis).unwrap();
+        redis
+    };
+    connections.iter().map(redirect).collect()
+}
+
+#[test]
+fn a_pushed_message_shifts_no_reply_of_its_connection() {
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let url = format!("{}?protocol=resp3", server.url());
+    let client = Client::builder(&url).connections(1).connect().unwrap();
+    let _redirecting = told_of_changes(&server, &speaking_resp3(&server));
+    let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "held", LONG);
+    // What the locks themselves change is pushed, too, before the reply or after it.
+    for round in 0..20 {
+        let () = redis.set("another key", round).unwrap();
+        let guard = client.reentrant_lock("free").try_lock().unwrap().expect("it is free");
+        assert!(client.reentrant_lock("held").try_lock().unwrap().is_none(), "two holders");
+        let permits = client.semaphore("permits");
+        permits.set_permits(round).unwrap();
+        assert_eq!(permits.available_permits().unwrap(), i64::from(round));
+        guard.unlock().unwrap();
+    }
+    assert!(client.reentrant_lock("free").try_lock().unwrap().is_some());
+}
