@@ -117,6 +117,9 @@ impl ExpirableSite {
         // What this process has is given back in any case.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
         ours.iter().for_each(|loan| loan.end());
+        // Before it is sent: the process's turn may end with this release, and whoever of the
+        // process asks next, before its reply or after it, must let others go first then.
+        self.gate.with_turn(|turn| turn.released(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|loan| loan.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);

@@ -31,6 +31,8 @@ const SHORTEST_PAUSE: u64 = 500_000;
 pub(crate) struct Turn {
     /// When the server granted the turn's first permits.
     began: Option<u64>,
+    /// Whether anything was granted or given back here so far.
+    is_used: bool,
     grants: u32,
     /// How often the turn was doubled, since nobody used the last yield.
     doubled: u32,
@@ -65,6 +67,7 @@ impl Turn {
         Self {
             leave: leave.min(LONGEST_YIELD),
             began: None,
+            is_used: false,
             grants: 0,
             doubled: 0,
             heard: None,
@@ -148,6 +151,7 @@ impl Turn {
     }
 
     pub(crate) fn granted(&mut self, at: u64) {
+        self.is_used = true;
         self.began.get_or_insert(at);
         // Nothing is free: what was given back before it, long ago perhaps, ends no turn.
         self.last = None;
@@ -160,6 +164,11 @@ impl Turn {
     }
 
     pub(crate) fn released(&mut self, now: u64) {
+        if !std::mem::replace(&mut self.is_used, true) {
+            // The permits were taken over another site of this name, which is gone, since its last
+            // handle is. How long that had them nobody knows, and others may have waited for them.
+            self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
+        }
         self.last = Some(TurnEnd { at: now });
     }
 
@@ -197,6 +206,19 @@ mod tests {
         turn.granted(0);
         assert!(turn.may_pass(LONGEST_TURN));
         assert!(!turn.may_pass(LONGEST_TURN + 1));
+    }
+
+    #[test]
+    fn what_a_new_site_gives_back_was_the_turn_of_one_that_is_gone() {
+        let mut turn = Turn::new(Duration::ZERO);
+        let now = 2 * LONGEST_TURN;
+        turn.released(now);
+        assert!(!turn.may_pass(now));
+        assert!(matches!(turn.before(now), Before::Yield(_)));
+        turn.end(1);
+        // What else is given back was of the same turn.
+        turn.released(now);
+        assert!(matches!(turn.before(now), Before::Ask));
     }
 
     #[test]

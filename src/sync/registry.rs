@@ -25,7 +25,7 @@ struct Recent<T> {
 /// How long a name is kept after its last use, and how many are. The chains and turns that it is
 /// about take milliseconds.
 const KEPT: u64 = 1_000_000_000;
-const MOST_KEPT: usize = 64;
+const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
     /// What is to be dropped, when no mutex is held any more.

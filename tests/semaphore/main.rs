@@ -11,6 +11,7 @@ mod faults;
 mod later;
 mod meaning;
 mod rights;
+mod turns;
 mod wire;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use redis::Commands as _;
-use redlatch::{CancelToken, Client, Error, ErrorKind, Permit, Semaphore};
+use redlatch::{CancelToken, Client, Error, ErrorKind, ExpirableSemaphore, Permit, Semaphore};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The channel of a name without braces.
