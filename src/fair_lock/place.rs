@@ -19,7 +19,7 @@ use crate::hold::{
 };
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
-use crate::script::fair::{FairAcquired, Followers, Others, followers};
+use crate::script::fair::{FairAcquired, Followers, Others, followers, over};
 use crate::script::{Replied, Trouble};
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::Orphan;
@@ -395,7 +395,7 @@ fn behind(
     let (now, ask_after, by_redisson) = match reply {
         // Where they stand by now the answer does not say.
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
-        FairAcquired::Granted { now, .. } => (*now, (at == 0).then_some(lease), false),
+        FairAcquired::Granted { now, .. } => (*now, (at == 0).then(|| over(lease)), false),
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };

@@ -196,6 +196,27 @@ fn the_first_asks_for_all_who_have_come_and_the_next_one_for_those_who_came_sinc
 }
 
 #[test]
+fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
+    let server = Server::start().unwrap();
+    let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
+    let guard = other.fair_lock("ends").with_lease(SOON).lock().unwrap();
+    let lock = client.fair_lock("ends");
+    let mut leader = first(&lock);
+    let mut redis = server.connection();
+    for _ in 0..20 {
+        let Try::Busy(sleep) = ask(&lock, &mut leader).unwrap() else { panic!("it is held") };
+        let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+        let now = seconds * 1_000_000 + micros;
+        // The lock is there until the millisecond of its end is over.
+        let ends: u64 = redis::cmd("PEXPIRETIME").arg("ends").query(&mut redis).unwrap();
+        let free = (ends + 1) * 1_000;
+        let asks = now + u64::try_from(sleep.as_micros()).unwrap();
+        assert!(asks >= free, "it asks {} us too early", free - asks);
+    }
+    guard.unlock().unwrap();
+}
+
+#[test]
 fn the_next_one_leads_where_the_first_goes_before_it_has_asked() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();

@@ -198,12 +198,24 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
             Value::Int(back),
         ] => FairAcquired::Queued {
             now: number(*now),
-            ask_after: u64::try_from(*ask).ok().map(Duration::from_millis),
+            ask_after: ends_after(*ask),
             by_redisson: *redisson != 0,
             came_back: *back != 0,
         },
         _ => return Err(unexpected(&Value::Array(reply))),
     })
+}
+
+/// After how long a lease with `left` ms to go has certainly ended; `None`: no time was named. A
+/// script's time is cut to whole milliseconds, and a lease lasts until the millisecond of its end is
+/// over, so a question after `left` ms may find it held.
+fn ends_after(left: i64) -> Option<Duration> {
+    u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
+}
+
+/// The same of a lease that begins with the request.
+pub(crate) fn over(lease: Duration) -> Duration {
+    lease.saturating_add(Duration::from_millis(1))
 }
 
 fn tried((outcome, in_doubt): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
@@ -214,10 +226,9 @@ fn tried((outcome, in_doubt): (Outcome, bool)) -> Result<Replied<bool>, Trouble>
 pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {
-            [Value::Int(again), ask @ ..] => Ok(KeptAlive {
-                again: u64::try_from(*again).ok().map(Duration::from_millis),
-                ask: texts(ask),
-            }),
+            [Value::Int(again), ask @ ..] => {
+                Ok(KeptAlive { again: ends_after(*again), ask: texts(ask) })
+            }
             _ => Err(unexpected(&Value::Array(reply))),
         },
         other => Err(unexpected(&other)),
