@@ -92,7 +92,7 @@ impl Renewer {
             if self.ask_again.is_some_and(|at| at <= now) {
                 self.try_to(|renewer| renewer.work(Job::RenewAll));
             }
-            // Together, and behind what is urgent: while the server is away a packet takes its
+            // One packet, and behind what is urgent: while the server is away a packet takes its
             // time.
             if !todo.is_urgent() {
                 self.try_to(|renewer| renewer.see_to_orphans(now));
@@ -290,10 +290,12 @@ impl Renewer {
         }
     }
 
-    /// Sends the orphans that are due, and keeps those that are not done for later.
+    /// Sends orphans that are due, so many as go in one packet, and keeps those that are not done
+    /// for later. The others wait for their next turn: there may be thousands, each packet takes a
+    /// round trip, and a renewal that falls due meanwhile goes before the next one.
     fn see_to_orphans(&mut self, now: u64) {
         let due = self.orphans.extract_if(.., |orphan| orphan.due() <= now);
-        let mut due: VecDeque<_> = due.collect();
+        let mut due: VecDeque<_> = due.take(NAMES_A_CALL).collect();
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // The server may be gone for good, and the slot another one's.
             let (here, elsewhere) = due.into_iter().partition(|orphan| match orphan.server() {
@@ -314,14 +316,16 @@ impl Renewer {
         }
     }
 
+    /// Sends them in one packet.
     fn send_orphans(&mut self, due: &mut VecDeque<Orphan>) {
         let mut commands = Vec::new();
         due.retain(|orphan| wants(orphan.command(), &mut commands));
-        for commands in commands.chunks(NAMES_A_CALL) {
-            let (outcomes, resent) = self.exchange(commands, None);
-            for outcome in &outcomes {
-                self.orphan_heard(due, outcome, resent);
-            }
+        if commands.is_empty() {
+            return;
+        }
+        let (outcomes, resent) = self.exchange(&commands, None);
+        for outcome in &outcomes {
+            self.orphan_heard(due, outcome, resent);
         }
     }
 

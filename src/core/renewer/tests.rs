@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use redlatch_testkit::{Server, wait_until};
 
@@ -104,6 +104,61 @@ fn an_orphan_that_panicked_is_sent_again() {
     session.core().watchdog.adopt(orphan);
     // The second time it hears that the connection broke.
     poor.0.wait_called(3);
+}
+
+/// Calls `paid` when its command was answered, and owes nothing from then on.
+struct Settles<F>(AtomicBool, F);
+
+impl<F: Fn() + Send + Sync + 'static> Settles<F> {
+    fn adopted_by(core: &Core, paid: F) {
+        let debtor = Arc::new(Self(AtomicBool::new(false), paid));
+        core.watchdog.adopt(Orphan::owed(&"settles".into(), debtor as _));
+    }
+}
+
+impl<F: Fn() + Send + Sync> Debtor for Settles<F> {
+    fn command(&self) -> Option<Command> {
+        (!self.0.load(Ordering::SeqCst)).then(|| Command::plain(&[b"PING"]))
+    }
+
+    fn paid(&self, _: &Outcome, _: bool) {
+        self.0.store(true, Ordering::SeqCst);
+        (self.1)();
+    }
+}
+
+#[test]
+fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
+    const MANY: usize = 10 * NAMES_A_CALL;
+    let server = Server::start().unwrap();
+    let session = session(&server, ignore);
+    let core = session.core();
+    let (settled, renewed_after) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(None)));
+    // Until all are there nothing else is sent.
+    let (go_on, all_are_there) = crossbeam_channel::bounded::<()>(0);
+    Settles::adopted_by(core, move || assert!(all_are_there.recv().is_err()));
+    for _ in 0..MANY {
+        let (settled, renewed_after) = (Arc::clone(&settled), Arc::clone(&renewed_after));
+        let to = Arc::clone(core);
+        Settles::adopted_by(core, move || {
+            if settled.fetch_add(1, Ordering::SeqCst) > 0 {
+                return;
+            }
+            // It falls due while the first packet is seen to.
+            let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
+            let renewed = Box::new(move |_, _, _: Result<bool, &Arc<str>>| {
+                *heard.lock() = Some(settled.load(Ordering::SeqCst));
+            });
+            let owner = to.id.next_owner();
+            let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
+            let renewal = Renewal { kind, key, owner, lease, urgent: false, renewed };
+            to.watchdog.renew_now(vec![renewal]);
+        });
+    }
+    drop(go_on);
+    wait_until("all are sent", SOON, || settled.load(Ordering::SeqCst) == MANY);
+    let first = *renewed_after.lock();
+    assert!(first.is_some_and(|after| after <= NAMES_A_CALL), "after {first:?} of {MANY}");
 }
 
 impl Task for Clumsy {
