@@ -58,7 +58,7 @@ impl Client {
     /// Connects with the default settings.
     ///
     /// `url` is `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
-    /// (feature `tls` or `tls-rustls`; `#insecure` at its end trusts any certificate), or
+    /// (feature `tls`; `#insecure` at its end trusts any certificate), or
     /// `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`; each may have the parameter
     /// `protocol=resp3`. In a user or a password `/ ? # @ %` are written `%2F %3F %23 %40 %25`.
     ///

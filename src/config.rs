@@ -43,7 +43,7 @@ pub(crate) struct Config {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) sentinel_credentials: Option<Credentials>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     pub(crate) tls: TlsSettings,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct ReplicaAcks {
 }
 
 /// Whom to trust, and who the client is; all in PEM.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 #[derive(Clone, Default)]
 pub(crate) struct TlsSettings {
     /// `None`: those whom the system trusts.
@@ -89,7 +89,7 @@ pub(crate) struct TlsSettings {
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 impl TlsSettings {
     pub(crate) fn is_set(&self) -> bool {
         self.authorities.is_some() || self.identity.is_some()
@@ -97,7 +97,7 @@ impl TlsSettings {
 }
 
 /// Without the key.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 impl std::fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TlsSettings")
@@ -130,7 +130,7 @@ impl ClientBuilder {
             credentials: None,
             sentinel_credentials: None,
             replica_acks: None,
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             tls: TlsSettings::default(),
         };
         Self { url: url.to_owned(), config }
@@ -331,7 +331,7 @@ impl ClientBuilder {
     ///
     /// What is no certificate is an error of [`connect`](Self::connect), of kind
     /// [`Config`](ErrorKind::Config). Defaults to those whom the system trusts.
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.config.tls.authorities = Some(pem.into());
         self
@@ -343,7 +343,7 @@ impl ClientBuilder {
     ///
     /// What is no certificate or no key, or does not fit together, is an error of
     /// [`connect`](Self::connect), of kind [`Config`](ErrorKind::Config). Defaults to none.
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     pub fn tls_client_certificate(
         mut self,
         certificates: impl Into<Vec<u8>>,

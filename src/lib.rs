@@ -147,10 +147,7 @@
 //!
 //! # Features
 //!
-//! - `tls`: `rediss://` URLs, through the platform's library (on Linux OpenSSL, whose headers the
-//!   build needs). Off by default.
-//! - `tls-rustls`: the same through rustls, with ring, which need a C compiler and no library.
-//!   Where both are on, this one is used. Off by default.
+//! - `tls`: `rediss://` URLs, through rustls with ring. The build needs a C compiler. Off by default.
 
 // Leases are counted on `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and a read's timeout is `WouldBlock`.
 #[cfg(not(unix))]

@@ -1,5 +1,5 @@
-//! A client over TLS. Runs with `--features tls` or `tls-rustls`, where the server's build has TLS.
-#![cfg(any(feature = "tls", feature = "tls-rustls"))]
+//! A client over TLS. Runs with `--features tls`, where the server's build has TLS.
+#![cfg(feature = "tls")]
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -326,7 +326,7 @@ fn tls_is_used_or_said_to_be_missing() {
     let error =
         Client::builder("rediss://127.0.0.1:1/").connect_timeout(UNIT * 5).connect().unwrap_err();
     let said = error.to_string();
-    if cfg!(any(feature = "tls", feature = "tls-rustls")) {
+    if cfg!(feature = "tls") {
         assert_eq!(error.kind(), ErrorKind::Redis, "{said}");
     } else {
         assert_eq!(error.kind(), ErrorKind::Config, "{said}");

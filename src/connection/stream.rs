@@ -14,7 +14,7 @@ use super::resp::Replies;
 use super::server::Server;
 use super::socket::{Closer, Socket};
 use super::tls::Tls;
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use super::tls::{TlsStream, wants_certificate};
 
 /// A connection whose server has let the client in.
@@ -27,7 +27,7 @@ pub(crate) struct Connection {
 
 enum Stream {
     Plain(Socket),
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     Tls(Box<TlsStream>),
 }
 
@@ -109,7 +109,7 @@ impl Connection {
     fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
         match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(bytes)?,
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             Stream::Tls(stream) => {
                 stream.write_all(bytes)?;
                 stream.flush()?;
@@ -130,7 +130,7 @@ impl Connection {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take_reply(socket),
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.replies.take_reply(stream),
         }
     }
@@ -140,7 +140,7 @@ impl Connection {
         self.stream.socket().set_deadline(deadline);
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take(socket),
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             Stream::Tls(stream) => self.replies.take(stream),
         }
     }
@@ -154,7 +154,7 @@ impl Connection {
     pub(super) fn is_closed(&self) -> bool {
         match &self.stream {
             Stream::Plain(socket) => socket.is_closed(),
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             Stream::Tls(stream) => stream.get_ref().is_closed(),
         }
     }
@@ -171,11 +171,11 @@ fn deadline_in(timeout: Duration) -> Instant {
 }
 
 impl Stream {
-    #[cfg_attr(not(any(feature = "tls", feature = "tls-rustls")), expect(unused_variables))]
+    #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     fn connect(address: &ConnectionAddr, deadline: Instant, tls: &Tls) -> RedisResult<Self> {
         match address {
             ConnectionAddr::Tcp(host, port) => Ok(Self::Plain(Socket::tcp(host, *port, deadline)?)),
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, port, .. } => {
                 let socket = Socket::tcp(host, *port, deadline)?;
                 Ok(Self::Tls(Box::new(tls.connect(host, socket)?)))
@@ -192,7 +192,7 @@ impl Stream {
     fn socket(&mut self) -> &mut Socket {
         match self {
             Self::Plain(socket) => socket,
-            #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+            #[cfg(feature = "tls")]
             Self::Tls(stream) => stream.get_mut(),
         }
     }
@@ -200,7 +200,7 @@ impl Stream {
 
 /// A server that ends a connection before its first word, and what that may mean.
 fn hung_up(error: RedisError, address: &ConnectionAddr) -> RedisError {
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     if matches!(address, ConnectionAddr::TcpTls { .. }) {
         return wants_certificate(error);
     }

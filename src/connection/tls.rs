@@ -1,36 +1,29 @@
-//! TLS: by rustls where that is built in (feature `tls-rustls`), else by the platform's library
-//! (feature `tls`).
+//! TLS, by rustls (feature `tls`).
 
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use std::error::Error as StdError;
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use std::io;
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use std::sync::Arc;
 
 use redis::ConnectionAddr;
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use redis::{ErrorKind as Cause, RedisError, RedisResult};
 
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use super::socket::Socket;
 use crate::config::Config;
 use crate::error::Error;
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 use crate::error::ErrorKind;
 
-#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
-mod native;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls")]
 mod rustls;
 
-#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
-use native::Connector;
-#[cfg(all(feature = "tls", not(feature = "tls-rustls")))]
-pub(super) use native::TlsStream;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls")]
 use rustls::Connector;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls")]
 pub(super) use rustls::TlsStream;
 
 /// What opening a connection with TLS needs. Made once: to read the system's certificates takes a
@@ -38,18 +31,18 @@ pub(super) use rustls::TlsStream;
 #[derive(Clone, Default)]
 pub(super) struct Tls {
     /// `None`: for a URL without TLS.
-    #[cfg(any(feature = "tls", feature = "tls-rustls"))]
+    #[cfg(feature = "tls")]
     connector: Option<Arc<Connector>>,
 }
 
-#[cfg(not(any(feature = "tls", feature = "tls-rustls")))]
+#[cfg(not(feature = "tls"))]
 impl Tls {
     pub(super) fn new(_: &ConnectionAddr, _: &Config) -> Result<Self, Error> {
         Ok(Self {})
     }
 }
 
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 impl Tls {
     /// For a server at such an address, with these settings.
     pub(super) fn new(address: &ConnectionAddr, config: &Config) -> Result<Self, Error> {
@@ -83,7 +76,7 @@ impl Tls {
 }
 
 /// Why the handshake failed: the connection, or what the two said to each other.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     let mut cause = Some(error);
     while let Some(this) = cause {
@@ -106,7 +99,7 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
 }
 
 /// Of an error behind the handshake: the server wants a certificate, which it says only then.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 pub(super) fn wants_certificate(error: RedisError) -> RedisError {
     let said = error.to_string().to_lowercase().replace([' ', '_'], "");
     if said.contains("certificaterequired") {
@@ -116,5 +109,5 @@ pub(super) fn wants_certificate(error: RedisError) -> RedisError {
 }
 
 /// What it says.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 const CERTIFICATE_REQUIRED: &str = "the server wants a certificate of the client";

@@ -16,7 +16,7 @@ pub(super) fn explain_url(url: &str) -> Option<String> {
 }
 
 pub(super) const FORMS: &str = "A URL is redis://[[user]:password@]host[:port][/database], with rediss:// for TLS \
-                     (feature `tls` or `tls-rustls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], for a cluster \
+                     (feature `tls`), redis+unix:///path/to.sock[?db=number][&user=…&pass=…], for a cluster \
                      redis-cluster://[[user]:password@]host[:port][,host[:port]…], or for Sentinels \
                      redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]\
                      [?sentinelUsername=…&sentinelPassword=…], with rediss-cluster:// and rediss-sentinel:// \
@@ -39,8 +39,8 @@ fn explain(url: &str) -> Option<String> {
         }
     };
     let secure = ["rediss", "valkeys"].iter().any(|tls| scheme.eq_ignore_ascii_case(tls));
-    if secure && cfg!(not(any(feature = "tls", feature = "tls-rustls"))) {
-        return say("this build has no TLS: enable redlatch's feature `tls` or `tls-rustls`");
+    if secure && cfg!(not(feature = "tls")) {
+        return say("this build has no TLS: enable redlatch's feature `tls`");
     }
     if unix && cfg!(not(unix)) {
         return say("this platform has no unix sockets");
@@ -209,11 +209,7 @@ mod tests {
         }
         for url in ["rediss://localhost/#insecure", "valkeys://user:pw@host:1/2"] {
             let why = explain_url(url).unwrap_or_default();
-            assert_eq!(
-                why.contains("feature `tls`"),
-                cfg!(not(any(feature = "tls", feature = "tls-rustls"))),
-                "{url}: {why}"
-            );
+            assert_eq!(why.contains("feature `tls`"), cfg!(not(feature = "tls")), "{url}: {why}");
         }
     }
 
@@ -279,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_fragment_of_tls_is_insecure_or_none() {
-        if cfg!(any(feature = "tls", feature = "tls-rustls")) {
+        if cfg!(feature = "tls") {
             assert!(explain_url("rediss://localhost/#secure").unwrap().contains("#insecure"));
         }
     }

@@ -365,7 +365,7 @@ fn a_password_is_that_of_all_servers() {
 }
 
 /// The servers name each other, with the ports for TLS.
-#[cfg(any(feature = "tls", feature = "tls-rustls"))]
+#[cfg(feature = "tls")]
 #[test]
 fn a_cluster_is_used_over_tls() {
     let _bounded = bounded();

@@ -14,6 +14,8 @@ use rustls::{
     StreamOwned,
 };
 
+use rustls_platform_verifier::Verifier;
+
 use super::failed;
 use crate::config::TlsSettings;
 use crate::connection::socket::Socket;
@@ -27,14 +29,8 @@ impl Connector {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|why| format!("TLS cannot be set up: {why}"))?;
-        let verifier: Arc<dyn ServerCertVerifier> = if insecure {
-            Arc::new(Anybody(provider))
-        } else {
-            let roots = Arc::new(roots(settings)?);
-            WebPkiServerVerifier::builder_with_provider(roots, provider)
-                .build()
-                .map_err(|why| format!("TLS cannot be set up: {why}"))?
-        };
+        let verifier: Arc<dyn ServerCertVerifier> =
+            if insecure { Arc::new(Anybody(provider)) } else { verifier(settings, provider)? };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
         let mut config = match &settings.identity {
             None => builder.with_no_client_auth(),
@@ -63,25 +59,27 @@ impl Connector {
     }
 }
 
-fn roots(settings: &TlsSettings) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
+/// Trusts the authorities of the settings; without any, those that the platform trusts.
+fn verifier(
+    settings: &TlsSettings,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, String> {
     let Some(authorities) = &settings.authorities else {
-        let native = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(native.certs);
-        if roots.is_empty() {
-            let why = native.errors.first().map(|why| format!(" ({why})")).unwrap_or_default();
-            return Err(format!(
-                "no certificate of an authority is found on this machine{why}: install them, or say \
-                 which to trust with tls_ca_certificates"
-            ));
-        }
-        return Ok(roots);
+        let verifier = Verifier::new(provider).map_err(|why| {
+            format!(
+                "the authorities that this machine trusts cannot be read ({why}): install them, or \
+                 name those to trust with tls_ca_certificates"
+            )
+        })?;
+        return Ok(Arc::new(verifier));
     };
     let wrong = |why: &dyn std::fmt::Display| format!("tls_ca_certificates: {why}");
+    let mut roots = RootCertStore::empty();
     for certificate in certificates_in(authorities).map_err(|why| wrong(&why))? {
         roots.add(certificate).map_err(|why| wrong(&why))?;
     }
-    Ok(roots)
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    Ok(verifier.map_err(|why| format!("TLS cannot be set up: {why}"))?)
 }
 
 fn certificates_in(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
