@@ -32,7 +32,8 @@ mod model_tests;
 /// It has three threads of its own, a fourth while `on_lost` callbacks run or log lines are
 /// written, and others with Sentinels or in a cluster (the crate's documentation has all).
 ///
-/// When the last clone, lock and guard of a client are gone, what it still holds is released, what
+/// When the last clone, lock and guard of a client are gone, what it still holds is released (but
+/// not what was [left to expire](crate::LockGuard::leave_to_expire)), what
 /// was written and not answered is read, and its background threads end: the last drop is a
 /// [`shutdown`](Self::shutdown), and may take as long.
 ///

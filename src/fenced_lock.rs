@@ -218,6 +218,20 @@ macro_rules! fenced_guard {
             pub fn unlock(self) -> Result<(), Error> {
                 self.0.unlock()
             }
+
+            /// Lets go of the guard and leaves the lock to the end of its lease: as
+            /// [`LockGuard::leave_to_expire`].
+            ///
+            /// # Errors
+            ///
+            /// As [`LockGuard::leave_to_expire`].
+            ///
+            /// # Blocking
+            ///
+            /// As [`LockGuard::leave_to_expire`]: one round trip at most.
+            pub fn leave_to_expire(self) -> Result<(), Error> {
+                self.0.leave_to_expire()
+            }
         }
 
         impl Deref for $guard {

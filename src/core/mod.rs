@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 
 mod errands;
+mod left_out;
 mod members;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -21,6 +22,7 @@ mod renewer;
 mod session;
 mod todo;
 
+use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
@@ -51,6 +53,7 @@ pub(crate) struct Core {
     /// What there is of each name.
     pub(crate) members: Members,
     owners: Owners,
+    left_out: LeftOut,
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
@@ -101,6 +104,7 @@ impl Core {
             watchdog,
             members: Members::new(&process),
             owners: Owners::default(),
+            left_out: LeftOut::default(),
             requests: Registry::new(&process),
             process,
             server_clock: Arc::default(),

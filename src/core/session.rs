@@ -208,6 +208,7 @@ impl Threads {
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);
+        core.forget_what_was_left();
         core.members.close();
         true
     }

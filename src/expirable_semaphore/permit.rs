@@ -184,6 +184,24 @@ impl ExpirablePermit {
         id
     }
 
+    /// Lets go of the permit and leaves it out until its lease ends, whatever becomes of this client:
+    /// as [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire). It is
+    /// [`into_id`](Self::into_id) without an id.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
+    /// [`Forked`](ErrorKind::Forked) as [`release`](Self::release): nothing is left then.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all.
+    pub fn leave_to_expire(self) -> Result<(), Error> {
+        self.check(Duration::ZERO)?;
+        let _nobodys = self.into_id();
+        Ok(())
+    }
+
     /// The semaphore's name.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -69,6 +69,12 @@ impl Line for FairLine {
         drop(waiters);
         call.now();
     }
+
+    fn left(&self) -> Vec<Command> {
+        let passed = std::mem::take(&mut self.state.lock().passed);
+        let scripts = self.queue.scripts();
+        passed.iter().map(|owner| scripts.give_up_command(&owner.text())).collect()
+    }
 }
 
 impl FairLine {

@@ -8,6 +8,7 @@
 mod candidate;
 mod cohort;
 mod gate;
+mod left;
 mod place;
 mod release;
 mod site;
@@ -88,6 +89,9 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
 
     /// Its release was answered, or nobody waits for that.
     fn released(&self);
+
+    /// It is not given back: what takes off the line those who have had it after its owner.
+    fn left(&self) -> Vec<Command>;
 }
 
 /// What lease a hold is asked for.
@@ -170,6 +174,8 @@ pub(crate) struct Hold {
     trouble: Mutex<Option<Arc<str>>>,
     /// See `tracked.rs`.
     tracked: AtomicBool,
+    /// Until when nobody gives it back, on [`clock`]; zero: see [`leave_out`](Self::leave_out).
+    left_until: AtomicU64,
 }
 
 impl Hold {
@@ -198,6 +204,7 @@ impl Hold {
             unconfirmed: AtomicBool::new(false),
             trouble: Mutex::new(None),
             tracked: AtomicBool::new(false),
+            left_until: AtomicU64::new(0),
         }
     }
 
@@ -318,6 +325,7 @@ impl Hold {
         self.terms == terms
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
+            && !self.is_left_at(now)
             && !self.is_unconfirmed()
             && self.longest.load(Ordering::Acquire) == self.granted_lease
             && match terms {
@@ -325,6 +333,21 @@ impl Hold {
                 // Of a provisional one, which the next one raises to its own.
                 Terms::Fixed(_) => left >= self.first_lease() / 10 * 9,
             }
+    }
+
+    /// One of those who have it leaves it to its end: nobody of this process gives it back, or
+    /// passes it on, before the lease that it has now is over.
+    pub(super) fn leave_out(&self) {
+        self.left_until.fetch_max(self.deadline(), Ordering::SeqCst);
+    }
+
+    /// Whether it was [left](Self::leave_out), and what it was left for lasts.
+    pub(super) fn is_left(&self) -> bool {
+        self.is_left_at(clock::now())
+    }
+
+    fn is_left_at(&self, now: u64) -> bool {
+        now < self.left_until.load(Ordering::SeqCst)
     }
 
     fn tokens_used(&self) -> u16 {

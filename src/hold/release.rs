@@ -83,6 +83,10 @@ impl Site {
                 }
                 // Dropped last: what the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.finish_released();
+                if tenancy.hold.is_left() {
+                    self.let_expire(&tenancy.hold);
+                    return Ok(None);
+                }
                 // Not while its renewal is on its way: nobody has the seat now, so the answer may
                 // pass unheard, and the next one would never be renewed.
                 let may_pass = !seat.attempt.is_sent();
@@ -117,8 +121,12 @@ impl Site {
         }
     }
 
-    /// Sends the release of a hold that has no seat.
+    /// Sends the release of a hold that has no seat, unless it was left to its end.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
+        if hold.is_left() {
+            self.let_expire(hold);
+            return Ok(());
+        }
         let command = self.release_command(hold);
         let done = match how {
             Leaving::Posted => {
@@ -166,7 +174,11 @@ impl Site {
         }
     }
 
-    fn released(&self, hold: &Hold, outcome: Result<Released, Trouble>) -> Result<(), Error> {
+    fn released(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        outcome: Result<Released, Trouble>,
+    ) -> Result<(), Error> {
         let name = &self.name;
         // Not before the release is answered: it would find nothing to release.
         self.orphan(hold, outcome.is_err());
@@ -218,7 +230,10 @@ impl Site {
 
     /// A hold has ended. The server may have it still, if `may_be_held`; and a request of its owner
     /// that was sent twice may yet take the lock, or a place in its queue.
-    pub(super) fn orphan(&self, hold: &Hold, may_be_held: bool) {
+    pub(super) fn orphan(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
+        if hold.is_left() {
+            return self.let_expire(hold);
+        }
         if may_be_held {
             self.release_later(hold);
         }
@@ -235,7 +250,7 @@ impl Site {
     }
 
     /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
-    pub(super) fn orphan_lost(&self, seat: &Seat, reason: LostReason) {
+    pub(super) fn orphan_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
         // A hold of a read-write lock does not end by itself while another keeps the lock: one that
         // writes would keep out those who may read beside the other.
@@ -249,7 +264,7 @@ impl Site {
     /// `false`: it was not lost.
     pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
         let lost = hold.lost().is_some();
-        if lost {
+        if lost && !hold.is_left() {
             self.release_later(hold);
         }
         lost

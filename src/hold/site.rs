@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub(crate) struct Site {
     succession: OnceLock<Weak<dyn Succession>>,
     /// See [`LockScripts::without_queue`].
     without_queue: AtomicBool,
+    /// Until when a hold lasts that was left to its end, on [`clock`]; zero.
+    pub(super) left_until: AtomicU64,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     pub(super) alarm: Mutex<Option<Alarm>>,
 }
@@ -69,6 +71,7 @@ impl Site {
             succession: OnceLock::new(),
             core,
             without_queue: AtomicBool::new(false),
+            left_until: AtomicU64::new(0),
             alarm: Mutex::new(None),
         }
     }

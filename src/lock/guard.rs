@@ -148,7 +148,8 @@ impl LockGuard {
     }
 
     /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
-    /// of the client, or (once the thread has ended) the end of the lease.
+    /// of the client, or (once the thread has ended) the end of the lease. What is to last longer
+    /// than the client is [left to expire](Self::leave_to_expire).
     pub fn forget(mut self) {
         self.held.left = true;
         if self.held.is_forked() {
@@ -156,6 +157,36 @@ impl LockGuard {
         }
         let site = &self.held.handle.site;
         site.gate.keep(&self.held.tenancy(), self.held.handle.kept());
+    }
+
+    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody has it,
+    /// whatever becomes of this client, its process or its machine. "Once an hour on one of all
+    /// machines" is `with_lease(hour)`, `try_lock` and this.
+    ///
+    /// The thread does not hold the lock any more: to it, as to all others, it is taken. Nobody
+    /// renews it, so it ends when the rest of its lease has passed: of a
+    /// [`with_lease`](Lock::with_lease) what is left of that, of a watched hold between two thirds
+    /// of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it. Neither
+    /// [`shutdown`](crate::Client::shutdown) nor the last drop of the client gives it back;
+    /// [`force_unlock`](Lock::force_unlock) ends it. A server that loses its data, or a failover to
+    /// a replica that has not heard of it, ends it as well.
+    ///
+    /// Of several levels this ends one. The others hold the lock as before, and have it renewed if
+    /// they are watched; but whoever leaves last does not release it before the end of the lease
+    /// that it had here. So it is with readers that share a hold in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
+    /// [`Forked`](ErrorKind::Forked) as [`unlock`](Self::unlock): nothing is left then.
+    /// [`Redis`](ErrorKind::Redis) if another process had just handed the lock on and the server is
+    /// in trouble: its lease ends within 2 s.
+    ///
+    /// # Blocking
+    ///
+    /// Not at all, but for a round trip if another process has just handed the lock on.
+    pub fn leave_to_expire(self) -> Result<(), Error> {
+        self.held.leave_to_expire()
     }
 
     /// The lock's name.
@@ -293,6 +324,20 @@ impl OwnedLockGuard {
         self.0.unlock()
     }
 
+    /// Lets go of the guard and leaves the lock to the end of its lease, whatever becomes of this
+    /// client: as [`LockGuard::leave_to_expire`].
+    ///
+    /// # Errors
+    ///
+    /// As [`LockGuard::leave_to_expire`].
+    ///
+    /// # Blocking
+    ///
+    /// As [`LockGuard::leave_to_expire`]: one round trip at most.
+    pub fn leave_to_expire(self) -> Result<(), Error> {
+        self.0.leave_to_expire()
+    }
+
     /// The lock's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -397,6 +442,12 @@ impl Held {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy(), Some(self.handle.terms()), Leaving::Awaited)
+    }
+
+    pub(crate) fn leave_to_expire(mut self) -> Result<(), Error> {
+        self.left = true;
+        self.handle.session.core().check_process(&self.handle.site.name)?;
+        self.handle.site.leave_to_expire(&self.tenancy(), Some(self.handle.terms()))
     }
 
     /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the

@@ -118,6 +118,23 @@ macro_rules! guard_verbs {
                 self.levels.unlock()
             }
 
+            /// Lets go of the guard and leaves each part to the end of its own lease: as
+            /// [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire).
+            ///
+            /// # Errors
+            ///
+            /// As [`LockGuard::leave_to_expire`](crate::LockGuard::leave_to_expire), with the name
+            /// of the part that it happened to. All the others are left to expire in any case. Of a
+            /// quorum only if that are less than a majority.
+            ///
+            /// # Blocking
+            ///
+            /// Not at all, but for a round trip for each part that another process has just handed
+            /// on.
+            pub fn leave_to_expire(self) -> Result<(), Error> {
+                self.levels.leave_to_expire()
+            }
+
             /// The names of the locks that are held, in the order in which they were taken.
             pub fn names(&self) -> impl Iterator<Item = &str> {
                 self.levels.names()
@@ -241,6 +258,16 @@ impl Levels {
                     }
                 }
             }));
+        }
+    }
+
+    fn leave_to_expire(mut self) -> Result<(), Error> {
+        let held = std::mem::take(&mut self.held);
+        let left = held.into_iter().rev().map(Held::leave_to_expire);
+        let (left, failed): (Vec<_>, Vec<_>) = left.partition(Result::is_ok);
+        match failed.into_iter().find_map(Result::err) {
+            Some(error) if left.len() < self.needed => Err(error),
+            _ => Ok(()),
         }
     }
 

@@ -156,7 +156,9 @@ impl Pair {
         let own = self.write.gate.tenant_of(thread);
         // Who reads already reads again, whoever waits. (Alone: while somebody writes this is
         // busy.)
-        let joining = if queue.is_busy() { Joining::No } else { Joining::InTurn };
+        // Nor beside one that was left by a thread that still reads: others may not know.
+        let is_alone = queue.is_busy() || self.write.has_left_one();
+        let joining = if is_alone { Joining::No } else { Joining::InTurn };
         let reads = self.read.gate.join(thread, terms, joining);
         if let Some(found) = reads.and_then(|(entered, _)| found(entered, &self.read)) {
             return Some(found);
@@ -171,6 +173,9 @@ impl Pair {
     /// The leader reads beside others, whether their turn lasts (`true`) or not. `None`: nobody
     /// reads.
     pub(super) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
+        if self.write.has_left_one() {
+            return None;
+        }
         match self.read.gate.join(thread, terms, Joining::AnyTime)? {
             (Entered::Again(tenancy), in_turn) => Some((tenancy, in_turn)),
             _ => None,

@@ -182,3 +182,20 @@ fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
     drop(second);
     stays(&server, "others", 2, 0);
 }
+
+#[test]
+fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let semaphore = semaphore(&client, "left", 2);
+    semaphore.with_lease(LEASE).acquire().unwrap().leave_to_expire().unwrap();
+    semaphore.acquire().unwrap().leave_to_expire().unwrap();
+    let gone = semaphore.acquire().unwrap();
+    semaphore.release(&gone.id()).unwrap();
+    assert_eq!(gone.leave_to_expire().unwrap_err().kind(), ErrorKind::NotHeld);
+    client.shutdown();
+    let other = Client::connect(&server.url()).unwrap().expirable_semaphore("left");
+    wait_until("the shorter one is back", SOON, || other.available_permits().unwrap() == 1);
+    stays(&server, "left", 1, 1);
+}

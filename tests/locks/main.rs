@@ -69,6 +69,7 @@ macro_rules! over_all_kinds {
 
 mod keys;
 mod leases;
+mod left;
 mod owned;
 mod waiting;
 

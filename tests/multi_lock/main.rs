@@ -55,6 +55,31 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
     lost
 }
 
+// What is left.
+
+#[test]
+fn all_that_is_left_together_outlives_the_client() {
+    let _bounded = bounded();
+    let server = server();
+    for owned in [true, false] {
+        let client = client(&server);
+        if owned {
+            all_of(&client, &NAMES).lock_owned().unwrap().leave_to_expire().unwrap();
+        } else {
+            all_of(&client, &NAMES).lock().unwrap().leave_to_expire().unwrap();
+        }
+        client.shutdown();
+        assert!(NAMES.iter().all(|name| is_held(&server, name)));
+        let () = server.connection().del(&NAMES).unwrap();
+    }
+    let client = client(&server);
+    let guard = all_of(&client, &NAMES).lock().unwrap();
+    assert!(client.reentrant_lock("b").force_unlock().unwrap());
+    let error = guard.leave_to_expire().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::LeaseLost, Some("b")));
+    assert!(is_held(&server, "a") && is_held(&server, "c"));
+}
+
 // What is taken.
 
 #[test]

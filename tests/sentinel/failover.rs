@@ -122,6 +122,12 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
             (lock, guard.unwrap())
         })
     });
+    // And what was left to its end, which nobody has.
+    let left = locks(&client, "left");
+    for lock in &left {
+        lock.lock().unwrap().leave_to_expire().unwrap();
+        wait_replicated(&sentinels, lock.name());
+    }
     put_back_on_replicas(&sentinels, &then);
     sentinels.fail_over();
     let takers = locks(&other, "given back").map(|lock| {
@@ -141,6 +147,9 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
     for (lock, guard) in kept.into_iter().flatten() {
         assert!(guard.is_held(), "{}: {:?}", lock.name(), guard.state());
         guard.unlock().unwrap();
+    }
+    for lock in left {
+        assert!(lock.is_locked().unwrap(), "{}", lock.name());
     }
 }
 

@@ -81,6 +81,10 @@ impl Line for Elsewhere {
     }
 
     fn released(&self) {}
+
+    fn left(&self) -> Vec<Command> {
+        Vec::new()
+    }
 }
 
 #[test]

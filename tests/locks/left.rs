@@ -1,0 +1,219 @@
+//! What is left to the end of its lease, which no end of a client ends.
+
+use super::*;
+
+over_all_kinds! {
+    what_is_left_outlives_its_client_and_ends_with_its_lease
+    who_has_left_it_does_not_hold_it
+    threads_that_wait_here_get_it_at_the_end_of_the_lease
+    an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes
+    what_another_process_handed_on_is_left_for_its_whole_lease
+    what_was_lost_is_not_left
+}
+
+/// A lease that a busy machine does not outlast between two lines.
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn what_is_left_outlives_its_client_and_ends_with_its_lease(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let other = another(&server);
+    let theirs = kind.make(&other, "left");
+    for shuts_down in [true, false] {
+        for owned in [true, false] {
+            let client = client(&server);
+            let lock = kind.leased(&client, "left", HOUR);
+            if owned {
+                lock.lock_owned().unwrap().leave_to_expire().unwrap();
+            } else {
+                lock.lock().unwrap().leave_to_expire().unwrap();
+            }
+            if shuts_down {
+                client.shutdown();
+            }
+            drop((lock, client));
+            assert!(theirs.try_lock().unwrap().is_none(), "{shuts_down} {owned}");
+            let left = theirs.remaining_lease().unwrap().unwrap();
+            assert!(left > HOUR - LONG, "{left:?}");
+            assert!(theirs.force_unlock().unwrap());
+        }
+    }
+    let begun = Instant::now();
+    kind.leased(&client(&server), "left", LEASE).lock().unwrap().leave_to_expire().unwrap();
+    theirs.lock().unwrap().unlock().unwrap();
+    let took = begun.elapsed();
+    assert!(took >= LEASE * 9 / 10, "{took:?}");
+    leaves_nothing(&server);
+}
+
+fn who_has_left_it_does_not_hold_it(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.leased(&client, "nobody's", HOUR);
+    let guard = lock.lock().unwrap();
+    guard.on_lost(|why| panic!("nothing is lost: {why}"));
+    guard.leave_to_expire().unwrap();
+    assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
+    assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock_for(UNIT).unwrap().is_none());
+    assert!(lock.force_unlock().unwrap());
+    lock.lock().unwrap().unlock().unwrap();
+    leaves_nothing(&server);
+}
+
+fn threads_that_wait_here_get_it_at_the_end_of_the_lease(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let begun = Instant::now();
+    let guard = kind.leased(&client, "here", LEASE * 2).lock().unwrap();
+    let waiters = [(); 2].map(|()| {
+        let lock = kind.leased(&client, "here", LEASE * 2);
+        let waiter = spawn(move || {
+            let guard = lock.lock().unwrap();
+            let since = begun.elapsed();
+            guard.unlock().unwrap();
+            since
+        });
+        waiter.wait_asleep();
+        waiter
+    });
+    guard.leave_to_expire().unwrap();
+    for waiter in waiters {
+        let since = waiter.join();
+        assert!(since >= LEASE * 2 * 9 / 10, "{since:?}");
+    }
+    leaves_nothing(&server);
+}
+
+fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let other = another(&server);
+    for way in ["unlock", "drop", "end"] {
+        let client = client(&server);
+        let lock = kind.make(&client, "levels");
+        let outer = lock.lock().unwrap();
+        kind.leased(&client, "levels", HOUR).lock().unwrap().leave_to_expire().unwrap();
+        assert!(outer.is_held() && lock.hold_count() == 1);
+        match way {
+            "unlock" => outer.unlock().unwrap(),
+            "drop" => drop(outer),
+            _ => {
+                client.shutdown();
+                drop(outer);
+            }
+        }
+        drop((lock, client));
+        let theirs = kind.make(&other, "levels");
+        assert!(theirs.try_lock().unwrap().is_none(), "{way}");
+        assert!(theirs.force_unlock().unwrap());
+    }
+    leaves_nothing(&server);
+}
+
+/// Until it is raised the server has it for 2 s.
+fn what_another_process_handed_on_is_left_for_its_whole_lease(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let held = kind.make(&other, "handed").lock().unwrap();
+    let lock = kind.leased(&client, "handed", HOUR);
+    let waiter = spawn(move || lock.lock().unwrap().leave_to_expire().unwrap());
+    waiter.wait_queued();
+    held.unlock().unwrap();
+    waiter.join();
+    let left = kind.make(&other, "handed").remaining_lease().unwrap().unwrap();
+    assert!(left > HOUR - LONG, "{left:?}");
+}
+
+fn what_was_lost_is_not_left(kind: Kind) {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = kind.leased(&client, "lost", HOUR);
+    let guard = lock.lock().unwrap();
+    assert!(lock.force_unlock().unwrap());
+    assert_eq!(guard.leave_to_expire().unwrap_err().kind(), ErrorKind::LeaseLost);
+    lock.lock().unwrap().unlock().unwrap();
+    client.shutdown();
+    leaves_nothing(&server);
+}
+
+/// The place of a thread to which a hold was passed is given up, and that of its owner with it.
+#[test]
+fn a_fair_hold_that_was_passed_and_is_left_leaves_nobody_in_line() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let mut redis = server.connection();
+    let queue = "redisson_lock_queue:{line}";
+    let passed = AtomicBool::new(false);
+    // A pass is a matter of milliseconds, and is not made on a machine that stands still.
+    let until = Instant::now() + SOON;
+    while !passed.load(Ordering::SeqCst) && Instant::now() < until {
+        let held = other.fair_lock("line").lock().unwrap();
+        let owners = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let waiters = [(); 3].map(|()| {
+            let (lock, owners) = (client.fair_lock("line"), Arc::clone(&owners));
+            let waiter = spawn(move || {
+                let guard = lock.lock().unwrap();
+                let mut owners = owners.lock().unwrap();
+                owners.push(());
+                if owners.len() == 3 { guard.leave_to_expire() } else { guard.unlock() }.unwrap();
+            });
+            waiter.wait_queued();
+            waiter
+        });
+        let before = Commands::so_far(&server).scripts();
+        held.unlock().unwrap();
+        waiters.into_iter().for_each(Running::join);
+        // The release of the first one, and of the last one what is needed to leave it.
+        passed.store(Commands::so_far(&server).scripts() - before <= 3, Ordering::SeqCst);
+        wait_until("nobody stands in line", SOON, || !redis.exists::<_, bool>(queue).unwrap());
+        assert!(client.fair_lock("line").force_unlock().unwrap());
+    }
+    assert!(passed.into_inner(), "no hold was passed");
+}
+
+/// Readers of a process share a hold.
+#[test]
+fn a_reader_that_leaves_it_keeps_writers_out_when_the_others_have_gone() {
+    let _bounded = bounded();
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let lock = client.read_write_lock("shared");
+    let first = lock.read().lock_owned().unwrap();
+    let second = lock.read().with_lease(HOUR).lock_owned().unwrap();
+    let third = lock.read().lock_owned().unwrap();
+    second.leave_to_expire().unwrap();
+    first.unlock().unwrap();
+    drop(third);
+    assert!(other.read_write_lock("shared").write().try_lock().unwrap().is_none());
+    client.shutdown();
+    assert!(other.read_write_lock("shared").write().try_lock().unwrap().is_none());
+    assert!(other.read_write_lock("shared").read().try_lock().unwrap().is_some());
+}
+
+/// The writer reads on, and others of its process must not read beside it.
+#[test]
+fn nobody_reads_beside_a_writer_that_left_it_and_reads_on() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    let lock = client.read_write_lock("down");
+    let writes = lock.write().with_lease(HOUR).lock().unwrap();
+    let reads = lock.read().lock().unwrap();
+    writes.leave_to_expire().unwrap();
+    assert!(lock.read().try_lock().unwrap().is_some(), "it reads already");
+    let others = lock.clone();
+    elsewhere(move || {
+        assert!(others.read().try_lock().unwrap().is_none());
+        assert!(others.read().try_lock_for(UNIT).unwrap().is_none());
+        assert!(others.write().try_lock().unwrap().is_none());
+    });
+    reads.unlock().unwrap();
+    elsewhere(move || assert!(lock.read().try_lock().unwrap().is_none()));
+}
