@@ -64,6 +64,39 @@ fn experiment_1_the_watchdog_keeps_a_lock_that_nobody_releases() {
     guard.unlock().unwrap();
 }
 
+/// From when the lock was taken the server lets no further connection in, and the lane answers. Once the
+/// client's other connection stays, and once it is cut, too.
+#[test]
+fn what_is_held_is_renewed_where_no_further_connection_can_be_had() {
+    let _bounded = bounded();
+    let ways = [["maxclients", "1"], ["requirepass", "changed"]];
+    for (way, is_cut) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let Some(server) = real_server() else { return };
+        let mut redis = server.connection();
+        let client = Client::builder(&server.url()).watchdog_timeout(LEASE).client_tracking(false);
+        let client = client.connections(1).connect().unwrap();
+        let guard = client.reentrant_lock("kept").lock().unwrap();
+        let losses = Losses::of(&guard);
+        let () = redis::cmd("CONFIG").arg("SET").arg(&way).query(&mut redis).unwrap();
+        if is_cut {
+            // Over the lane a script was the last.
+            let all: String = redis::cmd("CLIENT").arg("LIST").query(&mut redis).unwrap();
+            let renewers = all.lines().find(|line| line.contains("cmd=info")).unwrap();
+            let id = renewers.strip_prefix("id=").unwrap().split(' ').next().unwrap();
+            let () = redis::cmd("CLIENT").arg(&["KILL", "ID", id]).query(&mut redis).unwrap();
+        }
+        for _ in 0..2 {
+            let mut left = pttl(&mut redis, "kept");
+            wait_until("it is renewed", SOON, || {
+                assert_eq!(losses.so_far(), [], "{way:?}, cut: {is_cut}");
+                let before = std::mem::replace(&mut left, pttl(&mut redis, "kept"));
+                left > before
+            });
+        }
+        guard.unlock().unwrap();
+    }
+}
+
 #[test]
 fn experiment_2_a_fixed_lease_ends_and_the_late_unlock_fails() {
     let _bounded = bounded();

@@ -285,6 +285,12 @@ impl Lane {
         self.look(Duration::ZERO, Duration::ZERO);
     }
 
+    /// Whether there is a connection, as far as anybody has noticed.
+    pub(crate) fn is_open(&self) -> bool {
+        let state = self.state.lock();
+        state.combining || state.link.is_some()
+    }
+
     /// Closes the connection if nothing is on its way over it. The next command opens another one.
     pub(crate) fn hang_up(&self) {
         let mut state = self.state.lock();

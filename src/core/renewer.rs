@@ -45,6 +45,8 @@ pub(crate) struct Renewer {
     names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
+    /// The server's lanes are used where no connection of its own can be had.
+    node: Arc<Node>,
     /// Those that are not done yet.
     orphans: Vec<Orphan>,
     /// When to ask once more for what is held, since the server did not answer.
@@ -52,14 +54,23 @@ pub(crate) struct Renewer {
 }
 
 impl Renewer {
-    pub(crate) fn new(core: Arc<Core>, node: &Node) -> Self {
+    pub(crate) fn new(core: Arc<Core>, node: &Arc<Node>) -> Self {
         let patience = renewal::patience(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
         let endpoint = node.endpoint.with_response_timeout(patience);
         let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
         let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
         let (link, orphans, ask_again) = (None, Vec::new(), None);
-        Self { core, server, names_a_call, endpoint, link, orphans, ask_again }
+        let node = Arc::clone(node);
+        Self { core, server, names_a_call, endpoint, link, node, orphans, ask_again }
+    }
+
+    /// Opens its connection now. At the first renewal the server may be full, or its password
+    /// another one: then none can be had any more.
+    pub(crate) fn connect(mut self) -> Self {
+        // The health of the server has told it. Until there is one the lanes are used.
+        let _none_now = self.link();
+        self
     }
 
     /// The thread's whole life: until the client's end and the last job, or until nobody gives it
@@ -383,10 +394,10 @@ impl Renewer {
     /// were sent twice: then the first ones may have run, whatever became of the second ones.
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
-        let outcomes = self.exchange_once(commands, within);
+        let (outcomes, in_doubt) = self.exchange_once(commands, within);
         let (outcomes, in_doubt) = match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
-            _ => (outcomes, false),
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within).0, true),
+            _ => (outcomes, in_doubt),
         };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links()) {
@@ -400,7 +411,13 @@ impl Renewer {
         (sent.map(followed).collect(), in_doubt)
     }
 
-    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
+    /// As [`exchange`](Self::exchange), but over a connection that breaks nothing is sent again. (A
+    /// lane sends it again by itself.)
+    fn exchange_once(
+        &mut self,
+        commands: &[Command],
+        within: Option<Duration>,
+    ) -> (Vec<Outcome>, bool) {
         let replies: Vec<_> =
             commands.iter().map(|_| Arc::<Mutex<Option<Outcome>>>::default()).collect();
         let batch = commands.iter().zip(&replies).map(|(command, reply)| {
@@ -408,6 +425,7 @@ impl Renewer {
             let receiver = move |outcome| *reply.lock() = Some(outcome);
             (command.clone(), Arc::new(receiver) as Arc<dyn connection::ReplyReceiver>, true)
         });
+        let begun = Instant::now();
         match self.link() {
             Ok(link) => {
                 let done = link.send(batch).and_then(|()| match within {
@@ -418,10 +436,43 @@ impl Renewer {
                     self.link = None;
                 }
                 // Every command sent has an outcome once its link was read or has failed.
-                replies.iter().map(|reply| reply.lock().take().unwrap_or(Ok(Value::Nil))).collect()
+                let taken = replies.iter().map(|reply| reply.lock().take());
+                (taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect(), false)
             }
-            Err(failure) => replies.iter().map(|_| Err(failure.clone())).collect(),
+            Err(failure) => {
+                // What the look for a connection took is gone: of a server that does not answer
+                // nobody finds that out twice in one attempt.
+                let patience = self.endpoint.response_timeout();
+                let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
+                self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
+            }
         }
+    }
+
+    /// No connection can be opened, for this reason, and those that are open may work: the server
+    /// is full, its password was changed, or this process may open no more files.
+    fn exchange_over_lanes(
+        &self,
+        commands: &[Command],
+        until: Instant,
+        failure: &Failure,
+    ) -> (Vec<Outcome>, bool) {
+        let mut in_doubt = false;
+        for lane in self.node.lanes().iter().filter(|lane| lane.is_open()) {
+            if Instant::now() >= until {
+                break;
+            }
+            // All are written before the first reply is waited for.
+            let begun: Vec<_> = commands.iter().map(|command| lane.begin(command)).collect();
+            let finished = begun.into_iter().map(|begun| begun.finish(until));
+            let (outcomes, resent): (Vec<_>, Vec<_>) = finished.unzip();
+            in_doubt |= resent.contains(&true);
+            // Else its connection was broken, too, and there is no other one.
+            if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
+                return (outcomes, in_doubt);
+            }
+        }
+        (commands.iter().map(|_| Err(failure.clone())).collect(), in_doubt)
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {

@@ -162,7 +162,7 @@ impl Threads {
         let core = Arc::clone(&self.core);
         match &self.core.servers {
             Servers::One(node) => {
-                let renewer = Renewer::new(core, node);
+                let renewer = Renewer::new(core, node).connect();
                 self.core.spawn("redlatch-renewer", move || renewer.run(&jobs))?;
                 let pubsub = Arc::clone(&self.core.pubsub);
                 let subscriber = pubsub.subscriber(node);
