@@ -8,12 +8,16 @@ use super::host_port::HostPort;
 use super::{Failure, Outcome, SLOTS};
 
 /// The code of an error reply: its first word, or, where a script failed on a server before Redis
-/// 7.0, the first word of what the script's command was answered.
+/// 7.0, the first word of what the script's command was answered. `NOPERM`, where the user of a
+/// script has not the right to a command, a key or a channel: of that servers only say `ERR`.
 pub(crate) fn reply_code(error: &RedisError) -> &str {
     code(error.code().unwrap_or_default(), error.detail())
 }
 
 fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
+    if code == "ERR" && detail.is_some_and(forbids_a_script) {
+        return "NOPERM";
+    }
     // Behind the script's place, with its dash or without.
     let within = |text: &'a str| {
         let words = text.strip_prefix("Error running script")?.split(": ").skip(1);
@@ -25,6 +29,14 @@ fn code<'a>(code: &'a str, detail: Option<&'a str>) -> &'a str {
         })
     };
     detail.filter(|_| code == "ERR").and_then(within).unwrap_or(code)
+}
+
+/// Whether a server says this of a right that the user of a script lacks.
+fn forbids_a_script(detail: &str) -> bool {
+    // Redis later than 7.0, and Valkey. Only at the beginning: a name of a user may be behind it.
+    detail.starts_with("ACL failure in script: ")
+        // Redis 7.0 and, behind the script's place, Redis 6.2.
+        || detail.contains("The user executing the script can't ")
 }
 
 /// Whether this reply says that the server is not the one to ask, or not now: the connection leads
@@ -143,6 +155,31 @@ mod tests {
             let error = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
             let Value::ServerError(error) = error else { panic!("{text}") };
             assert_eq!(reply_code(&error.into()), code, "{text}");
+        }
+    }
+
+    /// As Redis 6.2.14, 7.0.15, 7.4.1 and 8.2.3 and Valkey 8.1.8, 9.0.0 and 9.1.2 say it.
+    #[test]
+    fn a_right_that_a_script_lacks_is_known_whatever_the_servers_version() {
+        for text in [
+            "-NOPERM this user has no permissions to run the 'evalsha' command",
+            "-ERR Error running script (call to f_1a8c): @user_script:1: @user_script: 1: The user \
+             executing the script can't run this command or subcommand",
+            "-ERR The user executing the script can't publish to the channel mentioned in the command \
+             script: 32b7, on @user_script:1.",
+            "-ERR The user executing the script can't access at least one of the keys mentioned in the \
+             command arguments",
+            "-ERR ACL failure in script: User me has no permissions to run the 'time' command script: \
+             1a8c, on @user_script:1.",
+            "-ERR ACL failure in script: User me has no permissions to run the 'time' command script: \
+             on @user_script:1.",
+            "-ERR ACL failure in script: User me has no permissions to run the 'incrby' command",
+            "-ERR ACL failure in script: No permissions to access a key script: on @user_script:1.",
+            "-ERR ACL failure in script: No permissions to access a channel",
+        ] {
+            let error = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = error else { panic!("{text}") };
+            assert_eq!(reply_code(&error.into()), "NOPERM", "{text}");
         }
     }
 

@@ -58,7 +58,8 @@ impl Server {
         Self {
             run_id: field("run_id").map(str::to_owned),
             version,
-            is_sentinel: field("redis_mode") == Some("sentinel"),
+            // Valkey 8 and later call it by the second name.
+            is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
             is_master: None,
         }
     }
@@ -172,6 +173,8 @@ mod tests {
         assert!(Server::parse("redis_version:6.0.16").is_too_old());
         assert!(!Server::parse("redis_version:6.2").is_too_old());
         assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
+        assert!(Server::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
+        assert!(!Server::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);
         assert!(Server::of(Value::Okay).is_err());
     }
 

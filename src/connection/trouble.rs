@@ -241,8 +241,7 @@ pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error
         let message = format!("the server at {address} refuses it: {hint}");
         Error::new(ErrorKind::Redis, message).transient(is_transient(error))
     };
-    // What a script may not do has no code of its own up to Redis 7.0.
-    if code == "NOPERM" || detail.contains("The user executing the script can't") {
+    if code == "NOPERM" {
         let advice = rights.advice();
         let hint =
             format!("its access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)");
@@ -348,6 +347,7 @@ mod tests {
             "ERR unknown command",
             "ERR The user executing the script can't run this command or subcommand",
             "NOAUTH Authentication required",
+            "ERR ACL failure in script: User me has no permissions to run the 'time' command",
             "NOPERM this user has no permissions to run the 'evalsha' command",
             "WRONGTYPE Operation against a key holding the wrong kind of value",
         ];

@@ -125,6 +125,12 @@ pub(crate) fn is_clear(error: &Error, name: &str, hint: &str) {
     assert!(error.to_string().contains(hint), "no {hint:?} in: {error}");
 }
 
+/// Whether a server says this of a command that a user may not run, from a script or by itself: its
+/// words since Redis 7.2, and in Redis 7.0 from a script.
+pub(crate) fn forbids_a_command(error: &str) -> bool {
+    error.contains("no permissions to run") || error.contains("can't run")
+}
+
 /// Whether these bytes, a request's say, have this in them.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
