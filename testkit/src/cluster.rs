@@ -64,6 +64,7 @@ impl Cluster {
         replicas: bool,
         node: impl Fn(ServerBuilder, Option<&Server>) -> Result<Server, ServerError>,
     ) -> Result<Self, ServerError> {
+        Server::can_be_had()?;
         let all = if replicas { 2 * masters } else { masters };
         let mut servers: Vec<Server> = Vec::new();
         for _ in 0..all {

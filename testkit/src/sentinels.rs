@@ -273,6 +273,7 @@ impl SentinelsBuilder {
     ///
     /// If no server program can be had that knows replicas, or it does not start.
     pub fn start(self) -> Result<Sentinels, ServerError> {
+        Server::can_be_had()?;
         let mut servers: Vec<Server> = Vec::new();
         for _ in 0..=REPLICAS {
             let mut builder = Server::builder();
@@ -286,14 +287,7 @@ impl SentinelsBuilder {
                 builder =
                     builder.args(&["--replicaof", &format!("127.0.0.1 {}", master.known_port())]);
             }
-            let server = builder.start()?;
-            if server.is_stand_in() {
-                return Err(ServerError::new(format!(
-                    "{} is only a stand-in: it knows neither replicas nor Sentinels",
-                    server.program().display()
-                )));
-            }
-            servers.push(server);
+            servers.push(builder.start()?);
         }
         for replica in servers.iter().skip(1) {
             wait_until("a replica has its master's data", BOUND, || follows(replica));

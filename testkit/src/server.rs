@@ -18,7 +18,7 @@ pub(crate) mod ports;
 mod process;
 mod provision;
 
-use binary::Binary;
+use binary::{Binary, Need};
 pub use builder::ServerBuilder;
 use process::{Process, Started};
 
@@ -61,11 +61,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server with nothing special about it.
+    /// Starts a server with nothing special about it. If no server program can be had, the process
+    /// ends: see [`ServerBuilder::start`].
     ///
     /// # Errors
     ///
-    /// If no server program can be had, or it does not start.
+    /// If it does not start.
     pub fn start() -> Result<Self, ServerError> {
         Self::builder().start()
     }
@@ -74,9 +75,14 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If no server program can be had, or it does not start with these arguments.
+    /// As [`ServerBuilder::start`].
     pub fn with_args(args: &[&str]) -> Result<Self, ServerError> {
         Self::builder().args(args).start()
+    }
+
+    /// Whether there is a real server program, or one could be fetched.
+    pub(crate) fn can_be_had() -> Result<(), ServerError> {
+        Binary::find(Need::Test).map(drop)
     }
 
     /// For a server with more to say about it.
@@ -85,13 +91,13 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// The server at this URL, else a private one. What `REDIS_URL` names is never used: in many
-    /// shells that is a server which matters to somebody. If it is set, a line on standard error
-    /// says so.
+    /// For an example: the server at this URL, else a private one, which may be only a stand-in
+    /// (meebis). What `REDIS_URL` names is never used: in many shells that is a server which matters
+    /// to somebody. If it is set, a line on standard error says so.
     ///
     /// # Errors
     ///
-    /// If a private one is needed and cannot be started. A URL is taken as it is.
+    /// If a private one is needed, and none can be had or it does not start. A URL is taken as it is.
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
         match url {
             Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
@@ -99,7 +105,7 @@ impl Server {
                 if env::var_os("REDIS_URL").is_some_and(|url| !url.is_empty()) {
                     eprintln!("REDIS_URL is set and not used; --url names a server to be used");
                 }
-                let server = Self::start()?;
+                let server = Self::builder().binary(Binary::find(Need::Demo)?).start()?;
                 Ok(Provided { url: server.url(), server: Some(server) })
             }
         }
@@ -182,13 +188,6 @@ impl Server {
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.binary.path
-    }
-
-    /// Whether the program is only a stand-in (meebis), which lacks `CLIENT KILL`, ACLs, sharded
-    /// pub/sub, clusters and replication. Tests that need those can leave.
-    #[must_use]
-    pub fn is_stand_in(&self) -> bool {
-        self.binary.stand_in
     }
 
     /// A connection to look at keys with. It has no timeouts.

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use redis::Commands as _;
-use redlatch_testkit::{Cluster as Servers, Server};
+use redlatch_testkit::Cluster as Servers;
 
 use super::*;
 use crate::config::ClientBuilder;
@@ -13,15 +13,13 @@ use crate::connection::Script;
 
 const KEY: &str = "moved";
 
-/// A cluster, and the slot of [`KEY`] there. `None`: there is only a stand-in.
-fn slot() -> Option<(Servers, Slot)> {
-    if Server::start().unwrap().is_stand_in() {
-        return None;
-    }
+/// A cluster, and the slot of [`KEY`] there.
+fn slot() -> (Servers, Slot) {
     let servers = Servers::without_replicas().unwrap();
     let config = ClientBuilder::new("redis://localhost").config;
     let cluster = Cluster::connect(&servers.url(), &config).unwrap().unwrap();
-    Some((servers, Slot::of(&cluster, KEY.as_bytes(), 0)))
+    let slot = Slot::of(&cluster, KEY.as_bytes(), 0);
+    (servers, slot)
 }
 
 #[test]
@@ -29,7 +27,7 @@ fn a_script_that_was_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     static AGAIN: LazyLock<Script> = LazyLock::new(|| {
         Script::new("redis.call('del', KEYS[1]) return redis.call('incr', KEYS[1])")
     });
-    let Some((servers, slot)) = slot() else { return };
+    let (servers, slot) = slot();
     let mut redis = servers.home(KEY).connection();
     let keys = [KEY, "{moved} too"];
     keys.iter().for_each(|key| redis.set(key, 7).unwrap());
@@ -55,7 +53,7 @@ fn a_script_that_was_stopped_where_its_slot_goes_to_counts_as_one_that_may_have_
     static BOTH: LazyLock<Script> = LazyLock::new(|| {
         Script::new("redis.call('del', KEYS[1]) return redis.call('exists', KEYS[1], KEYS[2])")
     });
-    let Some((servers, slot)) = slot() else { return };
+    let (servers, slot) = slot();
     let keys = [KEY, "{moved} too"];
     let to = servers.another(slot.number);
     keys.iter().for_each(|key| servers.home(KEY).connection().set(key, 7).unwrap());
@@ -71,7 +69,7 @@ fn a_script_that_was_stopped_where_its_slot_goes_to_counts_as_one_that_may_have_
 
 #[test]
 fn nobody_is_asked_when_the_time_of_a_call_is_over() {
-    let Some((servers, slot)) = slot() else { return };
+    let (servers, slot) = slot();
     let to = servers.another(slot.number);
     servers.begin_move(slot.number, to);
     let (asked, command) = (slot.lane(), Command::plain(&[b"INCR", KEY.as_bytes()]));

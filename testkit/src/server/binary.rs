@@ -15,11 +15,22 @@ pub(crate) struct Binary {
     pub(crate) stand_in: bool,
 }
 
+/// What a server is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// To show something: a stand-in will do.
+    Demo,
+    /// For a test, which wants all of a server.
+    Test,
+}
+
 impl Binary {
     /// The binary to use in this process; looked for, and got if need be, once.
-    pub(crate) fn find() -> Result<Self, ServerError> {
-        static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
-        FOUND.get_or_init(|| find_in(env::var_os("PATH").as_deref(), &target_dir())).clone()
+    pub(crate) fn find(need: Need) -> Result<Self, ServerError> {
+        static FOUND: [OnceLock<Result<Binary, ServerError>>; 2] = [const { OnceLock::new() }; 2];
+        let found = &FOUND[usize::from(need == Need::Test)];
+        let find = || find_in(env::var_os("PATH").as_deref(), &target_dir(), need);
+        found.get_or_init(find).clone()
     }
 
     /// Takes the program if it runs at all.
@@ -40,6 +51,7 @@ impl Binary {
 pub(crate) fn find_in(
     path: Option<&std::ffi::OsStr>,
     target: &Path,
+    need: Need,
 ) -> Result<Binary, ServerError> {
     for name in ["redis-server", "valkey-server"] {
         for folder in path.map(env::split_paths).into_iter().flatten() {
@@ -51,7 +63,7 @@ pub(crate) fn find_in(
             }
         }
     }
-    provision::kept_or_new(&target.join("redis-server"))
+    provision::kept_or_new(&target.join("redis-server"), need)
 }
 
 /// Cargo's target folder: `cargo clean` then removes what was got, too.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::binary::Binary;
+use super::binary::{Binary, Need};
 use super::process::Started;
-use super::{START_BOUND, Server, ServerError, certificate, ports};
+use super::{START_BOUND, Server, ServerError, certificate, ports, provision};
 use crate::Proxy;
 
 /// What a server is to be started with. See [`Server::builder`].
@@ -92,19 +92,22 @@ impl ServerBuilder {
         self
     }
 
-    #[cfg(test)]
+    /// This program, which may be a stand-in.
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
         self
     }
 
-    /// Starts the server and waits until it answers.
+    /// Starts the server and waits until it answers. If no server program can be had, the process
+    /// ends, with a sentence on how to get one: no other test could go on either.
     ///
     /// # Errors
     ///
-    /// If no server program can be had, or it does not start with these arguments.
+    /// If it does not start with these arguments.
     pub fn start(self) -> Result<Server, ServerError> {
-        let binary = self.binary.clone().map_or_else(Binary::find, Ok)?;
+        let binary = self.binary.clone().unwrap_or_else(|| {
+            Binary::find(Need::Test).unwrap_or_else(|error| end_process(&error))
+        });
         let dir = private_folder()?;
         match &self.certificates {
             _ if !self.tls => {}
@@ -138,6 +141,14 @@ impl ServerBuilder {
             }
         }
     }
+}
+
+/// Says this and ends the process. Of threads that come here at once, one does.
+fn end_process(why: &ServerError) -> ! {
+    static ENDS: Mutex<()> = Mutex::new(());
+    let _for_good = ENDS.lock();
+    provision::say(&format!("the tests end here: {why}"));
+    std::process::exit(101);
 }
 
 /// A Unix socket's path must fit in about a hundred bytes, which not every TMPDIR allows.

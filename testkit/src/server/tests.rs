@@ -12,7 +12,7 @@ fn a_server_answers_on_all_its_addresses_and_leaves_nothing() {
     assert_eq!(redis::cmd("PING").query(&mut connect(&server.unix_url())), Ok("PONG".to_owned()));
     let (pid, dir) = (server.pid(), server.dir.path().to_path_buf());
     let info: String = redis::cmd("INFO").query(&mut server.connection()).unwrap();
-    assert!(server.is_stand_in() || info.contains(&format!("process_id:{pid}")));
+    assert!(info.contains(&format!("process_id:{pid}")));
     drop(server);
     assert!(!is_alive(pid));
     assert!(!dir.exists());
@@ -20,10 +20,6 @@ fn a_server_answers_on_all_its_addresses_and_leaves_nothing() {
 
 #[test]
 fn arguments_reach_the_server() {
-    if Server::start().unwrap().is_stand_in() {
-        eprintln!("left out: the stand-in knows few arguments");
-        return;
-    }
     let server = Server::with_args(&["--maxmemory", "1mb"]).unwrap();
     let mut connection = server.connection();
     let (_, value): (String, String) =
@@ -57,9 +53,6 @@ fn a_port_that_is_taken_is_an_error() {
 #[test]
 fn a_replica_has_what_its_master_has() {
     let master = Server::builder().password("word").start().unwrap();
-    if master.is_stand_in() {
-        return;
-    }
     let () = redis::cmd("SET").arg("key").arg(7).query(&mut master.connection()).unwrap();
     let replica = Server::builder().password("word").replica_of(&master).start().unwrap();
     let value: u64 = redis::cmd("GET").arg("key").query(&mut replica.connection()).unwrap();
@@ -98,6 +91,42 @@ fn a_restarted_server_is_empty_and_keeps_its_url() {
     assert_eq!(keys, 0);
     server.restart_empty();
     assert_eq!(ping(&server), "PONG");
+}
+
+/// This program, under a name in a folder where it finds no server but the stand-in of an example.
+#[test]
+fn where_there_is_only_a_stand_in_the_tests_end_at_once_with_one_sentence() {
+    let program = env::current_exe().unwrap();
+    let target = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let there = |path: &str| target.path().join(path);
+    fs::write(there("CACHEDIR.TAG"), "").unwrap();
+    fs::hard_link(program, there("tests")).unwrap();
+    let stand_in = there("redis-server/crates/bin/meebis");
+    fs::create_dir_all(stand_in.parent().unwrap()).unwrap();
+    // Not written here: a child that another test starts meanwhile would keep it from being run.
+    let made = std::process::Command::new("sh")
+        .args(["-c", r#"echo '#!/bin/sh' >"$0" && chmod +x "$0""#])
+        .arg(&stand_in)
+        .status();
+    assert!(made.unwrap().success());
+    let output = std::process::Command::new(there("tests"))
+        // Several threads of it want a server at once.
+        .args(["server::tests::a", "--test-threads", "4"])
+        .env("PATH", target.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(101));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("the tests end here: there is no redis-server"), "{said}");
+    assert!(
+        said.contains("only a stand-in: install one (Debian: apt install redis-server"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // The examples take it.
+    let binary = binary::find_in(None, target.path(), Need::Demo).unwrap();
+    assert_eq!(binary.path, stand_in);
+    assert!(binary.stand_in);
 }
 
 #[test]
