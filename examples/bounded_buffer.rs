@@ -51,7 +51,7 @@ impl Counter {
     fn put(&mut self) -> Result<(), Trouble> {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
-        not_full.wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
+        not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
         // Before the change: whoever dies in between has woken somebody in vain, and nobody sleeps
         // beside a cake.
         not_empty.notify_one()?;
@@ -67,7 +67,7 @@ impl Counter {
     fn take(&mut self) -> Result<(), Trouble> {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
-        not_empty.wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? == 0))?;
+        not_empty.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? == 0))?;
         not_full.notify_one()?;
         dawdle();
         let () = redis.rpoplpush(format!("{name}:cakes"), format!("{name}:eaten"))?;

@@ -184,6 +184,7 @@ impl Condition {
     /// # Blocking
     ///
     /// `wait` bounds the sleep, and not the time until the lock is had again.
+    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_for(&self, guard: &LockGuard, wait: Duration) -> Result<bool, Error> {
         self.wait_within(guard, Wait::at_most(wait))
     }
@@ -197,6 +198,7 @@ impl Condition {
     /// # Blocking
     ///
     /// As [`wait_for`](Self::wait_for). A deadline that has passed does not leave the lock.
+    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_until(&self, guard: &LockGuard, deadline: Instant) -> Result<bool, Error> {
         self.wait_within(guard, Wait::until(deadline))
     }
@@ -228,6 +230,7 @@ impl Condition {
     ///
     /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
     /// there is a token.
+    #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_within(&self, guard: &LockGuard, wait: Wait<'_>) -> Result<bool, Error> {
         let (site, tenancy) = self.check_guard(guard)?;
         if let Err(error) = wait.check(&site.core, &site.name) {
@@ -279,12 +282,51 @@ impl Condition {
     ///
     /// # Errors
     ///
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait`](Self::wait), each time.
+    pub fn wait_while(
+        &self,
+        guard: &LockGuard,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<(), Error> {
+        self.try_wait_while(guard, || Ok(condition()))
+    }
+
+    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`,
+    /// and the condition is still true.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_within`](Self::wait_within).
+    ///
+    /// # Blocking
+    ///
+    /// As [`wait_within`](Self::wait_within): `wait` bounds the sum of all sleeps.
+    #[must_use = "`false`: time is over, and the condition is still true"]
+    pub fn wait_while_within(
+        &self,
+        guard: &LockGuard,
+        wait: Wait<'_>,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<bool, Error> {
+        self.try_wait_while_within(guard, wait, || Ok(condition()))
+    }
+
+    /// As [`wait_while`](Self::wait_while), of a condition that may fail: to be read from a
+    /// database, say.
+    ///
+    /// # Errors
+    ///
     /// Those of `condition`, as they are: the lock is held. Else as [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
     /// As [`wait`](Self::wait), each time.
-    pub fn wait_while<E: From<Error>>(
+    #[must_use = "`false`: nobody has notified it, and time is over"]
+    pub fn try_wait_while<E: From<Error>>(
         &self,
         guard: &LockGuard,
         mut condition: impl FnMut() -> Result<bool, E>,
@@ -295,8 +337,7 @@ impl Condition {
         Ok(())
     }
 
-    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`,
-    /// and the condition is still true.
+    /// As [`wait_while_within`](Self::wait_while_within), of a condition that may fail.
     ///
     /// # Errors
     ///
@@ -306,7 +347,8 @@ impl Condition {
     /// # Blocking
     ///
     /// As [`wait_within`](Self::wait_within): `wait` bounds the sum of all sleeps.
-    pub fn wait_while_within<E: From<Error>>(
+    #[must_use = "`false`: time is over, and the condition is still true"]
+    pub fn try_wait_while_within<E: From<Error>>(
         &self,
         guard: &LockGuard,
         wait: Wait<'_>,

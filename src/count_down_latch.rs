@@ -70,6 +70,7 @@ impl CountDownLatch {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: it had a count before, and none was set"]
     pub fn try_set_count(&self, count: u64) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
@@ -179,6 +180,7 @@ impl CountDownLatch {
     ///
     /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless:
     /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at most.
+    #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -192,6 +194,7 @@ impl CountDownLatch {
     /// # Blocking
     ///
     /// As [`wait_for`](Self::wait_for). A deadline that has passed leaves one look.
+    #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
         self.await_open(Wait::until(deadline))
     }
@@ -222,6 +225,7 @@ impl CountDownLatch {
     ///
     /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
     /// there is a token.
+    #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.await_open(wait)
     }

@@ -129,6 +129,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         self.site.once(|scripts, ticket| scripts.try_set_permits(ticket, permits))
@@ -275,6 +276,7 @@ impl ExpirableSemaphore {
     ///
     /// One round trip; none if a thread of this process waits. A process that keeps taking permits
     /// which others want lets those go first now and then: for a millisecond and two round trips.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, Wait::NONE).map(first)
     }
@@ -288,6 +290,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// As [`try_acquire`](Self::try_acquire). Zero does not block.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Vec<ExpirablePermit>>, Error> {
         self.take(permits, Wait::NONE)
     }
@@ -303,6 +306,7 @@ impl ExpirableSemaphore {
     /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
     /// may have taken the permit: [`response_timeout`](crate::ClientBuilder::response_timeout) says
     /// for how long at most.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, Wait::at_most(wait)).map(first)
     }
@@ -316,6 +320,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -334,6 +339,7 @@ impl ExpirableSemaphore {
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
     /// at most.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, Wait::until(deadline)).map(first)
     }
@@ -347,6 +353,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// As [`try_acquire_until`](Self::try_acquire_until).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_until(
         &self,
         permits: u32,
@@ -388,8 +395,22 @@ impl ExpirableSemaphore {
         self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
+    /// Takes one permit unless that takes longer than `wait` allows: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many_within`](Self::acquire_many_within).
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire_many_within`](Self::acquire_many_within).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<ExpirablePermit>, Error> {
+        self.take(1, wait).map(first)
+    }
+
     /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
-    /// ways to take them are short forms of this one.
+    /// ways to take some are short forms of this one.
     ///
     /// # Errors
     ///
@@ -400,7 +421,8 @@ impl ExpirableSemaphore {
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for), and as
     /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
-    pub fn acquire_within(
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_many_within(
         &self,
         permits: u32,
         wait: Wait<'_>,
@@ -438,6 +460,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: there was no such permit"]
     pub fn try_release(&self, id: &PermitId) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         self.site.release_ids(std::slice::from_ref(id))
@@ -486,6 +509,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: there is no such permit, and no lease was changed"]
     pub fn update_lease_time(&self, id: &PermitId, lease: Duration) -> Result<bool, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
@@ -523,6 +547,7 @@ impl ExpirableSemaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`None`: there is no such permit"]
     pub fn remaining_lease(&self, id: &PermitId) -> Result<Option<Duration>, Error> {
         self.check(&Wait::FOREVER)?;
         self.site

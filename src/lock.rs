@@ -103,6 +103,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// One round trip. None if a thread of this process is in the way (of a [`FairLock`] only one
     /// that holds it is: each thread asks for itself), or if the calling thread holds the lock
     /// already (but see [`lock`](Self::lock)).
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock(&self) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), but gives up after `wait`: `None`. A wait of zero is
@@ -117,6 +118,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
     /// may have taken the lock: [`response_timeout`](crate::ClientBuilder::response_timeout) says
     /// for how long at most.
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
     /// As [`try_lock_for`](Self::try_lock_for), until `deadline`.
@@ -128,6 +130,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Blocking
     ///
     /// As [`try_lock_for`](Self::try_lock_for). A deadline that has passed leaves one try at most.
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), but ends when `token` is cancelled, at once if it is already.
@@ -155,6 +158,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// As [`try_lock_for`](Self::try_lock_for), and as [`lock_cancellable`](Self::lock_cancellable)
     /// if there is a token.
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 
     /// As [`lock`](Self::lock), for a guard that belongs to no thread and may be sent to another.
@@ -181,6 +185,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Blocking
     ///
     /// As [`try_lock`](Self::try_lock).
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error>;
 
     /// As [`lock_within`](Self::lock_within), for a guard that belongs to no thread.
@@ -192,6 +197,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Blocking
     ///
     /// As [`lock_within`](Self::lock_within).
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error>;
 
     /// Releases one level of the calling thread's hold, the one taken last: for code that has no
@@ -228,12 +234,12 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// Two round trips, and a third if a thread of this client holds the lock.
     fn force_unlock(&self) -> Result<bool, Error>;
 
-    /// Whether anybody holds the lock, on any machine: whether there is such a key. Already old
-    /// when it returns.
+    /// Whether anybody holds the lock, on any machine. Already old when it returns.
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble,
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else, as
+    /// [`lock`](Self::lock) would say,
     /// [`Protocol`](ErrorKind::Protocol) if its answer makes no sense,
     /// [`Config`](ErrorKind::Config) if the name is empty, [`ShutDown`](ErrorKind::ShutDown) after
     /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
@@ -250,12 +256,12 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// lock. No I/O.
     fn hold_count(&self) -> usize;
 
-    /// How long the lock lasts unless it is renewed, whoever holds it: `None` if nobody does,
-    /// `Duration::MAX` if it has no end: then what the key holds is no lock.
+    /// How long the lock lasts unless it is renewed, whoever holds it: `None` if nobody does, or if
+    /// what the key holds is no lock.
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Self::is_locked).
+    /// As [`is_locked`](Self::is_locked), but for a key that holds something else.
     ///
     /// # Blocking
     ///
@@ -343,6 +349,7 @@ pub(crate) trait Retake: fmt::Debug + Send + Sync {
     fn handle(&self) -> &Handle;
 
     /// Takes it, however long that takes. `None`: the client was shut down.
+    #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn retake(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error>;
 }
 

@@ -227,6 +227,7 @@ impl MultiLock {
     /// # Blocking
     ///
     /// One round trip, for all at the same time.
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock(&self) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::NONE)
     }
@@ -241,6 +242,7 @@ impl MultiLock {
     ///
     /// For `wait`, and for a request that is on its way, which
     /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::at_most(wait))
     }
@@ -254,6 +256,7 @@ impl MultiLock {
     /// # Blocking
     ///
     /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::until(deadline))
     }
@@ -285,6 +288,7 @@ impl MultiLock {
     ///
     /// As [`try_lock_for`](Self::try_lock_for), and as [`lock_cancellable`](Self::lock_cancellable)
     /// if there is a token.
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn lock_within(&self, wait: Wait<'_>) -> Result<Option<MultiLockGuard>, Error> {
         self.take(wait)
     }
@@ -314,6 +318,7 @@ impl MultiLock {
     /// # Blocking
     ///
     /// As [`try_lock`](Self::try_lock).
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_owned(&self) -> Result<Option<OwnedMultiLockGuard>, Error> {
         self.lock_owned_within(Wait::NONE)
     }
@@ -327,6 +332,7 @@ impl MultiLock {
     /// # Blocking
     ///
     /// As [`lock_within`](Self::lock_within).
+    #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedMultiLockGuard>, Error> {
         let levels = self.acquire(&Thread::nobodys(), wait)?;
         Ok(levels.map(OwnedMultiLockGuard::new))

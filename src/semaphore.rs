@@ -96,6 +96,7 @@ impl Semaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: it had permits before, and none were set"]
     pub fn try_set_permits(&self, permits: u32) -> Result<bool, Error> {
         self.request(|scripts, ticket| scripts.try_set_permits(ticket, permits))
     }
@@ -246,6 +247,7 @@ impl Semaphore {
     ///
     /// One round trip; none if a thread of this process waits. A process that keeps taking permits
     /// which others want lets those go first now and then: for a millisecond and two round trips.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
         self.try_acquire_many(1)
     }
@@ -259,6 +261,7 @@ impl Semaphore {
     /// # Blocking
     ///
     /// As [`try_acquire`](Self::try_acquire). Zero does not block.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
         self.take(permits, Wait::NONE)
     }
@@ -274,6 +277,7 @@ impl Semaphore {
     /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
     /// may have taken the permit: [`response_timeout`](crate::ClientBuilder::response_timeout) says
     /// for how long at most.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::at_most(wait))
     }
@@ -287,6 +291,7 @@ impl Semaphore {
     /// # Blocking
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -305,6 +310,7 @@ impl Semaphore {
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
     /// at most.
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::until(deadline))
     }
@@ -318,6 +324,7 @@ impl Semaphore {
     /// # Blocking
     ///
     /// As [`try_acquire_until`](Self::try_acquire_until).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_until(
         &self,
         permits: u32,
@@ -358,8 +365,22 @@ impl Semaphore {
         self.take(permits, Wait::from(token))?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
+    /// Takes one permit unless that takes longer than `wait` allows: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many_within`](Self::acquire_many_within).
+    ///
+    /// # Blocking
+    ///
+    /// As [`acquire_many_within`](Self::acquire_many_within).
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+        self.take(1, wait)
+    }
+
     /// Takes `permits` at once unless that takes longer than `wait` allows: `None`. All the other
-    /// ways to take them are short forms of this one.
+    /// ways to take some are short forms of this one.
     ///
     /// # Errors
     ///
@@ -370,7 +391,12 @@ impl Semaphore {
     ///
     /// As [`try_acquire_for`](Self::try_acquire_for), and as
     /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
-    pub fn acquire_within(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
+    #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
+    pub fn acquire_many_within(
+        &self,
+        permits: u32,
+        wait: Wait<'_>,
+    ) -> Result<Option<Permit>, Error> {
         self.take(permits, wait)
     }
 
@@ -415,6 +441,7 @@ impl Semaphore {
     /// # Blocking
     ///
     /// One round trip.
+    #[must_use = "`false`: there is no semaphore, and nothing was given back"]
     pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
         let heard = self.request(|scripts, ticket| scripts.release(ticket, permits, true))?;
         Ok(heard.is_some())

@@ -29,6 +29,14 @@ impl Trouble {
         }
     }
 
+    /// That of a question: whatever became of it, it has changed nothing.
+    pub(crate) fn of_a_question(self) -> Self {
+        match self {
+            Self::Unknown(error) => Self::Unsent(error),
+            trouble => trouble,
+        }
+    }
+
     /// The error of a request that asked or set something of this name, and left nothing to be
     /// undone.
     pub(crate) fn into_error_of(self, name: &Arc<str>) -> Error {

@@ -207,8 +207,9 @@ impl Handle {
 
     pub(crate) fn remaining_lease(&self) -> Result<Option<Duration>, Error> {
         self.check_usable()?;
-        let Site { route, name, .. } = &*self.site;
-        script::lock::remaining_lease(route, name).map_err(|trouble| trouble.into_error().of(name))
+        let Site { route, name, mode, .. } = &*self.site;
+        script::lock::remaining_lease(route, name, *mode)
+            .map_err(|trouble| trouble.into_error().of(name))
     }
 
     /// The calling thread's tenancy with its count, if it has the seat.

@@ -40,6 +40,7 @@ macro_rules! lock_verbs {
             ///
             /// One round trip; none if the process itself knows the answer:
             /// [`Lock::try_lock`](crate::Lock::try_lock) says when.
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::NONE)
             }
@@ -55,6 +56,7 @@ macro_rules! lock_verbs {
             ///
             /// For `wait`, and for a request that is on its way, which
             /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_for(
                 &self,
                 wait: std::time::Duration,
@@ -72,6 +74,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_until(
                 &self,
                 deadline: std::time::Instant,
@@ -110,6 +113,7 @@ macro_rules! lock_verbs {
             ///
             /// As [`try_lock_for`](Self::try_lock_for), and as
             /// [`lock_cancellable`](Self::lock_cancellable) if there is a token.
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn lock_within(
                 &self,
                 wait: crate::Wait<'_>,
@@ -143,6 +147,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// As [`try_lock`](Self::try_lock).
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_owned(&self) -> Result<Option<$owned>, crate::Error> {
                 self.take_owned(crate::Wait::NONE)
             }
@@ -157,6 +162,7 @@ macro_rules! lock_verbs {
             /// # Blocking
             ///
             /// As [`lock_within`](Self::lock_within).
+            #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn lock_owned_within(
                 &self,
                 wait: crate::Wait<'_>,

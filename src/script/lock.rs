@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Replied, Rights, Trouble, accepted, ask, flag, granted, millis, unexpected};
+use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
-use crate::connection::{Command, Failure, Outcome, Route, Script};
+use crate::connection::{Command, Failure, Outcome, Route, Script, reply_code};
 use crate::protocol::{LockKeys, Mode, Owner, Pieces, decimal};
 use crate::sync::clock;
 
@@ -26,11 +26,13 @@ static FORCE_UNLOCK: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/force_unlock.lua");
 /// For `script::renewal::renew_command`.
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/renew.lua");
+static STATE: LazyLock<Script> =
+    script!(NUMBER; "hand_off.lua", "lock/holder.lua", "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW, &OWNERS] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STATE, &RENEW, &OWNERS] {
         LazyLock::force(script);
     }
 }
@@ -510,19 +512,44 @@ fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outc
     Ok(route.call_once(command))
 }
 
-/// Whether it is held, to do this.
+/// Whether it is held, to do this. What is no lock is refused, as to who would take it.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
-    let how = match mode {
-        Mode::Lock => return is_locked(route, key),
-        Mode::Read => "read",
-        Mode::Write => "write",
-    };
-    let command = Command::plain(&[b"HGET", key.as_bytes(), b"mode"]);
-    ask(route, &command, Rights::ReadWriteLocks, |reply| match reply {
-        Value::Nil => Ok(false),
-        Value::BulkString(mode) => Ok(mode == how.as_bytes()),
-        other => Err(unexpected(&other)),
-    })
+    let held = ask(route, &state_command(key, mode), rights_to(mode), State::read)?;
+    Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
+}
+
+/// How a lock is held.
+struct State {
+    /// Of a read-write lock.
+    mode: Option<Mode>,
+    left: Duration,
+}
+
+impl State {
+    /// `None`: nobody has it.
+    fn read(reply: Value) -> Result<Option<Self>, Trouble> {
+        match reply {
+            Value::Nil => Ok(None),
+            Value::Int(left) => Ok(Some(Self { mode: None, left: time_left(left) })),
+            Value::Array(parts) => match parts[..] {
+                [Value::Int(writes @ 0..=1), Value::Int(left)] => {
+                    let mode = if writes == 1 { Mode::Write } else { Mode::Read };
+                    Ok(Some(Self { mode: Some(mode), left: time_left(left) }))
+                }
+                _ => Err(unexpected(&Value::Array(parts))),
+            },
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn state_command(key: &str, mode: Mode) -> Command {
+    let script = if mode == Mode::Lock { &STATE } else { &super::read_write::STATE };
+    Command::script(script, &[key.as_bytes()], &[])
+}
+
+fn rights_to(mode: Mode) -> Rights {
+    if mode == Mode::Lock { Rights::Locks } else { Rights::ReadWriteLocks }
 }
 
 fn is_locked(route: &Route, key: &str) -> Result<bool, Trouble> {
@@ -538,15 +565,21 @@ pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
 
-/// How long the lock lasts if nobody renews it; `None`: it is free. A lock without an end lasts
-/// `Duration::MAX`.
-pub(crate) fn remaining_lease(route: &Route, key: &str) -> Result<Option<Duration>, Trouble> {
-    ask(route, &Command::plain(&[b"PTTL", key.as_bytes()]), Rights::Locks, |reply| match reply {
-        Value::Int(-2) => Ok(None),
-        Value::Int(-1) => Ok(Some(Duration::MAX)),
-        Value::Int(left) => Ok(Some(time_left(left))),
-        other => Err(unexpected(&other)),
-    })
+/// How long the lock lasts if nobody renews it; `None`: nobody has it, or what is there is none.
+pub(crate) fn remaining_lease(
+    route: &Route,
+    key: &str,
+    mode: Mode,
+) -> Result<Option<Duration>, Trouble> {
+    let command = state_command(key, mode);
+    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+    if let Err(Failure::Refused(cause)) = &outcome
+        && reply_code(&cause.error) == "WRONGTYPE"
+    {
+        return Ok(None);
+    }
+    let held = answered(outcome, in_doubt, rights_to(mode)).and_then(State::read);
+    held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
 }
 
 /// A PTTL as a time. Zero if it has run out just now: a waiter asks again soon in any case.

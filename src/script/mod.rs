@@ -63,10 +63,7 @@ fn ask<T>(
     rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
-    call(route, command, rights).and_then(read).map_err(|trouble| match trouble {
-        Trouble::Unknown(error) => Trouble::Unsent(error),
-        trouble => trouble,
-    })
+    call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
 }
 
 /// As [`call`], where what is sent again may be another form of the command. Says, too, whether it

@@ -23,6 +23,8 @@ static GIVE_UP: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
+pub(super) static STATE: LazyLock<Script> =
+    script!(NUMBER_OR_LIST; "hand_off.lua", "read_write/holders.lua", "read_write/state.lua");
 pub(super) static READ_ON: LazyLock<Script> =
     script!(NUMBER_OR_LIST; "hand_off.lua", "read_write/holders.lua", "read_write/read_on.lua");
 
@@ -36,7 +38,7 @@ pub(super) static SCRIPTS: ScriptSet = ScriptSet {
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &READ_ON] {
+    for script in [&ACQUIRE, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &STATE, &READ_ON] {
         LazyLock::force(script);
     }
 }

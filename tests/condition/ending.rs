@@ -24,7 +24,7 @@ fn a_wait_that_nobody_notifies_ends_in_time_and_leaves_nothing(kind: Kind) {
     }
     assert_eq!(Commands::so_far(&server).scripts(), before, "the lock was not left");
     let limit = Wait::at_most(UNIT);
-    assert!(!monitor.condition.wait_while_within(&guard, limit, || Ok::<_, Error>(true)).unwrap());
+    assert!(!monitor.condition.wait_while_within(&guard, limit, || true).unwrap());
     guard.unlock().unwrap();
     leaves_nothing(&server, "m");
 }

@@ -76,7 +76,7 @@ impl Buffer {
     fn put(&mut self, goal: usize) -> Result<bool, Error> {
         let Self { lock, not_empty, not_full, redis } = self;
         let guard = lock.lock()?;
-        not_full.wait_while(&guard, || Ok::<_, Error>(length(redis) >= ROOM))?;
+        not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
             // Nobody puts anything in any more: on to the next who waits to do so.
             not_full.notify_one()?;
@@ -92,7 +92,7 @@ impl Buffer {
     fn take(&mut self) -> Result<(), Error> {
         let Self { lock, not_empty, not_full, redis } = self;
         let guard = lock.lock()?;
-        not_empty.wait_while(&guard, || Ok::<_, Error>(length(redis) == 0))?;
+        not_empty.wait_while(&guard, || length(redis) == 0)?;
         not_full.notify_one()?;
         let _: Option<u64> = redis.rpoplpush("items", "taken").unwrap();
         guard.unlock()

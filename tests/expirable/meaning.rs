@@ -104,7 +104,7 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
         assert!(semaphore.try_acquire_until(begun + UNIT * 2).unwrap().is_none());
         assert!(semaphore.try_acquire_many_for(1, UNIT).unwrap().is_none());
         assert!(semaphore.try_acquire_many_until(1, Instant::now()).unwrap().is_none());
-        assert!(semaphore.acquire_within(1, Wait::NONE).unwrap().is_none());
+        assert!(semaphore.acquire_within(Wait::NONE).unwrap().is_none());
         assert!(begun.elapsed() >= UNIT * 3);
     });
     let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
@@ -125,10 +125,14 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
         assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
     }
     let wait = Wait::at_most(SOON).cancelled_by(&tokens[0]);
-    let error = semaphore.acquire_within(1, wait).map(drop).unwrap_err();
+    let error = semaphore.acquire_within(wait).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     held.release().unwrap();
-    assert_eq!(semaphore.acquire_within(1, Wait::at_most(SOON)).unwrap().unwrap().len(), 1);
+    let permit = semaphore.acquire_within(Wait::at_most(SOON)).unwrap().unwrap();
+    permit.release().unwrap();
+    let several = semaphore.acquire_many_within(1, Wait::at_most(SOON)).unwrap().unwrap();
+    assert_eq!(several.len(), 1);
+    drop(several);
     stays(&server, "bounded", 1, 0);
 }
 

@@ -52,7 +52,8 @@ fn what_a_lock_says_of_itself_depends_on_who_asks() {
     assert!(!lock.is_held_by_current_thread());
     // Without an end it is no lock, but something under its name.
     let () = server.connection().hset("told", FOREIGN, 1).unwrap();
-    assert_eq!(lock.remaining_lease().unwrap(), Some(Duration::MAX));
+    assert_eq!(lock.remaining_lease().unwrap(), None);
+    assert_eq!(lock.is_locked().unwrap_err().kind(), ErrorKind::Redis);
     assert!(lock.try_lock().is_err());
 }
 

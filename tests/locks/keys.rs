@@ -60,11 +60,15 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
         lock.try_lock_for(UNIT).map(drop).unwrap_err(),
+        lock.is_locked().map(drop).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
         assert_eq!(error.name(), Some("string"));
         assert!(error.to_string().contains("something else"), "{error}");
     }
+    assert_eq!(lock.remaining_lease().unwrap(), None);
+    let () = redis.pexpire("string", LONG.as_millis() as i64).unwrap();
+    assert_eq!(lock.remaining_lease().unwrap(), None);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
     let guard = kind.make(&client, "over").lock().unwrap();
     let () = redis.set("over", "precious").unwrap();

@@ -1,0 +1,9 @@
+-- Says how a read-write lock is held, and how long still.
+--
+-- KEYS 1 the lock
+-- reply: {1 = to write, 0 = to read, its time to live in ms}; nil = nobody has it;
+--        WRONGTYPE = what is there is no read-write lock
+--
+-- It changes nothing.
+local mode, left, foreign = mode_of()
+return foreign or mode and {mode == 'write' and 1 or 0, left} or nil

@@ -1,0 +1,46 @@
+//! What the signatures ask of those who call.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::path::Path;
+
+/// The compiler says so only where the call itself is a statement; but there it says why.
+#[test]
+fn a_verb_that_says_whether_it_got_came_or_opened_wants_to_be_heard_and_says_why() {
+    // They act, and who calls them may not care what was there; or they only ask.
+    const OTHERS: [&str; 5] =
+        ["force_unlock", "delete", "notify_one", "is_locked", "remaining_lease"];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut heard = 0;
+    for file in [
+        "lock.rs",
+        "lock/verbs.rs",
+        "multi_lock.rs",
+        "semaphore.rs",
+        "expirable_semaphore.rs",
+        "count_down_latch.rs",
+        "condition.rs",
+    ] {
+        let text = fs::read_to_string(source.join(file)).unwrap();
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let begun = line.strip_prefix("pub fn ");
+            let begun = begun.or_else(|| line.strip_prefix("fn ").filter(|_| file == "lock.rs"));
+            let Some((name, _)) = begun.and_then(|rest| rest.split_once(['(', '<'])) else {
+                continue;
+            };
+            let ends = |line: &&str| line.ends_with('{') || line.ends_with(';');
+            let end = at + lines[at..].iter().position(ends).unwrap();
+            let signature = lines[at..=end].join(" ");
+            let says =
+                signature.contains("-> Result<bool,") || signature.contains("-> Result<Option<");
+            if !says || OTHERS.contains(&name) {
+                continue;
+            }
+            assert!(lines[at - 1].starts_with("#[must_use = \"`"), "{file}: {name}");
+            heard += 1;
+        }
+    }
+    assert!(heard > 40, "{heard}");
+}
