@@ -19,6 +19,7 @@ mod members;
 mod model;
 mod owners;
 mod renewer;
+mod returned;
 mod session;
 mod todo;
 
@@ -26,6 +27,7 @@ use left_out::LeftOut;
 pub(crate) use members::{Member, Members};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
+use returned::Returned;
 pub(crate) use session::Session;
 
 use crate::config::Config;
@@ -54,6 +56,7 @@ pub(crate) struct Core {
     pub(crate) members: Members,
     owners: Owners,
     left_out: LeftOut,
+    pub(crate) returned: Returned,
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
@@ -105,6 +108,7 @@ impl Core {
             members: Members::new(&process),
             owners: Owners::default(),
             left_out: LeftOut::default(),
+            returned: Returned::default(),
             requests: Registry::new(&process),
             process,
             server_clock: Arc::default(),

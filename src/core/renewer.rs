@@ -13,7 +13,7 @@ use redis::Value;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::connection::{
-    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted,
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
 use crate::script::renewal::{RenewalKind, Renewed};
@@ -51,6 +51,8 @@ pub(crate) struct Renewer {
     orphans: Vec<Orphan>,
     /// When to ask once more for what is held, since the server did not answer.
     ask_again: Option<u64>,
+    /// Which run of the server was the last to which what had been given back was given back again.
+    last_run: u64,
 }
 
 impl Renewer {
@@ -62,7 +64,8 @@ impl Renewer {
         let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
         let (link, orphans, ask_again) = (None, Vec::new(), None);
         let node = Arc::clone(node);
-        Self { core, server, names_a_call, endpoint, link, node, orphans, ask_again }
+        let last_run = endpoint.incarnation();
+        Self { core, server, names_a_call, endpoint, link, node, orphans, ask_again, last_run }
     }
 
     /// Opens its connection now. At the first renewal the server may be full, or its password
@@ -152,6 +155,7 @@ impl Renewer {
                 }
                 self.renew_each(renewals);
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
+                self.try_to(Self::meet_the_server);
             }
             Job::Adopt(orphan) => self.orphans.push(orphan),
             Job::Connected => self.orphans.iter_mut().for_each(Orphan::hurry),
@@ -162,6 +166,9 @@ impl Renewer {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
+                self.return_again(|renewer, name| {
+                    slots.binary_search(&slot_of(name.as_bytes())).is_ok() && renewer.is_home(name)
+                });
             }
             Job::End => {}
         }
@@ -297,6 +304,32 @@ impl Renewer {
                     let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));
                     left_over.for_each(|owner| member.give_up_owner(owner));
                 }
+            }
+        }
+    }
+
+    /// Finds out whether it is another run of the server, or another server, and if so gives back
+    /// what was given back to the one before.
+    fn meet_the_server(&mut self) {
+        if self.core.returned.is_empty() {
+            return;
+        }
+        let met = self.link().is_ok();
+        let run = self.endpoint.incarnation();
+        if std::mem::replace(&mut self.last_run, run) != run {
+            self.return_again(|renewer, name| renewer.is_home(name));
+        } else if !met {
+            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// For the same reason, what was given back of expirable semaphores a moment ago is given back
+    /// once more.
+    fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
+        for (name, returned) in self.core.returned.to(|name| is_meant(self, name)) {
+            for ids in returned.ids.chunks(NAMES_A_CALL) {
+                let release = script::expirable_semaphore::release_again_command(&name, ids);
+                self.orphans.push(Orphan::left_over(&name, release, returned.lease));
             }
         }
     }
@@ -499,6 +532,7 @@ impl Core {
         if is_due {
             self.last_heartbeat.store(now, Ordering::Relaxed);
             self.members.sweep();
+            self.returned.sweep();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
             }

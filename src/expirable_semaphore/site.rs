@@ -123,10 +123,13 @@ impl ExpirableSite {
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|loan| loan.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
+        let asked = ours.iter().map(|loan| loan.hold.asked.incarnation).min();
+        let asked = asked.unwrap_or_else(|| self.route.incarnation());
         match self.scripts().release(&command) {
             Ok(Replied { reply, in_doubt, .. }) => {
                 self.hear(&reply);
                 if reply.live == ids.len() {
+                    self.returned_to(asked, ids, longest);
                     return Ok(true);
                 }
                 if !ours.is_empty() {
@@ -145,6 +148,19 @@ impl ExpirableSite {
                 };
                 Err(trouble.into_error().of(&self.name).now(state))
             }
+        }
+    }
+
+    /// The server has answered the release of these, which were asked for in this incarnation.
+    ///
+    /// Another master may not have heard of it. They are remembered first, and the incarnation is
+    /// read after that; the renewer looks for what was given back after the incarnation was raised.
+    /// So either the renewer finds them, or this thread finds another incarnation.
+    fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
+        self.core.returned.are(&self.name, ids, lease);
+        if self.route.incarnation() != asked {
+            let release = self.scripts().release_command(ids, false);
+            self.core.watchdog.adopt(Orphan::left_over(&self.name, release, lease));
         }
     }
 
@@ -183,10 +199,18 @@ impl ExpirableSite {
     }
 
     /// Too few replicas have these permits, for this reason: gives them back.
-    fn take_back(&self, ids: &[PermitId], lease: Duration, in_doubt: bool, void: Error) -> Error {
+    fn take_back(
+        &self,
+        ids: &[PermitId],
+        lease: Duration,
+        asked: Asked,
+        in_doubt: bool,
+        void: Error,
+    ) -> Error {
         let released = self.scripts().release(&self.scripts().release_command(ids, false));
         if let Ok(Replied { reply, .. }) = &released {
             self.hear(reply);
+            self.returned_to(asked.incarnation, ids, lease);
         }
         // A copy of their request may come yet.
         if in_doubt || released.is_err() {
@@ -261,7 +285,7 @@ impl Source for ExpirableSite {
         }
         if let Some(void) = void {
             return Err(RequestFailed {
-                error: self.take_back(given, lease, in_doubt, void),
+                error: self.take_back(given, lease, asked, in_doubt, void),
                 concerns_it_alone: false,
             });
         }
@@ -383,6 +407,10 @@ impl Release {
                 site.hear(&reply);
                 // Not before the release is answered: it would find nothing to give back.
                 release_later(&mut self.loans.iter().filter(|loan| loan.hold.in_doubt));
+                for loan in &self.loans {
+                    let asked = loan.hold.asked.incarnation;
+                    site.returned_to(asked, &[loan.id], loan.hold.longest_lease());
+                }
                 if reply.live >= self.loans.len() {
                     Ok(())
                 } else if in_doubt {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
-use crate::protocol::{PermitId, decimal};
+use crate::protocol::{ExpirableKeys, PermitId, SemaphoreKeys, decimal};
 
 static TRY_ACQUIRE: LazyLock<Script> = script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> =
@@ -122,12 +122,7 @@ impl ExpirableScripts<'_> {
 
     /// Gives permits back: `all` of them or none, or those that there are.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
-        let all: &[u8] = if all { b"1" } else { b"0" };
-        let arguments: Vec<&[u8]> = [self.channel.as_bytes(), all]
-            .into_iter()
-            .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
-            .collect();
-        Command::script(&RELEASE, &self.keys(), &arguments)
+        release_command(self.keys(), self.channel, ids, all)
     }
 
     /// Answered with when the lease of each ends, or nothing for one that is not there.
@@ -218,6 +213,21 @@ impl ExpirableScripts<'_> {
 }
 
 const RIGHTS: Rights = Rights::ExpirableSemaphores;
+
+/// Gives those of these permits back that there are, where there may be no site of the name any more.
+pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
+    let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
+    release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)
+}
+
+fn release_command(keys: [&[u8]; 2], channel: &str, ids: &[PermitId], all: bool) -> Command {
+    let all: &[u8] = if all { b"1" } else { b"0" };
+    let arguments: Vec<&[u8]> = [channel.as_bytes(), all]
+        .into_iter()
+        .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
+        .collect();
+    Command::script(&RELEASE, &keys, &arguments)
+}
 
 /// What became of a release that was sent once.
 pub(crate) fn released(outcome: Outcome) -> Result<Released, Trouble> {

@@ -370,3 +370,70 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
     kept.unlock().unwrap();
 }
+
+/// As above, of permits: whoever gave them back, in whatever way.
+#[test]
+fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let (client, other) = (client_of(&sentinels), client_of(&sentinels));
+    let ways = ["dropped", "released", "by id", "of another"];
+    let mut master = sentinels.master().connection();
+    let mut then: Vec<(String, Vec<u8>)> = Vec::new();
+    for way in ways {
+        let semaphore = client.expirable_semaphore(way);
+        semaphore.try_set_permits(1).unwrap();
+        // One that is told of elsewhere stays with whoever was told.
+        let kept = client.expirable_semaphore(&format!("{way}, kept"));
+        kept.try_set_permits(2).unwrap();
+        let _told = [1, 2].map(|_| kept.acquire().unwrap().into_id());
+        let permit = if way == "of another" {
+            other.expirable_semaphore(way).acquire().unwrap()
+        } else {
+            semaphore.acquire().unwrap()
+        };
+        for key in [way.to_owned(), format!("{{{way}}}:timeout")] {
+            let value = redis::cmd("DUMP").arg(&key).query(&mut master).unwrap();
+            then.push((key, value));
+        }
+        match way {
+            "dropped" => {
+                drop(permit);
+                wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
+            }
+            "released" => permit.release().unwrap(),
+            _ => semaphore.release(&permit.into_id()).unwrap(),
+        }
+        wait_replicated(&sentinels, &format!("{{{way}, kept}}:timeout"));
+    }
+    for replica in sentinels.replicas() {
+        let mut redis = replica.connection();
+        let is_back = |redis: &mut redis::Connection, way: &str| {
+            let free: Option<u32> = redis.get(way).unwrap();
+            free == Some(1)
+        };
+        wait_until("all has come", SOON, || ways.iter().all(|way| is_back(&mut redis, way)));
+        writing(&mut redis, |redis| {
+            for (key, then) in &then {
+                let command =
+                    redis::cmd("RESTORE").arg(key).arg(0).arg(then).arg("REPLACE").clone();
+                command.exec(redis).unwrap();
+            }
+        });
+    }
+    sentinels.fail_over();
+    let takers = ways.map(|way| {
+        let semaphore = other.expirable_semaphore(way);
+        spawn(move || {
+            let permit = semaphore.try_acquire_for(SOON).unwrap();
+            permit.map(drop).ok_or(way)
+        })
+    });
+    for taker in takers {
+        taker.join().unwrap();
+    }
+    for way in ways {
+        let kept = client.expirable_semaphore(&format!("{way}, kept"));
+        assert_eq!(kept.acquired_permits().unwrap(), 2, "{way}");
+    }
+}

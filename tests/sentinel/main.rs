@@ -50,6 +50,17 @@ fn losses(guard: &LockGuard) -> Receiver<LostReason> {
     lost
 }
 
+/// Changes a replica, as if it had heard of something else.
+fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Connection)) {
+    let set = |redis: &mut redis::Connection, value: &str| {
+        let args = ["SET", "replica-read-only", value];
+        redis::cmd("CONFIG").arg(&args).exec(redis).unwrap();
+    };
+    set(replica, "no");
+    change(replica);
+    set(replica, "yes");
+}
+
 /// The replicas have not got this key: as if the master had failed before they heard of it.
 fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     for replica in sentinels.replicas() {
