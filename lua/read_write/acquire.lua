@@ -16,11 +16,7 @@ local mode, left, foreign = mode_of()
 if foreign then
     return foreign
 elseif mode and redis.call('hexists', lock, owner) == 1 then
-    if not writes(owner) then
-        raise(timeout(owner, 1), lease)
-    end
-    raise(lock, lease)
-    return -1 - length()
+    return raise_hold(owner, lease) or -1 - length()
 end
 local function may_enter()
     return not mode or mode == 'read' and not writes(owner)

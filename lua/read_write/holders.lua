@@ -48,10 +48,25 @@ local function is_foreign()
     return false
 end
 
--- Only ever raised: a lease that is longer stays. It always writes: see lock/acquire.lua.
+-- Only ever raised: a lease that is longer stays. It always writes: see lock/acquire.lua. 0: the key
+-- is not there.
 local function raise(key, lease)
     local left = redis.call('pttl', key)
-    redis.call('pexpire', key, left < tonumber(lease) and lease or left)
+    return redis.call('pexpire', key, left < tonumber(lease) and lease or left)
+end
+
+-- Makes the lease of `owner`, who has the lock, this long at least; nil, or the server's refusal.
+-- The timeout of a reader that stood still may have lapsed while another reader kept the lock. It is
+-- made anew, as by lock/renew.lua: without it the next reader that leaves would find nobody else, and
+-- free the lock for a writer.
+local function raise_hold(owner, lease)
+    if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
+        local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
+        if trouble then
+            return trouble
+        end
+    end
+    raise(lock, lease)
 end
 
 -- Whether a command that stands behind a change would be refused. Servers before 7.0 cannot be

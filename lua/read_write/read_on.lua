@@ -16,8 +16,4 @@ if length() > 0 then
 end
 local waiting = length()
 -- Of who may not join nobody's lease is made longer: those who wait would wait for that.
-if waiting == 0 then
-    raise(timeout(owner, 1), lease)
-    raise(lock, lease)
-end
-return waiting
+return waiting == 0 and raise_hold(owner, lease) or waiting

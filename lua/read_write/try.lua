@@ -14,11 +14,7 @@ local mode, _, foreign = mode_of()
 if foreign then
     return foreign
 elseif mode and redis.call('hexists', lock, owner) == 1 then
-    if not writes(owner) then
-        raise(timeout(owner, 1), lease)
-    end
-    raise(lock, lease)
-    return -1 - length()
+    return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
     -- Redisson's may have come in past readers in front; and those in front may be dead.

@@ -114,6 +114,23 @@ impl Plan {
         }
     }
 
+    /// Many wait, those who are inside stay for longer than a lease by message lasts, and every now and
+    /// then one that waits stands still.
+    pub(crate) fn slow(self) -> Self {
+        Self {
+            sites: vec![(0, "orders")],
+            ours: 6,
+            java: self.java.min(1),
+            poor: None,
+            length: 80 * SECOND,
+            think: Times::always(5 * MS),
+            hold: Times(vec![(2, Some(5 * MS)), (1, Some(4_500 * MS))]),
+            limit: Times(vec![(1, None)]),
+            faults: vec![Fault::StopWaiting],
+            ..self
+        }
+    }
+
     /// Nothing goes wrong: who gets how much?
     pub(crate) fn peaceful(ours: usize, java: usize, hold: Time, length: Time) -> Self {
         Self {

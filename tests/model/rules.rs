@@ -88,6 +88,15 @@ pub(crate) fn check(
     if new.len() > 1 {
         seen.push("readers let in together");
     }
+    if let Some(owner) = step.owner {
+        let lasts = |state: &State| state.timeout(owner).is_some_and(|left| left > 0);
+        if script.takes() && after.reads(owner) && !lasts(after) {
+            return Err(format!("{script:?} lets {owner} read on without a timeout"));
+        }
+        if before.reads(owner) && !lasts(before) && lasts(after) {
+            seen.push("made anew after it had lapsed");
+        }
+    }
     Ok(seen)
 }
 
@@ -144,7 +153,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
                 }
             }
             Some(left)
-                if timeout.is_some_and(|before| left < before)
+                if timeout.is_some_and(|before| before > 0 && left < before)
                     && !step.is_by(holder)
                     && !cuts_all =>
             {

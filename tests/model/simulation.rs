@@ -697,6 +697,13 @@ impl<'a> Simulation<'a> {
 
     // ---- faults ---------------------------------------------------------------------------
 
+    fn stop(&mut self, process: usize, time: Time) {
+        if !self.ours[process].is_stopped {
+            self.ours[process].is_stopped = true;
+            self.at(self.now + time, Event::Resume(process));
+        }
+    }
+
     fn fault(&mut self) -> Result<(), Broken> {
         if self.is_over {
             return Ok(());
@@ -711,14 +718,16 @@ impl<'a> Simulation<'a> {
         self.summary.add(fault.name(), 1);
         match fault {
             Fault::Stop if !self.ours[process].is_stopped => {
-                self.ours[process].is_stopped = true;
                 let time = self.random.one_of(&[
                     (20 * MS, 20 * MS),
                     (300 * MS, 300 * MS),
                     (3 * SECOND, 3 * SECOND),
                     (12 * SECOND, 12 * SECOND),
                 ]);
-                self.at(self.now + time, Event::Resume(process));
+                self.stop(process, time);
+            }
+            Fault::StopWaiting if self.ours[process].machine.is_waiting() => {
+                self.stop(process, 3 * SECOND);
             }
             Fault::Cut | Fault::HalfOpen => self.cut(process, fault == Fault::HalfOpen),
             Fault::Kill if self.ours.iter().filter(|own| !own.is_dead).count() > 2 => {
@@ -770,7 +779,7 @@ impl<'a> Simulation<'a> {
                 let time = self.random.between(100 * MS, 3 * SECOND);
                 self.at(self.now + time, Event::MemoryIsBack);
             }
-            Fault::Stop | Fault::Kill | Fault::KillJava => {}
+            Fault::Stop | Fault::StopWaiting | Fault::Kill | Fault::KillJava => {}
         }
         Ok(())
     }
@@ -893,6 +902,8 @@ impl<'a> Simulation<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,
+    /// For longer than a lease by message lasts, and only one that waits.
+    StopWaiting,
     Cut,
     HalfOpen,
     Kill,
@@ -910,6 +921,7 @@ impl Fault {
     fn name(self) -> &'static str {
         match self {
             Self::Stop => "stops",
+            Self::StopWaiting => "stops of those who wait",
             Self::Cut => "cuts",
             Self::HalfOpen => "half-open subscribers",
             Self::Kill => "kills",

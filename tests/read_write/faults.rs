@@ -2,6 +2,57 @@
 
 use super::*;
 
+/// Where this executable's workers begin: a process that waits to read, reads, and says so.
+#[test]
+fn reader() {
+    let Some(job) = Job::from_env() else { return };
+    let client = Client::connect(job.arg(0)).unwrap();
+    let lock = client.read_write_lock(job.arg(1));
+    job.say("waits");
+    let guard = lock.read().lock().unwrap();
+    job.say("reads");
+    let _ = job.wait_line();
+    job.say(&format!("held {}", guard.is_held()));
+    guard.unlock().unwrap();
+    job.say("left");
+    let _ = job.wait_line();
+}
+
+/// The readers are let in together for two seconds each, one of them stands still for longer, and the
+/// other one keeps the lock meanwhile.
+#[test]
+fn a_reader_that_stood_still_and_is_told_that_it_reads_keeps_writers_out() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("still");
+    let writing = lock.write().lock().unwrap();
+    let mut still = Worker::spawn_test("faults::reader", "reader", &[&server.url(), "still"]);
+    still.expect_line("waits", SOON);
+    wait_queue(&server, "still", 1);
+    let awake = Guest::of(client(&server).read_write_lock("still").read());
+    wait_queue(&server, "still", 2);
+    still.sigstop();
+    writing.unlock().unwrap();
+    awake.wait_in();
+    let mut redis = server.connection();
+    assert_eq!(owners(&mut redis, "still").len(), 2);
+    wait_until("the timeout of the one that stands still lapses", SOON, || {
+        timeouts(&mut redis, "still").len() == 1
+    });
+    assert_eq!(owners(&mut redis, "still").len(), 2, "the other one keeps its field");
+    still.sigcont();
+    still.expect_line("reads", SOON);
+    awake.leaves();
+    // It is told so before it says that it holds the lock.
+    assert!(lock.write().try_lock().unwrap().is_none(), "one writes beside one that reads");
+    still.send_line("");
+    assert_eq!(still.expect_line("held", SOON), "true");
+    still.expect_line("left", SOON);
+    wait_left(&server, "still");
+    still.send_line("");
+    still.wait_exit(SOON);
+}
+
 #[test]
 fn a_reply_that_is_lost_leaves_nothing_behind_and_lets_nobody_in() {
     let _bounded = bounded();

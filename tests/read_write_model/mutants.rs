@@ -182,10 +182,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     script(
         "who asks again leaves its timeout as it is",
-        Script::Acquire,
-        "        raise(timeout(owner, 1), lease)\n",
-        "        owner = owner\n",
-        84,
+        Script::Holders,
+        "    if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then",
+        "    if false then",
+        25,
+    ),
+    script(
+        "who asks again and has no timeout gets none",
+        Script::Holders,
+        "raise(timeout(owner, 1), lease) == 0 then",
+        "raise(timeout(owner, 1), lease) == 2 then",
+        25,
     ),
     script(
         "a writer that asks enters beside readers",
@@ -297,6 +304,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         Script::Renew,
         "        reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])",
         "        reply = 1",
+        scenarios::lapsed,
+    ),
+    seldom(
+        "who asks to read on and has no timeout gets none",
+        Script::ReadOn,
+        "return waiting == 0 and raise_hold(owner, lease) or waiting",
+        "if waiting == 0 then raise(lock, lease) end return waiting",
+        scenarios::lapsed,
+    ),
+    seldom(
+        "who tries and has no timeout gets none",
+        Script::Try,
+        "    return raise_hold(owner, lease) or -1 - length()",
+        "    raise(lock, lease)\n    return -1 - length()",
         scenarios::lapsed,
     ),
     seldom(

@@ -9,7 +9,7 @@ use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
 use crate::model::kind::Kind;
 use crate::model::rules::Broken;
-use crate::model::scripts::{Script, Scripts, taking};
+use crate::model::scripts::{Script, Scripts, call, taking};
 use crate::model::shortcuts;
 use crate::model::site::Site;
 use crate::model::store::uuid;
@@ -148,17 +148,34 @@ fn readers_behind_a_dead_writer_enter_beside_redissons() {
     left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Another reader has kept the lock meanwhile.
+/// Another reader has kept the lock meanwhile. Whatever is asked, and is told that its owner reads,
+/// makes the timeout anew: then the next one that leaves knows of that reader.
 pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
-    direct.run(1, &acquire(READS));
-    direct.run(2, &acquire(READS));
-    let timeout = format!("{}:1", timeouts("prices", &owner(1, READS)));
-    let () = direct.command(&["DEL", &timeout]);
-    let reply = direct.run(1, &Request::Renew { number: READS, lease: LEASE });
-    ensure(reply == Reply::Renewed(true), "it is not renewed")?;
-    let left: i64 = direct.command(&["PTTL", &timeout]);
-    ensure(left > 0, "it reads without a timeout")
+    let reads = owner(1, READS);
+    let timeout = format!("{}:1", timeouts("prices", &reads));
+    let site = prices();
+    let take = |script| taking(script, &site, LEASE, reads.clone(), None);
+    let renewal =
+        call(&site, &uuid(true, 1), &Request::Renew { number: READS, lease: LEASE }, false);
+    for (call, held) in [
+        (renewal, Value::Array(vec![Value::Int(1)])),
+        (take(Script::Acquire), Value::Int(-1)),
+        (take(Script::Try), Value::Int(-1)),
+        (take(Script::ReadOn), Value::Int(0)),
+    ] {
+        let () = direct.command(&["FLUSHALL"]);
+        direct.run(1, &acquire(READS));
+        direct.run(2, &acquire(READS));
+        let () = direct.command(&["DEL", &timeout]);
+        let reply = direct.eval(&call).map_err(|error| error.to_string())?;
+        ensure(reply == held, &format!("{:?} says {reply:?}", call.script))?;
+        let left: i64 = direct.command(&["PTTL", &timeout]);
+        ensure(left > 0, &format!("{:?} lets it read without a timeout", call.script))?;
+        direct.run(2, &release(READS));
+        ensure(there(&mut direct).0 == [reads.as_str()], "the one that leaves ends its hold")?;
+    }
+    Ok(())
 }
 
 #[test]
