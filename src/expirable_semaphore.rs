@@ -518,7 +518,7 @@ impl ExpirableSemaphore {
             return site.once(|scripts, ticket| scripts.update_lease_time(ticket, id, lease));
         };
         let sent_at = clock::now();
-        held.hold.ask(lease);
+        let counts = held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
         let updated =
@@ -533,7 +533,7 @@ impl ExpirableSemaphore {
             }
             trouble.into_error_of(&site.name)
         })?;
-        held.updated(sent_at, lease, updated);
+        held.updated(sent_at, lease, counts, updated);
         Ok(updated)
     }
 

@@ -338,7 +338,7 @@ impl<'a> Side<'a> {
                 let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
             };
             let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
-            hold.ask(lease);
+            let counts = hold.ask(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // No lease was made longer, unless by a first copy whose reply was lost.
                 Ok(Replied { reply: Some(1..), .. }) => {
@@ -352,7 +352,7 @@ impl<'a> Side<'a> {
                     return Err(void.of(&site.name).void(true));
                 }
                 Ok(Replied { reply: Some(_), .. }) => {
-                    hold.confirm(sent_at, lease);
+                    hold.confirm(sent_at, counts);
                     site.orphan_if_lost(hold);
                     site.gate.reopen(hold, sent_at);
                 }

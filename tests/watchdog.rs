@@ -786,3 +786,123 @@ fn holds_of_many_phases_are_all_kept_at_a_distance() {
     proxy.set_delay(Duration::ZERO);
     assert_eq!(held, guards.len());
 }
+
+// The server's clock is set back: every time to live is longer by that. A test cannot set the clock,
+// but it can make a time to live longer, which looks the same.
+
+fn in_time(redis: &mut redis::Connection, key: &str, longest: Duration) -> bool {
+    let left = pttl(redis, key);
+    left > 0 && left <= i64::try_from(longest.as_millis()).unwrap()
+}
+
+const SET_BACK: i64 = 3_600_000;
+
+#[test]
+fn what_a_clock_that_was_set_back_made_longer_ends_with_the_lease_again() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let mut redis = server.connection();
+    let locks = [
+        ("plain", client.reentrant_lock("plain").lock().unwrap()),
+        ("fair", client.fair_lock("fair").lock().unwrap()),
+        ("fenced", client.fenced_lock("fenced").lock().unwrap().into()),
+        ("written", client.read_write_lock("written").write().lock().unwrap()),
+        ("read", client.read_write_lock("read").read().lock().unwrap()),
+    ];
+    let keys: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
+    let names = locks.iter().map(|(name, _)| (*name).to_owned());
+    let names: Vec<_> = names.chain(keys).collect();
+    assert_eq!(names.len(), 6);
+    for name in &names {
+        assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
+    }
+    for name in &names {
+        wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
+    }
+    for (name, guard) in locks {
+        assert!(guard.is_held(), "{name}");
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_permits_lease_is_cut_likewise_unless_its_id_was_told() {
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let mut redis = server.connection();
+    let semaphore = client.expirable_semaphore("permits");
+    semaphore.try_set_permits(2).unwrap();
+    let (untold, told) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let id = told.id();
+    let ends = |redis: &mut redis::Connection| -> Vec<(Vec<u8>, i64)> {
+        redis.zrange_withscores("{permits}:timeout", 0, -1).unwrap()
+    };
+    for (id, score) in ends(&mut redis) {
+        let _: i64 = redis.zadd("{permits}:timeout", id, score + SET_BACK).unwrap();
+    }
+    let far = |redis: &mut redis::Connection| {
+        let (now, _): (i64, i64) = redis::cmd("TIME").query(redis).unwrap();
+        let later = (now + SET_BACK / 2_000) * 1_000;
+        ends(redis).into_iter().filter(|(_, score)| *score > later).count()
+    };
+    wait_until("one is cut", SOON, || far(&mut redis) == 1);
+    // Whoever knows the other one's id may have asked for that lease.
+    thread::sleep(LEASE);
+    assert_eq!(far(&mut redis), 1);
+    assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);
+    assert!(untold.is_held() && told.is_held());
+}
+
+#[test]
+fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
+    const LONGER: Duration = Duration::from_millis(3 * LEASE.as_millis() as u64);
+    let _bounded = bounded();
+    let server = server();
+    let client = watched(&server, LEASE);
+    let mut redis = server.connection();
+    let lock = client.reentrant_lock("levels");
+    let (outer, inner) = (lock.lock().unwrap(), lock.with_lease(LONGER).lock().unwrap());
+    let lock = client.read_write_lock("read");
+    let (shorter, longer) =
+        (lock.read().lock().unwrap(), lock.read().with_lease(LONGER).lock().unwrap());
+    for name in ["levels", "read"] {
+        assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
+        assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
+    }
+    let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
+    assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
+    // Until the renewal that is due when so much is left of the longer one: to that, and no less.
+    for name in ["levels", "read"] {
+        wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
+        assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
+    }
+    for guard in [outer, inner, shorter, longer] {
+        assert!(guard.is_held());
+    }
+}
+
+/// A reader cuts its own timeout, and the lock's time to live to no less than another reader's.
+#[test]
+fn a_reader_takes_nothing_from_another_ones_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (watched(&server, LEASE), client(&server));
+    let mut redis = server.connection();
+    let guard = one.read_write_lock("readers").read().lock().unwrap();
+    let own: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
+    let longer = other.read_write_lock("readers").read().with_lease(LONG).lock().unwrap();
+    for key in [&own[0], "readers"] {
+        assert!(redis.pexpire::<_, bool>(key, SET_BACK).unwrap());
+    }
+    wait_until("it is cut", SOON, || in_time(&mut redis, &own[0], LEASE));
+    wait_until("it is cut", SOON, || in_time(&mut redis, "readers", LONG));
+    thread::sleep(LEASE);
+    assert!(pttl(&mut redis, "readers") > millis(LONG - LEASE * 3));
+    assert!(guard.is_held() && longer.is_held());
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap()
+}

@@ -1,19 +1,25 @@
 -- Renews many permits, of whatever semaphores.
 --
 -- KEYS 1..n when the leases of a permit's semaphore end
--- ARGV 1 lease in ms (0: change nothing, only ask), 2..n+1 the id of each
--- reply: for each permit 1 = renewed, 0 = not there any more, else the server's refusal
+-- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that was asked for of these
+--      permits, as of ../lock/renew.lua (0: not told), 3..n+2 the id of each
+-- reply: for each permit 1 = renewed, 2 = renewed, and it lasts for longer than anybody asked for,
+--        0 = not there any more, else the server's refusal
 --
--- It only raises, and never what has ended: that may be another's at the next request. pcall for
--- each, so that a key that something else was written over spoils no other.
+-- It raises, and never what has ended: that may be another's at the next request. What a clock that was
+-- set back made longer is cut if the client asks for that (../lock/renew.lua). pcall for each, so that a
+-- key that something else was written over spoils no other.
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local new = now + ARGV[1]
+local new, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
+local cuts = tonumber(ARGV[2]) < 0
 
 -- It always writes: see ../lock/renew.lua. (What is as it was would be no write.)
-local function raise(key, ends, id)
+local function raise(key, ends, is_long, id)
     if ends < new then
         return redis.pcall('zadd', key, 'xx', new, id)
+    elseif is_long and cuts then
+        return redis.pcall('zadd', key, 'xx', now + longest, id)
     end
     local reply = redis.pcall('zadd', key, 'xx', ends + 1, id)
     return type(reply) == 'table' and reply or redis.pcall('zadd', key, 'xx', ends, id)
@@ -21,19 +27,20 @@ end
 
 local replies = {}
 for i, key in ipairs(KEYS) do
-    local ends = redis.pcall('zscore', key, ARGV[i + 1])
+    local ends = redis.pcall('zscore', key, ARGV[i + 2])
     local reply = 0
     if type(ends) == 'table' then
         reply = string.find(ends.err, 'WRONGTYPE') and 0 or ends.err
     elseif ends and tonumber(ends) > now then
         reply = 1
         if ARGV[1] ~= '0' then
+            local is_long = longest > 0 and tonumber(ends) > now + longest
             -- The first one takes nothing out, and lets the second one pass where there is no memory.
             reply = redis.pcall('zrem', key, '')
             if type(reply) == 'number' then
-                reply = raise(key, tonumber(ends), ARGV[i + 1])
+                reply = raise(key, tonumber(ends), is_long, ARGV[i + 2])
             end
-            reply = type(reply) == 'table' and reply.err or 1
+            reply = type(reply) == 'table' and reply.err or is_long and not cuts and 2 or 1
         end
     end
     replies[i] = reply

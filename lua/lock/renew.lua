@@ -2,49 +2,120 @@
 --
 -- KEYS 1..n the locks; behind them, for each of them that is read, the reader's timeout: only so a
 --      cluster says that the two are apart, while their slot is on its way to another server
--- ARGV 1 lease in ms (0: change nothing, only ask), 2..n+1 the owner of each; `read ` before it: it
---      reads, and its timeout is renewed, too (../read_write/README.md)
--- reply: for each lock 1 = renewed, 0 = not this owner's any more, else the server's refusal
+-- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked for
+--      of these holds, in ms (0: not told): a lease that is longer is told of; below zero, it is cut
+--      to that, 3..n+2 the owner of each; `read ` before it: it reads, and its timeout is renewed, too
+--      (../read_write/README.md)
+-- reply: for each lock 1 = renewed, 2 = renewed, and it lasts for longer than anybody asked for,
+--        0 = not this owner's any more, else the server's refusal
 --
--- It only raises: a hold may have a longer lease than the one asked for, and where that cannot be
--- asked (PTTL is refused) it is left as it is. But it always writes: whoever waits for replicas waits
--- for what its own connection wrote, and the longer lease was perhaps written on another. pcall for
--- each, so that a lock that something else was written over spoils no other.
+-- A lease is raised, and a longer one stays: a thread may have asked for it. Longer than the longest
+-- one that was asked for it can only be by a server's clock that was set back. That is cut, or the lock
+-- of a process that dies would stay for so long. Not at once: a request for a longer lease may have
+-- overtaken this one, over another connection. The client looks, and asks for the cut.
+-- Where it cannot be asked (PTTL is refused) the lease is left as it is. But the script always writes:
+-- whoever waits for replicas waits for what its own connection wrote, and the longer lease was perhaps
+-- written on another. pcall for each, so that a lock that something else was written over spoils no
+-- other.
+local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
+local cuts = tonumber(ARGV[2]) < 0
+
 local function refused(reply)
     return type(reply) == 'table' and reply.err
 end
 
+-- The second: it lasts for longer than anybody asked for.
 local function raise(key)
-    local reply = redis.pcall('pttl', key)
-    if type(reply) == 'number' then
-        return redis.pcall('pexpire', key, reply < tonumber(ARGV[1]) and ARGV[1] or reply)
+    local left = redis.pcall('pttl', key)
+    if type(left) ~= 'number' then
+        return left
     end
-    return reply
+    local is_long = longest > 0 and left > longest
+    return redis.pcall('pexpire', key, math.max(left, lease)), is_long
+end
+
+local function timeout_of(key, owner, n)
+    local prefix = string.find(key, '{', 1, true) and key or '{' .. key .. '}'
+    return prefix .. ':' .. owner .. ':rwlock_timeout:' .. n
 end
 
 -- A timeout that has lapsed is made anew: while its field is there nobody has written, since writing
 -- needs the lock free.
 local function raise_timeout(key, owner)
-    local prefix = string.find(key, '{', 1, true) and key or '{' .. key .. '}'
-    local timeout = prefix .. ':' .. owner .. ':rwlock_timeout:1'
-    local reply = raise(timeout)
+    local timeout = timeout_of(key, owner, 1)
+    local reply, is_long = raise(timeout)
     if reply == 0 then
         reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])
+    elseif is_long and cuts then
+        redis.pcall('pexpire', timeout, longest)
     end
-    return reply
+    return reply, is_long
+end
+
+-- Cuts a lock to the longest lease that was asked for, and of a read-write lock to no less than any
+-- reader's timeout. It stays as it is where nobody can say that, or another one writes, of which only
+-- the lock's own time to live says how long.
+local MOST = 1000
+local function cut(key, owner)
+    local fields = redis.pcall('hlen', key)
+    local last = fields == 1 and longest or 0
+    if last == 0 then
+        fields = redis.pcall('hgetall', key)
+        if refused(fields) then
+            return
+        end
+        for i = 1, #fields, 2 do
+            local field = fields[i]
+            if string.sub(field, -6) == ':write' then
+                if field ~= owner then
+                    return
+                end
+                last = math.max(last, longest)
+            elseif field ~= 'mode' then
+                for n = math.min(tonumber(fields[i + 1]) or 0, MOST), 1, -1 do
+                    local left = redis.pcall('pttl', timeout_of(key, field, n))
+                    if refused(left) then
+                        return
+                    end
+                    last = math.max(last, left)
+                end
+            end
+        end
+    end
+    local left = redis.pcall('pttl', key)
+    if last > 0 and type(left) == 'number' and left > last then
+        redis.pcall('pexpire', key, last)
+    end
 end
 
 local replies = {}
-for i = 1, #ARGV - 1 do
-    local key, owner = KEYS[i], ARGV[i + 1]
+for i = 1, #ARGV - 2 do
+    local key, owner = KEYS[i], ARGV[i + 2]
     local reads = string.sub(owner, 1, 5) == 'read '
     if reads then
         owner = string.sub(owner, 6)
     end
     local reply = redis.pcall('hexists', key, owner)
-    if reply == 1 and ARGV[1] ~= '0' then
-        local timeout = reads and raise_timeout(key, owner)
-        reply = refused(timeout) and timeout or raise(key)
+    if reply == 1 and lease > 0 then
+        local timeout, is_long
+        if reads then
+            timeout, is_long = raise_timeout(key, owner)
+        end
+        if refused(timeout) then
+            reply = timeout
+        else
+            -- A lock that is read may last for longer by the lease of another reader.
+            local lasts_long
+            reply, lasts_long = raise(key)
+            is_long = is_long or not reads and lasts_long
+            if is_long and reply == 1 then
+                if cuts then
+                    cut(key, owner)
+                else
+                    reply = 2
+                end
+            end
+        end
     end
     if type(reply) == 'table' then
         reply = string.find(reply.err, 'WRONGTYPE') and 0 or reply.err

@@ -353,8 +353,11 @@ impl State {
             }
             Value::Int(i64::from(existed))
         } else if sha == *RENEW {
-            let (keys, owners) = arguments.split_at(arguments.len() / 2);
-            let each = keys.iter().zip(&owners[1..]).map(|(key, owner)| {
+            // The keys, the timeouts of those that are read, two leases, the owners.
+            let reads = arguments.iter().filter(|it| it.starts_with(b"read ")).count();
+            let holds = (arguments.len() - 2 - reads) / 2;
+            let owners = &arguments[arguments.len() - holds..];
+            let each = arguments.iter().zip(owners).map(|(key, owner)| {
                 let owner = owner.strip_prefix(b"read ").unwrap_or(owner);
                 let is_owner = self.locks.get(key).is_some_and(|holder| holder == owner);
                 i64::from(is_owner || self.holders(key).know(owner))

@@ -16,7 +16,7 @@ use crate::connection::{
     self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
-use crate::script::renewal::{RenewalKind, Renewed};
+use crate::script::renewal::{Held, Longer, RenewalKind, Renewed};
 use crate::script::{self, Trouble};
 use crate::sync::{Mutex, clock};
 use crate::watchdog::{Chore, Job, Orphan, Renewal, renewal};
@@ -196,7 +196,7 @@ impl Renewer {
     /// The longest lease first. Each lease is a call of its own, but no packet: of fixed ones, each
     /// has another.
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
-        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind);
+        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
         renewals.sort_by_key(sort);
         let names_a_call = self.names_a_call;
         let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
@@ -219,6 +219,7 @@ impl Renewer {
         let sent_at = clock::now();
         // Zero changes nothing.
         let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
+        let longer = |call: &[Renewal]| call.first().map_or(Longer::Stays, |due| due.longer);
         let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
         let acks = renewal::acks(&self.core.config);
         let commands: Vec<_> = calls
@@ -227,15 +228,15 @@ impl Renewer {
                 let holds = call.iter().map(|due| (&*due.key, &due.owner));
                 // A question writes nothing.
                 let acks = acks.filter(|_| !lease(call).is_zero());
-                script::renewal::renew_command(kind(call), holds, lease(call), acks)
+                script::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
         let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
         let address = self.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
-        let mut tell = |due: &Renewal, renewed: Result<bool, &Arc<str>>| {
-            if due.lease.is_some() || renewed == Ok(false) {
+        let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
+            if due.lease.is_some() || renewed == Ok(Held::No) {
                 (due.renewed)(sent_at, due.lease.unwrap_or_default(), renewed);
             }
             // What is renewed is tried again by its own alarm.
@@ -248,8 +249,7 @@ impl Renewer {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
                         match reply {
-                            Renewed::Done => tell(due, Ok(true)),
-                            Renewed::NotHeld => tell(due, Ok(false)),
+                            Renewed::Done(held) => tell(due, Ok(held)),
                             Renewed::Failed(refusal) => {
                                 refused = true;
                                 tell(due, Err(&format!("{refusal:#}").into()));

@@ -13,7 +13,7 @@ use crate::error::LostReason;
 use crate::hold::{Asked, Hold, Tenancy, Terms};
 use crate::permits::Permits;
 use crate::protocol::{Owner, PermitId};
-use crate::script::renewal::RenewalKind;
+use crate::script::renewal::{Held, Longer, RenewalKind};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::renewal::{Attempt, Due, Facts};
@@ -230,11 +230,11 @@ impl Loan {
     }
 
     /// The server's answer to a lease that was asked for at `sent_at`, by whoever knows the id.
-    pub(super) fn updated(&self, sent_at: u64, lease: Duration, updated: bool) {
+    pub(super) fn updated(&self, sent_at: u64, lease: Duration, counts: Duration, updated: bool) {
         if !updated {
             return self.lose(LostReason::Revoked);
         }
-        self.hold.confirm(sent_at, lease);
+        self.hold.confirm(sent_at, counts);
         if self.hold.lost().is_some() {
             // It was lost meanwhile.
             self.site.release_later(&[self.id], lease);
@@ -266,34 +266,39 @@ impl Loan {
     }
 
     fn renewal(self: &Arc<Self>, lease: Option<Duration>) -> Renewal {
-        let (key, owner) = (Arc::clone(&self.site.timeouts), self.hold.owner);
-        let itself = Arc::clone(self);
-        let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
+        let (kind, key) = (RenewalKind::Permits, Arc::clone(&self.site.timeouts));
+        let (owner, itself) = (self.hold.owner, Arc::clone(self));
+        // Whoever was told the id may have asked for a longer lease.
+        let is_known = lease.is_none() || self.is_told.load(Ordering::SeqCst);
+        let longer = if is_known { Longer::Stays } else { self.hold.longer() };
+        let renewed = Box::new(move |sent_at, lease, renewed: Result<Held, &Arc<str>>| {
+            itself.hold.longer_heard(longer, renewed.map_err(drop));
             itself.renewed(sent_at, lease, renewed);
         });
-        Renewal { kind: RenewalKind::Permits, key, owner, lease, urgent: false, renewed }
+        Renewal { kind, key, owner, lease, longer, urgent: false, renewed }
     }
 
     /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
-    fn renewed(self: &Arc<Self>, sent_at: u64, lease: Duration, renewed: Result<bool, &Arc<str>>) {
+    fn renewed(self: &Arc<Self>, sent_at: u64, lease: Duration, renewed: Result<Held, &Arc<str>>) {
         let mut state = self.state.lock();
         // A reply for what is over is ignored.
         if state.is_over {
             return;
         }
         state.attempt = match renewed {
-            Ok(true) => {
+            Ok(held @ (Held::Yes | Held::TooLong)) => {
                 self.hold.confirm(sent_at, lease);
-                Attempt::Done
+                // What is too long is cut at once, by the next renewal.
+                if held == Held::TooLong { Attempt::again(clock::now()) } else { Attempt::Done }
             }
-            Ok(false) => Attempt::Done,
+            Ok(Held::No) => Attempt::Done,
             Err(cause) => {
                 self.hold.renewal_failed(cause);
                 state.attempt.fails(false, &self.site.core.config, clock::now())
             }
         };
         drop(state);
-        if renewed == Ok(false) {
+        if renewed == Ok(Held::No) {
             self.lose(self.hold.why_gone());
         } else {
             self.arm();

@@ -198,7 +198,8 @@ impl<D> Candidate<D> {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        let hold = Hold::handed(self.owner, terms, granted.lease, asked, self.in_doubt);
+        let wanted = terms.lease(&site.core);
+        let hold = Hold::handed(self.owner, terms, granted.lease, wanted, asked, self.in_doubt);
         let hold = hold.of_live(&self.live);
         (clock::now() < hold.deadline()).then_some((hold, granted.details))
     }

@@ -27,6 +27,7 @@ use crate::connection::Command;
 use crate::core::{Core, LiveOwner};
 use crate::error::LostReason;
 use crate::protocol::Owner;
+use crate::script::renewal::{Held, Longer};
 pub(crate) use crate::sync::clock;
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::renewal::deadline;
@@ -147,8 +148,14 @@ pub(crate) struct Hold {
     deadline: AtomicU64,
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
-    /// The lease that the server granted first, in nanoseconds.
+    /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
+    /// be for longer.)
+    wanted: AtomicU64,
+    /// What the server keeps for longer than that is cut.
+    cut: Cut,
+    /// The lease that the server granted first, in nanoseconds, and what of it is ours.
     granted_lease: u64,
+    first_lease: u64,
     /// It was granted by message, for less than its terms say: its process might have been stopped.
     provisional: AtomicBool,
     /// What the grant said of others.
@@ -192,7 +199,10 @@ impl Hold {
             terms,
             deadline: AtomicU64::new(deadline(asked.at, lease)),
             longest: AtomicU64::new(clock::nanos(lease)),
+            wanted: AtomicU64::new(clock::nanos(lease)),
+            cut: Cut::default(),
             granted_lease: clock::nanos(lease),
+            first_lease: clock::nanos(lease),
             provisional: AtomicBool::new(false),
             details: GrantDetails::default(),
             tokens_used: AtomicU16::new(0),
@@ -209,22 +219,23 @@ impl Hold {
     }
 
     /// A hold of a lock without a line that was granted by message, with this lease: it is to be
-    /// raised to what the terms say, or ends before it.
+    /// raised to the lease that is `wanted`, or cut to it, or ends before.
     pub(crate) fn handed(
         owner: Owner,
         terms: Terms,
         lease: Duration,
+        wanted: Duration,
         asked: Asked,
         in_doubt: bool,
     ) -> Self {
-        let ours = match terms {
-            Terms::Fixed(fixed) => lease.min(fixed),
-            Terms::Watched => lease,
-        };
+        // Of a shorter lease no more counts than that: it is cut to it.
+        let ours = lease.min(wanted);
         let hold = Self::new(owner, terms, ours, asked, in_doubt);
-        hold.ask(lease);
+        hold.longest.store(clock::nanos(lease), Ordering::Relaxed);
+        hold.wanted.store(clock::nanos(wanted), Ordering::Relaxed);
+        hold.cut.is_due.store(lease > wanted, Ordering::Relaxed);
         let hold = Self { granted_lease: clock::nanos(lease), ..hold };
-        hold.provisional.store(terms != Terms::Fixed(ours), Ordering::Relaxed);
+        hold.provisional.store(lease != wanted, Ordering::Relaxed);
         hold
     }
 
@@ -257,6 +268,11 @@ impl Hold {
         self.provisional.load(Ordering::Relaxed)
     }
 
+    /// The same, and its own is longer.
+    pub(crate) fn is_to_be_raised(&self) -> bool {
+        self.is_provisional() && !self.outlives_its_terms()
+    }
+
     /// It has the lease of its terms.
     pub(crate) fn raised(&self) {
         self.provisional.store(false, Ordering::Relaxed);
@@ -264,15 +280,7 @@ impl Hold {
 
     /// It was handed on for longer than it was wanted.
     pub(crate) fn outlives_its_terms(&self) -> bool {
-        self.granted_lease > self.first_lease()
-    }
-
-    /// What of the first lease is ours, in nanoseconds.
-    fn first_lease(&self) -> u64 {
-        match self.terms {
-            Terms::Fixed(fixed) => self.granted_lease.min(clock::nanos(fixed)),
-            Terms::Watched => self.granted_lease,
-        }
+        self.granted_lease > self.first_lease
     }
 
     pub(crate) fn deadline(&self) -> u64 {
@@ -286,9 +294,51 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// A lease is asked for. Before it is sent: its outcome may stay unknown.
-    pub(crate) fn ask(&self, lease: Duration) {
+    /// A lease is asked for. Before it is sent: its outcome may stay unknown. How much of it counts:
+    /// less where a [`Cut`] is on its way, which may be carried out behind it.
+    pub(crate) fn ask(&self, lease: Duration) -> Duration {
         self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
+        self.wanted.fetch_max(clock::nanos(lease), Ordering::SeqCst);
+        match self.cut.to.load(Ordering::SeqCst) {
+            0 => lease,
+            cut => lease.min(Duration::from_nanos(cut)),
+        }
+    }
+
+    /// A renewal is about to be sent, one at a time: what becomes of a lease that is longer than
+    /// anybody has asked for.
+    pub(crate) fn longer(&self) -> Longer {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        let longest = Duration::from_nanos(wanted);
+        if !self.cut.is_due.load(Ordering::SeqCst) {
+            return Longer::IsTold(longest);
+        }
+        let before = self.cut.to.load(Ordering::SeqCst);
+        let to = if before == 0 { wanted } else { before.min(wanted) };
+        self.cut.to.store(to, Ordering::SeqCst);
+        // Behind the store: whoever asks raises `wanted` first, and then looks for a cut.
+        if self.wanted.load(Ordering::SeqCst) == wanted {
+            return Longer::IsCut(longest);
+        }
+        self.cut.to.store(before, Ordering::SeqCst);
+        Longer::Stays
+    }
+
+    /// What such a renewal was answered.
+    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>) {
+        let is_cut = matches!(longer, Longer::IsCut(_));
+        match held {
+            Ok(Held::TooLong) => self.cut.is_due.store(true, Ordering::SeqCst),
+            Ok(Held::Yes | Held::No) if is_cut => {
+                self.cut.is_due.store(false, Ordering::SeqCst);
+                if !self.cut.is_lost.load(Ordering::SeqCst) {
+                    self.cut.to.store(0, Ordering::SeqCst);
+                }
+            }
+            // It may be carried out yet.
+            Err(()) if is_cut => self.cut.is_lost.store(true, Ordering::SeqCst),
+            Ok(_) | Err(()) => {}
+        }
     }
 
     /// How long the server may keep it at most, counted from now.
@@ -331,7 +381,7 @@ impl Hold {
             && match terms {
                 Terms::Watched => left > 0,
                 // Of a provisional one, which the next one raises to its own.
-                Terms::Fixed(_) => left >= self.first_lease() / 10 * 9,
+                Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
             }
     }
 
@@ -367,6 +417,23 @@ impl Hold {
     pub(crate) fn unconfirm(&self) {
         self.unconfirmed.store(true, Ordering::SeqCst);
     }
+}
+
+/// The end of what a server keeps for longer than anybody has asked for: its clock was set back, or
+/// it handed a hold on for longer.
+///
+/// A cut and a request for a longer lease go over two connections, and the cut may be carried out
+/// last. So of two that meet one gives way: whoever asks raises `wanted` and then looks at `to`;
+/// the renewer sets `to` and then looks at `wanted` (all `SeqCst`). What is asked for while a cut
+/// is on its way, or was lost, counts only as far as the cut leaves it.
+#[derive(Debug, Default)]
+struct Cut {
+    /// The next renewal is to do it.
+    is_due: AtomicBool,
+    /// One to so much is on its way, in nanoseconds. Zero: none.
+    to: AtomicU64,
+    /// It was not answered: it may be carried out at any time.
+    is_lost: AtomicBool,
 }
 
 type Callback = Box<dyn FnOnce(LostReason) + Send>;

@@ -8,7 +8,7 @@ use super::{Hold, Seat, Site, Tenancy, clock};
 use crate::core::Member;
 use crate::error::LostReason;
 use crate::script::Trouble;
-use crate::script::renewal::{self, RenewalKind};
+use crate::script::renewal::{self, Held, Longer, RenewalKind};
 use crate::watchdog::renewal::{Attempt, Due};
 use crate::watchdog::{Renewal, Task};
 
@@ -57,12 +57,14 @@ impl Site {
     }
 
     pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
-        let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_provisional());
+        let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_to_be_raised());
+        let longer = lease.map_or(Longer::Stays, |_| hold.longer());
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let renewed = Box::new(move |sent_at, lease, renewed: Result<bool, &Arc<str>>| {
+        let renewed = Box::new(move |sent_at, lease, renewed: Result<Held, &Arc<str>>| {
+            hold.longer_heard(longer, renewed.map_err(drop));
             site.renewed(&hold, sent_at, lease, renewed);
         });
-        Renewal { kind: RenewalKind::Locks, key, owner, lease, urgent, renewed }
+        Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, renewed }
     }
 
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for
@@ -73,7 +75,7 @@ impl Site {
     /// One round trip, and none for a hold that has its lease.
     pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
         let hold = &tenancy.hold;
-        if !hold.is_provisional() {
+        if !hold.is_to_be_raised() {
             return false;
         }
         let sent_at = clock::now();
@@ -88,9 +90,12 @@ impl Site {
         });
         // It is not to be raised.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
-        hold.ask(lease);
+        let counts = hold.ask(lease);
         match self.extend(hold, lease) {
-            Ok(held) => self.renewed(hold, sent_at, lease, Ok(held)),
+            Ok(held) => {
+                let held = if held { Held::Yes } else { Held::No };
+                self.renewed(hold, sent_at, counts, Ok(held));
+            }
             // The renewer tries again.
             Err(trouble) => {
                 let cause = format!("{:#}", trouble.into_error()).into();
@@ -113,9 +118,9 @@ impl Site {
     /// unconfirmed; if the server has it no more, it is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold, clock::now());
-        hold.ask(lease);
+        let counts = hold.ask(lease);
         match self.extend(hold, lease) {
-            Ok(true) => hold.confirm(sent_at, lease),
+            Ok(true) => hold.confirm(sent_at, counts),
             Ok(false) => return self.lose(tenancy, hold.why_gone()),
             Err(_) => hold.unconfirm(),
         }
@@ -128,28 +133,29 @@ impl Site {
         hold: &Arc<Hold>,
         sent_at: u64,
         lease: Duration,
-        renewed: Result<bool, &Arc<str>>,
+        renewed: Result<Held, &Arc<str>>,
     ) {
         let now = clock::now();
         let tenancy = self.gate.with_seat(|seat| {
             // A reply for a hold that has ended is ignored.
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
             seat.attempt = match renewed {
-                Ok(true) => {
+                Ok(held @ (Held::Yes | Held::TooLong)) => {
                     hold.confirm(sent_at, lease);
                     hold.raised();
-                    Attempt::Done
+                    // What is too long is cut at once, by the next renewal.
+                    if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
                 }
-                Ok(false) => Attempt::Done,
+                Ok(Held::No) => Attempt::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    seat.attempt.fails(hold.is_provisional(), &self.core.config, now)
+                    seat.attempt.fails(hold.is_to_be_raised(), &self.core.config, now)
                 }
             };
             Some(Arc::clone(&seat.tenancy))
         });
         match tenancy {
-            Some(tenancy) if renewed == Ok(false) => self.lose(&tenancy, hold.why_gone()),
+            Some(tenancy) if renewed == Ok(Held::No) => self.lose(&tenancy, hold.why_gone()),
             Some(_) => self.arm(),
             None => {}
         }

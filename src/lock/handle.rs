@@ -99,10 +99,10 @@ impl Handle {
         match terms {
             Terms::Fixed(lease) if tenancy.remaining() < lease => {
                 let sent_at = clock::now();
-                hold.ask(lease);
+                let counts = hold.ask(lease);
                 match site.extend(hold, lease) {
                     Ok(true) => {
-                        hold.confirm(sent_at, lease);
+                        hold.confirm(sent_at, counts);
                         if site.orphan_if_lost(hold) {
                             return Ok(false);
                         }

@@ -17,12 +17,32 @@ use crate::protocol::{LockKeys, Mode, Owner};
 /// What became of one hold's renewal.
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    Done,
-    NotHeld,
+    Done(Held),
     /// Not renewed for another reason; worth another try.
     Failed(Error),
     /// Renewed, but too few replicas have that.
     Unacknowledged(Error),
+}
+
+/// What the server says of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    No,
+    Yes,
+    /// And it lasts for longer than anybody has asked for: see [`Longer`].
+    TooLong,
+}
+
+/// What becomes of a lease that is longer than the one which is asked for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Longer {
+    /// It stays.
+    Stays,
+    /// It stays, and one that is longer than this is told of: nobody has asked for it, so the
+    /// server's clock was set back.
+    IsTold(Duration),
+    /// It is cut to this.
+    IsCut(Duration),
 }
 
 /// What is renewed, many by one call: a name's key, and who or what is renewed under it.
@@ -46,6 +66,7 @@ pub(crate) fn renew_command<'a>(
     renewals: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner)> + Clone,
     lease: Duration,
+    longer: Longer,
     acks: Option<ReplicaAcks>,
 ) -> Command {
     let mut keys: Vec<&[u8]> = holds.clone().map(|(key, _)| key.as_bytes()).collect();
@@ -53,9 +74,15 @@ pub(crate) fn renew_command<'a>(
     let timeouts: Vec<_> =
         reads.map(|(key, owner)| LockKeys::read_timeout(key, &owner.to_string())).collect();
     let mut digits = [0; 20];
-    let mut arguments: Vec<&[u8]> = Vec::with_capacity(1 + keys.len());
+    let mut arguments: Vec<&[u8]> = Vec::with_capacity(2 + keys.len());
     keys.extend(timeouts.iter().map(String::as_bytes));
     arguments.push(millis(lease, &mut digits));
+    let longest = match longer {
+        Longer::Stays => "0".to_owned(),
+        Longer::IsTold(longest) => longest.as_millis().to_string(),
+        Longer::IsCut(longest) => format!("-{}", longest.as_millis()),
+    };
+    arguments.push(longest.as_bytes());
     let owners: Vec<_> = holds
         .map(|(_, owner)| match owner.mode() {
             Mode::Read => [b"read ", &*owner.text()].concat(),
@@ -79,9 +106,9 @@ pub(crate) fn renewed(
     let rights = renewals.rights();
     let Replied { reply, void, .. } = granted(outcome, false, rights, each)?;
     let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
-        Ok(true) => void.clone().map_or(Renewed::Done, Renewed::Unacknowledged),
         // It is so, whoever knows of it.
-        Ok(false) => Renewed::NotHeld,
+        Ok(Held::No) => Renewed::Done(Held::No),
+        Ok(held) => void.clone().map_or(Renewed::Done(held), Renewed::Unacknowledged),
         Err(refusal) => Renewed::Failed(refusal),
     };
     Ok(reply.into_iter().map(renewed).collect())
@@ -94,15 +121,16 @@ fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
     }
 }
 
-/// Whether one hold was renewed. `false`: it is not held any more.
+/// Whether one hold was renewed.
 fn is_renewed(
     reply: Value,
     rights: Rights,
     address: impl FnOnce() -> Arc<str>,
-) -> Result<bool, Error> {
+) -> Result<Held, Error> {
     match reply {
-        Value::Int(1) => Ok(true),
-        Value::Int(0) => Ok(false),
+        Value::Int(1) => Ok(Held::Yes),
+        Value::Int(2) => Ok(Held::TooLong),
+        Value::Int(0) => Ok(Held::No),
         Value::BulkString(refusal) => {
             let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
             Err(refused(&Cause { error, address: address() }, rights))
@@ -121,12 +149,13 @@ pub(crate) fn extend(
     acks: Option<ReplicaAcks>,
 ) -> Result<bool, Trouble> {
     let rights = renewals.rights();
-    let command = renew_command(renewals, std::iter::once((key, owner)), lease, acks);
+    let hold = std::iter::once((key, owner));
+    let command = renew_command(renewals, hold, lease, Longer::Stays, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
     let Replied { mut reply, void, .. } = granted(outcome, in_doubt, rights, each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
     let address = || route.lane().endpoint().health().address();
-    if !is_renewed(reply, rights, address).map_err(Trouble::Refused)? {
+    if is_renewed(reply, rights, address).map_err(Trouble::Refused)? == Held::No {
         return Ok(false);
     }
     void.map_or(Ok(true), |void| Err(Trouble::Unknown(void)))
@@ -141,7 +170,9 @@ mod tests {
         let refusal = b"READONLY You can't write against a read only replica.".to_vec();
         let reply = Value::Array(vec![Value::Int(1), Value::Int(0), Value::BulkString(refusal)]);
         let renewed = renewed(RenewalKind::Locks, Ok(reply), &"there:1".into()).unwrap();
-        let [Renewed::Done, Renewed::NotHeld, Renewed::Failed(error)] = &renewed[..] else {
+        let [Renewed::Done(Held::Yes), Renewed::Done(Held::No), Renewed::Failed(error)] =
+            &renewed[..]
+        else {
             panic!("{renewed:?}")
         };
         assert!(error.to_string().contains("the server at there:1 refuses it"), "{error}");

@@ -31,7 +31,7 @@ use self::wheel::{Key, Wheel};
 use crate::connection::{Command, Lane, News, Node, Outcome};
 use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
-use crate::script::renewal::RenewalKind;
+use crate::script::renewal::{Held, Longer, RenewalKind};
 use crate::sync::{Condvar, Mutex, clock};
 
 /// One millisecond.
@@ -59,13 +59,15 @@ pub(crate) struct Renewal {
     /// What its lease is to be raised to. `None`: the server is only asked whether it knows the
     /// hold.
     pub(crate) lease: Option<Duration>,
+    /// What becomes of a lease that is longer.
+    pub(crate) longer: Longer,
     /// It has less time than others.
     pub(crate) urgent: bool,
     pub(crate) renewed: Box<OnRenewed>,
 }
 
 /// Hears the server's answer to a renewal that was sent at a time, for a lease.
-type OnRenewed = dyn Fn(u64, Duration, Result<bool, &Arc<str>>) + Send + Sync;
+type OnRenewed = dyn Fn(u64, Duration, Result<Held, &Arc<str>>) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

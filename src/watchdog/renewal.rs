@@ -123,7 +123,8 @@ pub(crate) enum Attempt {
     Done,
     /// On its way, after so many that failed.
     Sent { failed: u32 },
-    /// The last one failed, and so many before it. It is tried again then.
+    /// The last one failed, and so many before it; or it is to be followed by another one. It is
+    /// tried again then.
     Failed { failed: u32, again: u64 },
 }
 
@@ -147,7 +148,9 @@ impl Facts {
             // Once, and counted from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.granted));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
-            (self.granted.saturating_add(RAISED_AFTER), watched.max(fixed))
+            let lease = watched.max(fixed);
+            let after = RAISED_AFTER.min(clock::nanos(lease) / RENEWED_AFTER);
+            (self.granted.saturating_add(after), lease)
         } else if is_watched {
             let lease = clock::nanos(config.watchdog_timeout);
             let grid = (lease / GRID).max(MS);
@@ -168,6 +171,11 @@ impl Facts {
 impl Attempt {
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Self::Sent { .. })
+    }
+
+    /// Another one is to follow.
+    pub(crate) fn again(now: u64) -> Self {
+        Self::Failed { failed: 0, again: now }
     }
 
     pub(crate) fn sent(self) -> Self {

@@ -137,6 +137,40 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
+/// If its process is killed, others wait for that lease, and not for the provisional one. In one round at
+/// least of some: a busy machine may be late.
+#[test]
+fn a_lease_that_is_shorter_than_the_provisional_one_is_cut_to_once_it_is_held_for_a_moment() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let mut redis = server.connection();
+    let short = UNIT * 10;
+    let fixed = behind(&server, &proxy).reentrant_lock("cut").with_lease(short);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(short).connect().unwrap();
+    warm_up(&server, &client);
+    for lock in [fixed, client.reentrant_lock("watched")] {
+        let name = lock.name().to_owned();
+        wait_until("it ends with its lease", SOON, || {
+            let (tell, told) = mpsc::channel::<()>();
+            let (say, entered) = mpsc::channel();
+            let holder = handed(&server, &proxy, &lock, move |guard, entered| {
+                say.send(entered).unwrap();
+                let _ = told.recv();
+                drop(guard);
+            });
+            let entered = entered.recv().unwrap();
+            wait_until("it lasts for as long as it was asked for", SOON, || {
+                (1..=millis(short)).contains(&pttl(&mut redis, &name))
+            });
+            let is_cut = entered.elapsed() < short / 2;
+            drop(tell);
+            holder.join();
+            is_cut
+        });
+    }
+}
+
 #[test]
 fn a_fixed_lease_outlives_its_thread() {
     let _bounded = bounded();

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::client::LEASE;
 use super::kind::Kind;
 use super::site::Site;
 use super::state::State;
@@ -174,7 +175,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) ->
         Request::Renew { number, lease } => Call {
             script: Script::Renew,
             keys: vec![site.lock.clone()],
-            args: vec![lease.to_string(), site.kind.renewed(&owner(number))],
+            args: vec![lease.to_string(), LEASE.to_string(), site.kind.renewed(&owner(number))],
         },
     };
     if is_poor {

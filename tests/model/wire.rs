@@ -124,7 +124,7 @@ impl Reply {
                     _ => Released::Free,
                 })
             }
-            (Request::Renew { .. }, [held]) => Self::Renewed(*held == 1),
+            (Request::Renew { .. }, [held]) => Self::Renewed(*held > 0),
             _ => Self::Error(format!("{request:?} answers {value:?}")),
         }
     }

@@ -141,8 +141,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a renewal does not make the timeout longer",
         Script::Renew,
-        "local timeout = reads and raise_timeout(key, owner)",
-        "local timeout = nil",
+        "timeout, is_long = raise_timeout(key, owner)",
+        "timeout = nil",
         0,
     ),
     script(

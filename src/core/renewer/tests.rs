@@ -46,12 +46,13 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
     let clumsy = Arc::new(Clumsy::default());
     let renewals = ["first", "second"].map(|key| {
         let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
-        let renewed = Box::new(move |_, _, renewed: Result<bool, &Arc<str>>| {
+        let renewed = Box::new(move |_, _, renewed: Result<Held, &Arc<str>>| {
             clumsy.stumble();
             heard.lock().push((key, renewed.is_err()));
         });
         let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
-        Renewal { kind, key: key.into(), owner, lease: Some(LEASE), urgent: false, renewed }
+        let (lease, longer) = (Some(LEASE), Longer::Stays);
+        Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, renewed }
     });
     core.watchdog.renew_now(renewals.into());
     wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
@@ -146,12 +147,13 @@ fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
             }
             // It falls due while the first packet is seen to.
             let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
-            let renewed = Box::new(move |_, _, _: Result<bool, &Arc<str>>| {
+            let renewed = Box::new(move |_, _, _: Result<Held, &Arc<str>>| {
                 *heard.lock() = Some(settled.load(Ordering::SeqCst));
             });
             let owner = to.id.next_owner();
             let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
-            let renewal = Renewal { kind, key, owner, lease, urgent: false, renewed };
+            let longer = Longer::Stays;
+            let renewal = Renewal { kind, key, owner, lease, longer, urgent: false, renewed };
             to.watchdog.renew_now(vec![renewal]);
         });
     }
