@@ -7,7 +7,7 @@
 //! After every script the keys are held against the rules (`model/rules.rs`): no two are
 //! inside, nobody is passed over, a free lock is not waited for, nothing is left behind.
 //! `lock_model/mutants.rs` breaks scripts and client one rule at a time, and the model has to
-//! notice.
+//! notice (one by lot; all with `REDLATCH_LONG=1`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.

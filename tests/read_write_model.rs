@@ -4,8 +4,9 @@
 //! Redisson's clients do, too, and everything goes wrong that may. After every script the keys are
 //! held against the rules (`model/rules.rs`): one writes or some read, no reader passes a writer in
 //! front, readers in front are let in together, nobody waits without a reason, nothing is left behind.
-//! `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has to notice,
-//! or one of the scenes that no history comes to (`read_write_model/scenarios.rs`).
+//! `read_write_model/mutants.rs` breaks the scripts one rule at a time, and the model has to notice
+//! (one by lot; all with `REDLATCH_LONG=1`), or one of the scenes that no history comes to
+//! (`read_write_model/scenarios.rs`).
 //!
 //! A failure prints its seed. `REDLATCH_SEED=17` looks at that history only, and prints every step
 //! of it; `REDLATCH_LOCK_SEEDS=5000` looks at more histories than usual.

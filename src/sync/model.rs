@@ -109,11 +109,16 @@ impl Condvar {
 }
 
 /// Runs `scenario` in so many random orders of its threads' steps, and in as many of those with
-/// few switches between threads, which random ones seldom are.
+/// few switches between threads, which random ones seldom are. With `REDLATCH_LONG=1` in ten times as
+/// many: they are others in each run.
 pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner};
 
+    let schedules = match std::env::var_os("REDLATCH_LONG") {
+        Some(_) => schedules.saturating_mul(10),
+        None => schedules,
+    };
     let scenario = std::sync::Arc::new(scenario);
     let again = std::sync::Arc::clone(&scenario);
     let mut config = Config::new();

@@ -4,6 +4,7 @@
 
 #![allow(dead_code)]
 
+pub(crate) mod choice;
 pub(crate) mod client;
 pub(crate) mod direct;
 pub(crate) mod histories;

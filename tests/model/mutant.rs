@@ -2,6 +2,7 @@
 
 use redlatch_testkit::Server;
 
+use super::choice::chosen;
 use super::client::Rule;
 use super::histories::Histories;
 use super::rules;
@@ -111,11 +112,11 @@ pub(crate) fn find_out_all(
     share: impl Fn(&mut Store, Option<Rule>) -> Option<String>,
 ) {
     let mut unnoticed = Vec::new();
-    for mutant in mutants {
+    for mutant in chosen(mutants, |mutant| mutant.what) {
         match mutant.find_out(server, histories, &share) {
             Some(found) => println!("{}: {found}", mutant.what),
             None => unnoticed.push(mutant.what),
         }
     }
-    assert!(unnoticed.is_empty(), "nobody noticed: {unnoticed:#?}");
+    assert!(unnoticed.is_empty(), "nobody noticed (REDLATCH_MUTANT tries one): {unnoticed:#?}");
 }
