@@ -62,8 +62,9 @@ mod tests;
 ///
 /// Who releases the lock hands it to the first in line whose process listens: a waiter whose
 /// process was killed is passed, and costs nothing. One whose process was stopped is granted the
-/// lock for two seconds, and costs the others that, once; when it goes on, it gets its place at the
-/// head back. A process says every second, and more often where a third of
+/// lock for two seconds, and costs the others that, once. Those whose processes were silent for two
+/// seconds, while the server answered others, are passed: many that stopped together, as on a host
+/// that lost its power, cost no more than one. Whoever goes on gets its place at the head back. A process says every second, and more often where a third of
 /// [`fair_wait_timeout`](crate::ClientBuilder::fair_wait_timeout) is less, that its waiters live.
 /// One that lives is never dropped, however long it waits. Who is granted a lock and dies at that
 /// moment keeps it for two seconds; from 50 ms in the lock on it has its lease.

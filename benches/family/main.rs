@@ -58,6 +58,7 @@ mod fenced;
 mod held;
 mod latches;
 mod lost;
+mod many;
 mod notified;
 mod opening;
 mod permits;
@@ -86,6 +87,8 @@ fn main() -> ExitCode {
             ("several", several::section),
             ("notified", notified::section),
             ("lost", lost::section),
+            ("many-fair", many::fair_locks),
+            ("many-conditions", many::conditions),
             ("readers", readers::section),
             ("acknowledged", acknowledged::section),
             ("cluster", cluster::section),
@@ -119,5 +122,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, lost, readers, acknowledged, cluster. None named: all.
+notified, lost, many-fair, many-conditions, readers, acknowledged, cluster. None named:
+all.
 ";

@@ -1,8 +1,8 @@
 -- Takes a fair lock, or a place in its queue.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1)
---      or not (0), 7.. with 1: the owners of the same client that came before it and wait; with 0:
+-- ARGV 4 lease in ms, 5 owner, 6 whether an earlier request of this owner was answered "queued" (1, 2)
+--      or not (0), 7.. with 1: the owners of the same client that wait and were queued as well; with 0:
 --      those that come with it, and get the places behind it, in this order
 -- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; the followers
 --        are the numbers of those of the same client that stand directly behind, in their order,
@@ -11,15 +11,17 @@
 --        before (-1: only when told; so may those who came with it); redisson = 1 if one of Redisson's
 --        may be who tells them, on each owner's own channel: it holds the lock, or (at the first
 --        request) stands ahead; back = 1 if it had lost its place, and has come back
+--        {3, now} = with 2: it has lost its place. Nothing was done for it.
 --
 -- The owner names one acquisition, so the request may be sent again: a holder is granted again, a
 -- waiter stays where it is. A waiter that was queued and is not in the queue was dropped from its
 -- head while it did not listen, or could not say that it lives: it goes back there, not to the end.
--- With it go those of its client that came before it, whoever of them is the first to ask.
+-- With it go all of its client that were dropped, in the order in which they came, whoever of them is
+-- the first to ask. (With 2 it asks alone: a thousand who ask after a reconnect name nobody else.)
 -- A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts nobody
 -- (README.md, "Scores"). While the lock is held nobody is dropped: a dead waiter costs nothing yet,
 -- and one that was only stopped may come back.
-local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1'
+local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] ~= '0'
 -- One of Redisson's at the head of a free lock was told so. If it has not come after this long, it is
 -- told again.
 local hesitation = 1000
@@ -93,38 +95,70 @@ local function line_up(redissons_ahead)
     return redis.call('lpos', queue, owner)
 end
 
--- Back to the head: before everybody, but behind those of the own client that came earlier, who
--- were dropped too and came back first. (None of Redisson's is ahead of these.)
-local function come_back(back)
-    local all = redis.call('lrange', queue, 0, -1)
-    local place = 0
+-- Those of these owners who are not in the queue go back to the head, in the order of their numbers:
+-- before everybody, but behind those of their client that came earlier. (None of Redisson's is ahead
+-- of these.)
+local function come_back(ids)
+    local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
-        if not ours(id) then
-            break
-        elseif client(id) == client(back) and tonumber(number(id)) < tonumber(number(back)) then
-            place = i
+        in_line[id] = true
+        if run == i - 1 and ours(id) then
+            run = i
+            if client(id) == client(owner) then
+                earlier[#earlier + 1] = {tonumber(number(id)), i}
+            end
         end
+    end
+    local back = {}
+    for _, id in ipairs(ids) do
+        if id ~= held_by and not in_line[id] then
+            in_line[id] = true
+            back[#back + 1] = id
+        end
+    end
+    local function by_number(one, other)
+        return tonumber(number(one)) < tonumber(number(other))
+    end
+    table.sort(back, by_number)
+    table.sort(earlier, function(one, other) return one[1] < other[1] end)
+    local places, place, next_one = {}, 0, 1
+    for i, id in ipairs(back) do
+        while earlier[next_one] and earlier[next_one][1] < tonumber(number(id)) do
+            place = math.max(place, earlier[next_one][2])
+            next_one = next_one + 1
+        end
+        places[i] = place
     end
     -- What `redissons` relies on: Redisson's waiters have a higher score than ours ahead of them.
     local least = now() + fair_wait + 1
-    local last = place
-    while all[last + 1] and not ours(all[last + 1]) do
-        local score = redis.call('zscore', timeouts, all[last + 1])
-        if not score or tonumber(score) >= least then
-            break
+    local raised = run + 1
+    local last = #back
+    while last > 0 do
+        -- Those with one place, from the last on, and not too many at a time.
+        local these, behind = {}, places[last]
+        while last > 0 and places[last] == behind and #these < 500 do
+            these[#these + 1] = back[last]
+            last = last - 1
         end
-        last = last + 1
-    end
-    -- It was here before: that there is no memory is no reason to refuse it.
-    redis.call('zrem', timeouts, back)
-    set_scores({back}, 0)
-    if place == 0 then
-        push({back}, 'lpush', back)
-    else
-        push({back}, 'linsert', 'after', all[place], back)
-    end
-    for i = place + 1, last do
-        redis.call('zadd', timeouts, least, all[i])
+        -- They were here before: that there is no memory is no reason to refuse them.
+        redis.call('zrem', timeouts, unpack(these))
+        if behind == 0 then
+            set_scores(these, 0)
+            push(these, 'lpush', unpack(these))
+        else
+            for _, id in ipairs(these) do
+                set_scores({id}, 0)
+                push({id}, 'linsert', 'after', all[behind], id)
+            end
+        end
+        for i = behind + 1, raised - 1 do
+            local score = redis.call('zscore', timeouts, all[i])
+            if not score or tonumber(score) >= least then
+                break
+            end
+            redis.call('zadd', timeouts, least, all[i])
+        end
+        raised = math.min(raised, behind + 1)
     end
 end
 
@@ -136,20 +170,25 @@ if held_by == owner then
     return {2, '-', company and now() or 0}
 end
 
-local older, back = {}, 0
+local others, back = {}, 0
 if was_queued and not redis.call('lpos', queue, owner) then
-    for i = 7, #ARGV do
-        older[ARGV[i]] = true
-        if ARGV[i] ~= held_by and not redis.call('lpos', queue, ARGV[i]) then
-            come_back(ARGV[i])
+    if ARGV[6] == '2' then
+        if not held_by then
+            move_on()
         end
+        return {3, now()}
     end
-    come_back(owner)
+    local ids = {owner}
+    for i = 7, #ARGV do
+        others[ARGV[i]] = true
+        ids[#ids + 1] = ARGV[i]
+    end
+    come_back(ids)
     back = 1
 end
 
 if not held_by then
-    local head, granted, dropped = hand_on({[owner] = true}, older)
+    local head, granted, dropped = hand_on({[owner] = true}, others)
     if granted then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then

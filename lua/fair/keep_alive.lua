@@ -1,10 +1,12 @@
 -- Says that these waiters of one fair lock live, and finds out what nobody was told.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4.. owners
--- reply: {again, owner...}: again = ms after which this is worth sending once more, if that is
---        before the next period (-1: no); these owners ask for the lock now: the first in line of a
---        free lock, and those that are not in the queue (any more)
+-- KEYS 4 the last waiter of a queue in which only ours were seen
+-- ARGV 4 whether the server has answered this client's signs of life without a gap for 2 s (1) or not
+--        (0), 5.. owners
+-- reply: {again, first, owner...}: again = ms after which this is worth sending once more, if that is
+--        before the next period (-1: no); first = who stands first in line of a free lock, and asks
+--        for it now, or ''; the others are not in the queue (any more)
 --
 -- Each process sends it for all its waiters of a name at once, every third of the fair wait, and once
 -- at least while a hand-over lasts: who was told may be stopped, and the reply tells the first in line
@@ -14,16 +16,90 @@
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
+-- Where all are ours and many, the queue is not read: what the owners have is set, and that is all.
+-- Ours come back to the head or enter at the end, Redisson's enter at the end. So none of Redisson's
+-- is in a queue that once had ours alone, and has only ours behind the one that was its last then.
+-- One of ours that was silent for two seconds while the server answered others is set to its base: a
+-- grant would find it stopped. It keeps its place, and when it goes on it is alive again. But no
+-- silence counts while this process was silent itself: then the server stood still, or its clock was
+-- set forward.
 -- If the lock is free, it goes to the first in line. While it is held nobody is dropped.
-local alive = {}
-for i = 4, #ARGV do
+local SILENT = 2000
+-- A queue of more than so many is not read whole each time: so much of its end is read, and for so
+-- long it is believed that the rest has ours alone.
+local FEW, END = 32, 16
+local BELIEVED = 60000
+
+local alive, scores_of_mine = {}, {}
+for i = 5, #ARGV do
     alive[ARGV[i]] = true
+    scores_of_mine[#scores_of_mine + 1] = now() + fair_wait
+    scores_of_mine[#scores_of_mine + 1] = ARGV[i]
 end
 
 -- Without memory ZADD is refused even for a member that is there, unless the script has written. And
 -- what is not allowed is found out before anything has changed.
 redis.call('zrem', timeouts, '')
 permit('zadd', timeouts, 'xx', 0, '')
+
+-- Sets the scores of these pairs, many at a time; how many members have another one now.
+local function set_all(pairs, ...)
+    local changed = 0
+    for i = 1, #pairs, 1000 do
+        local options = {...}
+        for j = i, math.min(i + 999, #pairs) do
+            options[#options + 1] = pairs[j]
+        end
+        changed = changed + redis.call('zadd', timeouts, unpack(options))
+    end
+    return changed
+end
+
+-- Whether only ours stand in the queue, and each has a score.
+local function only_ours()
+    local known = redis.pcall('get', KEYS[4])
+    if type(known) == 'string' then
+        local line = redis.call('lrange', queue, -END, -1)
+        for i = #line, 1, -1 do
+            if line[i] == known then
+                if i < #line then
+                    redis.pcall('set', KEYS[4], line[#line], 'keepttl')
+                end
+                return true
+            elseif not ours(line[i]) then
+                return false
+            end
+        end
+    end
+    local line = redis.call('lrange', queue, 0, -1)
+    -- Whether the set has as many members as the list: a last one, and none after it.
+    local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
+    local mixed = #last ~= math.min(#line, 1)
+    for _, id in ipairs(line) do
+        mixed = mixed or not ours(id)
+    end
+    -- What else lies under that key stays. Without the right to it the whole queue is read each time.
+    if #line > FEW and not mixed and type(known) ~= 'table' then
+        redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
+    end
+    return not mixed
+end
+local all_ours = only_ours()
+
+local judges = ARGV[4] == '1' and fair_wait > SILENT
+if all_ours and judges then
+    local silent, bases = redis.call('zrange', timeouts, '(' .. string.format('%.0f', now()),
+        string.format('%.0f', now() + fair_wait - SILENT), 'byscore', 'limit', 0, 1000), {}
+    for _, id in ipairs(silent) do
+        if alive[id] then
+            bases = {}
+            break
+        end
+        bases[#bases + 1] = now()
+        bases[#bases + 1] = id
+    end
+    set_all(bases, 'xx')
+end
 
 local left = redis.call('pttl', lock)
 local head, granted
@@ -36,19 +112,22 @@ if left == -2 then
     end
 end
 
-local line = redis.call('lrange', queue, 0, -1)
-local in_line = {}
--- Whether the set has as many members as the list: a last one, and none after it.
-local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
-local mixed = #last ~= math.min(#line, 1)
-for _, id in ipairs(line) do
-    in_line[id] = true
-    mixed = mixed or not ours(id)
-end
-
--- Where all are ours, only the head's score is of interest.
-local scores = {}
-if mixed then
+local first, first_score
+local reply = {-1, left == -2 and head and alive[head] and head or ''}
+if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
+    first = redis.call('lrange', queue, 0, 0)[1]
+    first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
+    -- It may have time left for waiters of Redisson's that are gone.
+    if first_score and first_score > now() + fair_wait then
+        first_score = now() + fair_wait
+        redis.call('zadd', timeouts, first_score, first)
+    end
+else
+    local line = redis.call('lrange', queue, 0, -1)
+    local in_line, scores = {}, {}
+    for _, id in ipairs(line) do
+        in_line[id] = true
+    end
     local all = redis.call('zrange', timeouts, 0, -1, 'withscores')
     for i = 1, #all, 2 do
         scores[all[i]] = tonumber(all[i + 1])
@@ -57,46 +136,55 @@ if mixed then
             redis.call('zrem', timeouts, all[i])
         end
     end
-elseif line[1] then
-    scores[line[1]] = tonumber(redis.call('zscore', timeouts, line[1]) or nil)
-end
-
-local moved = {}
-local redissons, shift = 0, 0
-for i, id in ipairs(line) do
-    local score = scores[id]
-    local new = score
-    if not ours(id) then
-        redissons = redissons + 1
-        new = score and score + shift
-    else
-        local base = now() + REDISSON_WAIT * redissons
-        if alive[id] then
-            new = base + fair_wait
-        elseif score then
-            new = math.min(math.max(score, base), base + fair_wait)
+    if judges then
+        local before = 0
+        for _, id in ipairs(line) do
+            if not ours(id) then
+                before = before + 1
+            elseif alive[id] and scores[id] then
+                judges = scores[id] - now() - REDISSON_WAIT * before >= fair_wait - SILENT
+                break
+            end
         end
-        shift = score and new - score or 0
     end
-    if new ~= score then
-        moved[#moved + 1] = string.format('%.0f', new)
-        moved[#moved + 1] = id
-    end
-end
-for i = 1, #moved, 1000 do
-    redis.call('zadd', timeouts, unpack(moved, i, math.min(i + 999, #moved)))
-end
 
-local reply = {-1}
-for i = 4, #ARGV do
-    local id = ARGV[i]
-    if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then
-        reply[#reply + 1] = id
+    local moved = {}
+    local redissons, shift = 0, 0
+    for i, id in ipairs(line) do
+        local score = scores[id]
+        local new = score
+        if not ours(id) then
+            redissons = redissons + 1
+            new = score and score + shift
+        else
+            local base = now() + REDISSON_WAIT * redissons
+            if alive[id] then
+                new = base + fair_wait
+            elseif score and judges and redissons == 0 and score < base + fair_wait - SILENT then
+                new = base
+            elseif score then
+                new = math.min(math.max(score, base), base + fair_wait)
+            end
+            shift = score and new - score or 0
+        end
+        if new ~= score then
+            moved[#moved + 1] = string.format('%.0f', new)
+            moved[#moved + 1] = id
+        end
+        scores[id] = new
+    end
+    set_all(moved)
+    first = line[1]
+    first_score = first and scores[first]
+    for i = 5, #ARGV do
+        if not in_line[ARGV[i]] and not (granted and ARGV[i] == head) then
+            reply[#reply + 1] = ARGV[i]
+        end
     end
 end
-if left >= 0 and (granted or line[1] and alive[line[1]]) then
+if left >= 0 and (granted or first and alive[first]) then
     reply[1] = math.max(1, left)
 elseif left == -2 and head and not alive[head] then
-    reply[1] = math.max(50, (scores[head] or 0) - now())
+    reply[1] = math.max(50, (first_score or 0) - now())
 end
 return reply

@@ -59,6 +59,8 @@ pub(super) struct Standing {
 pub(super) struct Mail {
     /// It should ask.
     asks: bool,
+    /// A request was answered "queued".
+    pub(super) is_queued: bool,
     pub(super) granted: Option<Granted<Followers>>,
     /// The hold was passed to it. Set under the queue's mutex, so that this against its giving up
     /// is decided there.
@@ -155,8 +157,8 @@ impl FairPlace {
             place.candidate.asks(asked, lease);
         }
         let owners = company.iter().map(|(_, lead)| lead.inquiry.candidate.owner);
-        let (owners, older): (Vec<_>, _) = (owners.collect(), self.older());
-        let others = if self.was_queued { Others::Older(&older) } else { Others::Company(&owners) };
+        let owners: Vec<_> = owners.collect();
+        let others = if self.was_queued { Others::Nobody } else { Others::Company(&owners) };
         let replied = queue.scripts().acquire(&site.route, &self.candidate.owner, lease, others);
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
@@ -236,18 +238,34 @@ impl FairPlace {
         self.standing = Some(standing);
     }
 
-    /// Who of this process came before it and waits: they come back with it if they were dropped.
-    fn older(&self) -> Vec<Owner> {
-        if !self.was_queued {
-            return Vec::new();
+    /// It has lost its place, as perhaps all of this process have. One of them asks for all, and
+    /// who stands behind it by that request need not ask. If it fails, the next sign of life finds
+    /// who is missing.
+    fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
+        let queue = Arc::clone(&self.queue);
+        let Some(returning) = queue.returns(&self.candidate.owner) else {
+            return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
+        };
+        let lease = self.terms.lease(&queue.site.core);
+        self.candidate.asks(Asked::now(&queue.site), lease);
+        let others = Others::Returning(&returning.owners);
+        let replied =
+            queue.scripts().acquire(&queue.site.route, &self.candidate.owner, lease, others);
+        let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
+            FairAcquired::Queued { by_redisson, .. } => !by_redisson,
+            FairAcquired::Granted { .. } => true,
+            FairAcquired::Missing { .. } => false,
+        };
+        if !replied.as_ref().is_ok_and(needs_no_question) {
+            // One of Redisson's may tell them: each has to listen for itself.
+            queue.ask_all_but(&self.candidate.owner);
         }
-        let number = self.candidate.owner.number();
-        let waiters = self.queue.waiters.lock();
-        let owners = waiters.standing.iter().map(|standing| standing.who.owner);
-        let mut older: Vec<_> = owners.filter(|owner| owner.number() < number).collect();
-        drop(waiters);
-        older.sort_by_key(Owner::number);
-        older
+        drop(returning);
+        self.answered(listening, replied)
+    }
+
+    fn slow_question(core: &Core) -> Duration {
+        slow_poll() + core.config.fair_wait_timeout * 2
     }
 
     fn answered(
@@ -263,6 +281,9 @@ impl FairPlace {
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.candidate.refused(now);
                 self.was_queued = true;
+                if let Some(standing) = &self.standing {
+                    standing.who.mail.lock().is_queued = true;
+                }
                 let Site { core, name, .. } = &*self.queue.site;
                 if came_back {
                     // Its place was used up by a grant of which nothing was heard, or it did not
@@ -279,11 +300,13 @@ impl FairPlace {
                 }
                 // The process's sign of life finds out what nobody was told, so that many who wait
                 // do not each ask. Only the first ones in line know more.
-                let sleep = ask_after.map_or_else(
-                    || slow_poll() + core.config.fair_wait_timeout * 2,
-                    |ask| ask.max(SHORTEST_ASK),
-                );
+                let sleep = ask_after
+                    .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
                 Ok(Try::Busy(sleep))
+            }
+            FairAcquired::Missing { now } => {
+                self.candidate.refused(now);
+                self.comes_back(listening)
             }
         }
     }
@@ -397,6 +420,8 @@ fn behind(
         FairAcquired::Granted { already: true, now, .. } => (*now, Some(Duration::ZERO), false),
         FairAcquired::Granted { now, .. } => (*now, (at == 0).then(|| over(lease)), false),
         FairAcquired::Queued { now, by_redisson, .. } => (*now, None, *by_redisson),
+        // (Only who was queued hears this, and brings nobody along.)
+        FairAcquired::Missing { now } => (*now, Some(Duration::ZERO), false),
     };
     let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
     Ok(Replied::counts(reply, *in_doubt))

@@ -29,7 +29,7 @@ use crate::protocol::{FairKeys, Owner};
 use crate::pubsub::Grant;
 use crate::script::Trouble;
 use crate::script::fair::{FairScripts, Followers, followers, kept_alive};
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Thread, clock};
 use crate::watchdog::{Chore, Orphan, renewal};
 
 /// How long the one with the baton waits at most for others.
@@ -59,6 +59,19 @@ pub(super) struct Waiters {
     pub(super) releasing: usize,
     /// Whether the next sign of life is scheduled.
     kept_alive: bool,
+    /// Since when, and until when, signs of life were answered without a gap.
+    steady: Option<Steady>,
+    /// One asks for all who have lost their places.
+    are_returning: bool,
+}
+
+/// The server has answered signs of life in time.
+#[derive(Clone, Copy, Debug)]
+struct Steady {
+    since: u64,
+    last: u64,
+    /// Of the client's own channel: it moves with each connection.
+    version: Option<u64>,
 }
 
 impl Waiters {
@@ -84,6 +97,8 @@ impl FairQueue {
                 lingering: None,
                 releasing: 0,
                 kept_alive: false,
+                steady: None,
+                are_returning: false,
             };
             let (site, keys) = (Arc::clone(site), FairKeys::new(&name));
             Self { site, keys, waiters: Mutex::new(waiters) }
@@ -166,6 +181,30 @@ impl FairQueue {
         told.into_iter().for_each(Wake::now);
     }
 
+    /// Those who were queued with this one, for a request that brings them back; nobody else makes
+    /// one meanwhile. `None`: another thread does.
+    pub(super) fn returns(self: &Arc<Self>, owner: &Owner) -> Option<Returning> {
+        let mut waiters = self.waiters.lock();
+        if std::mem::replace(&mut waiters.are_returning, true) {
+            return None;
+        }
+        let others = waiters
+            .standing
+            .iter()
+            .map(|standing| &standing.who)
+            .filter(|who| who.owner.number() != owner.number() && who.mail.lock().is_queued);
+        let owners = others.map(|who| who.owner).collect();
+        drop(waiters);
+        Some(Returning { queue: Arc::clone(self), owners })
+    }
+
+    /// All but this one should ask.
+    pub(super) fn ask_all_but(&self, owner: &Owner) {
+        let standing = self.waiters.lock().standing.clone();
+        let others = standing.iter().filter(|one| one.who.owner.number() != owner.number());
+        others.for_each(|one| one.who.ask());
+    }
+
     pub(super) fn trouble(&self, trouble: Trouble) -> Error {
         let state = if let Trouble::Unknown(_) = trouble {
             "nothing is held; if the server took the lock or a place in its queue nevertheless, \
@@ -179,6 +218,18 @@ impl FairQueue {
     /// How often a sign of life is given.
     fn period(&self) -> Duration {
         POLL.min(self.site.core.config.fair_wait_timeout / renewal::SIGN_OF_LIFE)
+    }
+}
+
+/// A thread asks for all of its process who have lost their places.
+pub(super) struct Returning {
+    queue: Arc<FairQueue>,
+    pub(super) owners: Vec<Owner>,
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.queue.waiters.lock().are_returning = false;
     }
 }
 
@@ -243,30 +294,58 @@ impl Chore for FairQueue {
     fn command(&self) -> Option<Command> {
         let mut waiters = self.waiters.lock();
         if waiters.standing.is_empty() {
-            waiters.kept_alive = false;
+            (waiters.kept_alive, waiters.steady) = (false, None);
             return None;
         }
         let owners: Vec<_> = waiters.standing.iter().map(|standing| standing.who.owner).collect();
+        let steady = waiters.steady;
         drop(waiters);
-        Some(self.scripts().keep_alive_command(&owners))
+        let steady = steady.is_some_and(|steady| {
+            let now = clock::now();
+            self.goes_on(steady, now) && now - steady.since >= clock::nanos(SILENT)
+        });
+        Some(self.scripts().keep_alive_command(&owners, steady))
     }
 
     fn done(&self, outcome: Outcome) -> Duration {
         let period = self.period();
         match kept_alive(outcome) {
             Ok(kept) => {
+                self.was_answered();
                 let standing = self.waiters.lock().standing.clone();
-                for Expected { who, .. } in standing.iter().map(|standing| &**standing) {
-                    if kept.ask.iter().any(|owner| owner[..] == *who.owner.text()) {
-                        who.ask();
-                    }
-                }
+                // One asks for all who are missing: the one that came first.
+                let missing = |who: &&Standing| kept.missing.contains(&who.owner.number());
+                let all = || standing.iter().map(|standing| &standing.who);
+                let eldest = all().filter(missing).min_by_key(|who| who.owner.number());
+                let first = all().find(|who| kept.first == Some(who.owner.number()));
+                first.into_iter().chain(eldest).for_each(Standing::ask);
                 // Not more often, whatever the server says.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             // Whoever asks hears why.
-            Err(_) => period / renewal::SIGN_AGAIN,
+            Err(_) => {
+                self.waiters.lock().steady = None;
+                period / renewal::SIGN_AGAIN
+            }
         }
+    }
+}
+
+impl FairQueue {
+    fn was_answered(&self) {
+        let now = clock::now();
+        let version = self.site.core.pubsub.own_version(&self.site.name);
+        let mut waiters = self.waiters.lock();
+        let before = waiters.steady.filter(|steady| self.goes_on(*steady, now));
+        let since = before.map_or(now, |steady| steady.since);
+        waiters.steady = Some(Steady { since, last: now, version });
+    }
+
+    /// Whether neither the server nor this process stood still since the last answer, and it is the
+    /// same server, as far as can be seen from here.
+    fn goes_on(&self, steady: Steady, now: u64) -> bool {
+        now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
+            && steady.version == self.site.core.pubsub.own_version(&self.site.name)
     }
 }
 
@@ -274,6 +353,11 @@ impl Chore for FairQueue {
 /// So where the process is stopped that was told, the others lose no more.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+/// So long a server has answered that calls others silent, and so long they were (`SILENT` in
+/// `keep_alive.lua`).
+const SILENT: Duration = Duration::from_secs(2);
+/// How late an answer may be.
+const GAP: Duration = Duration::from_millis(500);
 
 fn scripts<'a>(core: &Core, key: &'a str, keys: &'a FairKeys) -> FairScripts<'a> {
     let (fair_wait, database) = (core.config.fair_wait_timeout, core.database());

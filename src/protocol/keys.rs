@@ -141,6 +141,9 @@ pub(crate) struct FairKeys {
     pub(crate) queue: String,
     /// Until when each of them counts as alive.
     pub(crate) timeouts: String,
+    /// The last waiter of a queue in which only ours were seen. Ours alone; it begins as the one
+    /// above does, so that access rights made for Redisson allow it.
+    pub(crate) only_ours: String,
     /// The channel of one of Redisson's waiters, and of one of ours that Redisson may tell, is this
     /// and its owner id.
     pub(crate) channel_prefix: String,
@@ -151,6 +154,7 @@ impl FairKeys {
         Self {
             queue: prefixed("redisson_lock_queue", name),
             timeouts: prefixed("redisson_lock_timeout", name),
+            only_ours: format!("{}:redlatch", prefixed("redisson_lock_timeout", name)),
             channel_prefix: format!("{}:", LockKeys::channel(name)),
         }
     }
@@ -272,6 +276,7 @@ mod tests {
         let keys = FairKeys::new("l");
         assert_eq!(keys.queue, "redisson_lock_queue:{l}");
         assert_eq!(keys.timeouts, "redisson_lock_timeout:{l}");
+        assert_eq!(keys.only_ours, "redisson_lock_timeout:{l}:redlatch");
         assert_eq!(keys.channel_prefix, "redisson_lock__channel:{l}:");
         assert_eq!(FairKeys::new("{a}b").queue, "redisson_lock_queue:{a}b");
     }

@@ -1,6 +1,6 @@
 //! The scripts of the fair lock.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::iter;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -59,6 +59,11 @@ pub(crate) enum FairAcquired {
         /// It had lost its place, and has it again.
         came_back: bool,
     },
+    /// It has lost its place.
+    Missing {
+        /// The server's time when it answered, in ms.
+        now: u64,
+    },
 }
 
 /// Who else of the same client a request names.
@@ -66,9 +71,11 @@ pub(crate) enum FairAcquired {
 pub(crate) enum Others<'a> {
     /// It asks for the first time, and these come with it: they get the places behind it.
     Company(&'a [Owner]),
-    /// It was queued before, and these, who came before it and wait, come back with it if they were
-    /// dropped.
-    Older(&'a [Owner]),
+    /// It was queued before, and asks for itself alone.
+    Nobody,
+    /// It was queued before and has lost its place: these, who were queued too, come back with it
+    /// if they have lost theirs.
+    Returning(&'a [Owner]),
 }
 
 /// The numbers of the owners of the same client that stand directly behind one who was granted the
@@ -86,8 +93,10 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 pub(crate) struct KeptAlive {
     /// When the next one is worth it, if before its time.
     pub(crate) again: Option<Duration>,
-    /// Who should ask for the lock now.
-    pub(crate) ask: Vec<Vec<u8>>,
+    /// The first in line of a free lock, if it should ask now.
+    pub(crate) first: Option<u64>,
+    /// Who has lost its place.
+    pub(crate) missing: HashSet<u64>,
 }
 
 impl FairScripts<'_> {
@@ -102,7 +111,8 @@ impl FairScripts<'_> {
         let (mut digits, owner) = ([0; 20], owner.text());
         let (was_queued, others) = match others {
             Others::Company(others) => (b"0", others),
-            Others::Older(others) => (b"1", others),
+            Others::Returning(others) => (b"1", others),
+            Others::Nobody => (b"2", &[][..]),
         };
         let others: Vec<_> = others.iter().map(Owner::text).collect();
         let mut arguments = vec![millis(lease, &mut digits), &owner, was_queued];
@@ -162,15 +172,28 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// Says that these owners are alive.
-    pub(crate) fn keep_alive_command(self, owners: &[Owner]) -> Command {
+    /// Says that these owners are alive. `steady`: the server has answered this for a while now,
+    /// so whoever said nothing meanwhile is silent.
+    pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
+        let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();
-        let arguments: Vec<_> = owners.iter().map(|owner| &owner[..]).collect();
-        self.command(&KEEP_ALIVE, &arguments)
+        let owners = owners.iter().map(|owner| &owner[..]);
+        let arguments: Vec<_> = iter::once(steady).chain(owners).collect();
+        let FairKeys { queue, timeouts, only_ours, .. } = self.keys;
+        self.command_of(&KEEP_ALIVE, &[self.key, queue, timeouts, only_ours], &arguments)
     }
 
     fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
-        let keys = [self.key, &self.keys.queue, &self.keys.timeouts];
+        let FairKeys { queue, timeouts, .. } = self.keys;
+        self.command_of(script, &[self.key, queue, timeouts], arguments)
+    }
+
+    fn command_of(
+        self,
+        script: &'static LazyLock<Script>,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Command {
         let mut digits = [0; 20];
         let database = self.database.to_string();
         let common = [
@@ -178,7 +201,8 @@ impl FairScripts<'_> {
             self.keys.channel_prefix.as_bytes(),
             database.as_bytes(),
         ];
-        Command::script(script, &keys.map(str::as_bytes), &[&common, arguments].concat())
+        let keys: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
+        Command::script(script, &keys, &[&common, arguments].concat())
     }
 }
 
@@ -202,6 +226,7 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
             by_redisson: *redisson != 0,
             came_back: *back != 0,
         },
+        [Value::Int(3), Value::Int(now)] => FairAcquired::Missing { now: number(*now) },
         _ => return Err(unexpected(&Value::Array(reply))),
     })
 }
@@ -226,21 +251,20 @@ fn tried((outcome, in_doubt): (Outcome, bool)) -> Result<Replied<bool>, Trouble>
 pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
     match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {
-            [Value::Int(again), ask @ ..] => {
-                Ok(KeptAlive { again: ends_after(*again), ask: texts(ask) })
-            }
+            [Value::Int(again), first, missing @ ..] => Ok(KeptAlive {
+                again: ends_after(*again),
+                first: number_of(first),
+                missing: missing.iter().filter_map(number_of).collect(),
+            }),
             _ => Err(unexpected(&Value::Array(reply))),
         },
         other => Err(unexpected(&other)),
     }
 }
 
-fn texts(values: &[Value]) -> Vec<Vec<u8>> {
-    values
-        .iter()
-        .filter_map(|value| match value {
-            Value::BulkString(text) => Some(text.clone()),
-            _ => None,
-        })
-        .collect()
+/// An owner's, as its text says.
+fn number_of(owner: &Value) -> Option<u64> {
+    let Value::BulkString(text) = owner else { return None };
+    let (_, number) = str::from_utf8(text).ok()?.split_once(':')?;
+    number.parse().ok()
 }

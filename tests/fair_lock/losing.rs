@@ -236,6 +236,80 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
 }
 
 #[test]
+fn many_stopped_processes_ahead_cost_no_more_than_one() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let guard = one.fair_lock("many stall").lock().unwrap();
+    let mut workers: Vec<_> = (0..6).map(|at| process("slow", &server, "many stall", at)).collect();
+    let mut line = Line::new(&server);
+    line.add(&other.fair_lock("many stall"));
+    for owner in &queue(&server, "many stall")[..6] {
+        wait_subscribed(&server, &own_channel(owner));
+    }
+    workers.iter_mut().for_each(|worker| worker.sigstop());
+    let before = lapsed(&mut server.connection());
+    guard.unlock().unwrap();
+    assert_eq!(line.join(), [0]);
+    // Of the second it is possible that it was not silent for long enough when the first one's time
+    // was over.
+    let granted = lapsed(&mut server.connection()) - before;
+    assert!((1..=2).contains(&granted), "{granted} were granted the lock in vain");
+    // They come back to the head.
+    let guard = one.fair_lock("many stall").lock().unwrap();
+    let mut behind = Line::new(&server);
+    behind.add(&other.fair_lock("many stall"));
+    workers.iter_mut().for_each(|worker| worker.sigcont());
+    wait_queue(&server, "many stall", 7);
+    assert!(served(&server).is_empty());
+    guard.unlock().unwrap();
+    for worker in &mut workers {
+        worker.expect_line("released", SOON);
+    }
+    assert_eq!(behind.join(), [0]);
+    leaves_nothing(&server, "many stall");
+}
+
+#[test]
+fn a_process_that_comes_back_names_its_waiters_once() {
+    const THREADS: usize = 150;
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (client(&server), client(&server));
+    let guard = other.fair_lock("thousands").lock().unwrap();
+    let mut line = Line::new(&server);
+    for _ in 0..THREADS {
+        line.add(&one.fair_lock("thousands"));
+    }
+    let mut redis = server.connection();
+    let order = wait_queue(&server, "thousands", THREADS);
+    let own = own_channel(&order[0]);
+    for loses_queue in [false, true] {
+        let before = received(&mut redis);
+        if loses_queue {
+            let keys = [queue_key("thousands"), timeouts_key("thousands")];
+            let () = redis.del(&keys).unwrap();
+        } else {
+            let () =
+                redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).exec(&mut redis).unwrap();
+            wait_subscribed(&server, &own);
+        }
+        let asked = Commands::so_far(&server).scripts();
+        wait_until("all are back", SOON, || {
+            let are_back = redis.llen::<_, usize>(queue_key("thousands")).unwrap() == THREADS;
+            let all_asked = Commands::so_far(&server).scripts() - asked >= THREADS as u64;
+            are_back && (loses_queue || all_asked)
+        });
+        let sent = received(&mut redis) - before;
+        assert!(sent < THREADS as u64 * 1_500, "{loses_queue}: {sent} bytes");
+        assert_eq!(wait_queue(&server, "thousands", THREADS), order);
+    }
+    guard.unlock().unwrap();
+    assert_eq!(line.join(), (0..THREADS).collect::<Vec<_>>());
+    leaves_nothing(&server, "thousands");
+}
+
+#[test]
 fn a_hold_that_was_granted_by_message_lasts() {
     let _bounded = bounded();
     let server = server();

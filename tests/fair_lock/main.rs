@@ -128,6 +128,13 @@ impl Line {
     }
 }
 
+/// How many bytes the server has read.
+fn received(redis: &mut redis::Connection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("stats").query(redis).unwrap();
+    let bytes = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    bytes.unwrap().parse().unwrap()
+}
+
 /// Where this executable's workers begin.
 #[test]
 fn worker() {

@@ -12,6 +12,8 @@ pub(crate) const JITTER: i64 = 200;
 pub(crate) const REDISSON_WAIT: i64 = 300_000;
 /// How far Redisson's clocks may be off: less than `FAIR_WAIT - PERIOD - JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
+/// As the scripts have it: who said nothing for so long, while others were answered, is silent.
+pub(crate) const SILENT: i64 = 2_000;
 /// The lease of who has a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
 /// How long ours pass a hold on without a word from the server.
@@ -38,6 +40,8 @@ pub(crate) struct Client {
     pub(crate) well_since: Option<i64>,
     last_number: u64,
     pub(crate) keeps_alive: bool,
+    /// When it last said that its waiters live.
+    pub(crate) last_sign: i64,
     pub(crate) deaf: bool,
     /// Ours: it listens to its own channel.
     pub(crate) listens: bool,
@@ -62,6 +66,7 @@ impl Client {
             well_since: Some(0),
             last_number: 0,
             keeps_alive: false,
+            last_sign: 0,
             deaf: false,
             listens: false,
         }

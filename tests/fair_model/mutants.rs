@@ -61,11 +61,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who was dropped comes back to the end",
         Script::Acquire,
-        "        if not ours(id) then
-            break
-        elseif",
-        "        place = #all
-        if",
+        "        places[i] = place",
+        "        places[i] = #all",
         42,
     ),
     mutant(
@@ -182,6 +179,31 @@ take_anew(",
         5,
     ),
     mutant(
+        "keep_alive sees no waiter of Redisson's that came since it last looked",
+        Script::KeepAlive,
+        "            elseif not ours(line[i]) then
+                return false
+            end
+",
+        "            end
+",
+        127,
+    ),
+    mutant(
+        "a stopped waiter is granted the lock until its time is over",
+        Script::KeepAlive,
+        "local judges = ARGV[4] == '1' and fair_wait > SILENT",
+        "local judges = false",
+        166,
+    ),
+    mutant(
+        "who is late with a sign of life is taken for dead",
+        Script::KeepAlive,
+        "local SILENT = 2000",
+        "local SILENT = 500",
+        85,
+    ),
+    mutant(
         "a waiter of Redisson's that is behind none of ours is moved, too",
         Script::KeepAlive,
         "local redissons, shift = 0, 0",
@@ -202,31 +224,32 @@ take_anew(",
     end
 end
 
-local line",
+local first",
         "    end
 end
 
-local line",
+local first",
         19,
     ),
     mutant(
         "keep_alive does not tell who is missing",
         Script::KeepAlive,
-        "if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then",
-        "if left == -2 and id == head then",
+        "            reply[#reply + 1] = ARGV[i]
+",
+        "",
         43,
     ),
     mutant(
         "keep_alive does not tell the first in line of a free lock",
         Script::KeepAlive,
-        "if (not in_line[id] and not (granted and id == head)) or left == -2 and id == head then",
-        "if not in_line[id] then",
+        "left == -2 and head and alive[head] and head or ''",
+        "''",
         19,
     ),
     mutant(
         "keep_alive does not say when a dead head's time is over",
         Script::KeepAlive,
-        "reply[1] = math.max(50, (scores[head] or 0) - now())",
+        "reply[1] = math.max(50, (first_score or 0) - now())",
         "",
         64,
     ),

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use crate::clients::{FAIR_WAIT, JITTER, PERIOD, PROVISIONAL, Phase, REDISSON_WAIT, Waiter, World};
+use crate::clients::{
+    FAIR_WAIT, JITTER, PERIOD, PROVISIONAL, Phase, REDISSON_WAIT, SILENT, Waiter, World,
+};
 use crate::simulation::Count;
 use crate::store::{Message, Script, State, is_ours};
 
@@ -320,6 +322,7 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
             if step.after.lease_ends != Some(grant.now + grant.lease) || grant.now != step.now {
                 return Err(format!("{owner} is told {grant:?}"));
             }
+            check_speaks(owner, step, world)?;
             if grant.lease > PROVISIONAL || !world.client_of(world.by_owner[owner]).is_heard() {
                 return Err(format!("{owner} may not hear {grant:?}"));
             }
@@ -346,6 +349,35 @@ fn check_grant(step: &Step<'_>, world: &mut World, serial: &mut u64) -> Result<C
     }
     world.waiters[w].served = true;
     Ok(if is_ours(owner) { Count::GrantsToOurs } else { Count::GrantsToRedisson })
+}
+
+/// Nobody is granted the lock who was silent for long while another process stood in the queue and
+/// spoke, and only ours stood there.
+fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
+    let since = |waiter: &Waiter| {
+        let client = &world.clients[waiter.client];
+        Some(waiter.registered?.max(client.well_since?))
+    };
+    let granted = world.waiter(owner);
+    let spoke = world
+        .client_of(world.by_owner[owner])
+        .last_sign
+        .max(granted.registered.unwrap_or(step.now));
+    let silent = step.now - spoke;
+    // It may have come back to the head meanwhile.
+    let has_seen = |waiter: &Waiter| {
+        waiter.client != granted.client
+            && world.clients[waiter.client].is_ours
+            && waiter.phase == Phase::Waiting
+            && since(waiter).is_some_and(|since| step.now - since > SILENT + 2 * LOOK)
+    };
+    let queue = &step.before.queue;
+    let is_seen =
+        queue.iter().all(|id| is_ours(id)) && queue.iter().any(|id| has_seen(world.waiter(id)));
+    if silent > SILENT + 2 * LOOK && is_seen {
+        return Err(format!("{owner} was silent for {silent} ms and is granted the lock"));
+    }
+    Ok(())
 }
 
 /// One that is new, or that has been served and does not know.

@@ -38,8 +38,8 @@ impl Direct {
     fn run_ours<T: FromRedisValue>(&mut self, script: Script, args: &[&str]) -> RedisResult<T> {
         redis::cmd("EVAL")
             .arg(format!("{}{}", self.before, self.scripts.text(script)))
-            .arg(KEYS.len())
-            .arg(&KEYS)
+            .arg(script.keys().len())
+            .arg(script.keys())
             .arg(&["10000", CHANNEL, DATABASE])
             .arg(args)
             .query(&mut self.connection)
@@ -99,12 +99,17 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
+    /// And who should ask.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
-        let reply: Vec<Value> = self.run_ours(Script::KeepAlive, owners)?;
+        self.keep_alive_if("0", owners)
+    }
+
+    fn keep_alive_if(&mut self, steady: &str, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
+        let reply: Vec<Value> = self.run_ours(Script::KeepAlive, &[&[steady], owners].concat())?;
         let mut parts = reply.into_iter();
         let again = redis::from_redis_value(parts.next().unwrap())?;
-        let owners = parts.map(redis::from_redis_value).collect::<Result<_, _>>()?;
-        Ok((again, owners))
+        let owners: Vec<String> = parts.map(redis::from_redis_value).collect::<Result<_, _>>()?;
+        Ok((again, owners.into_iter().filter(|owner| !owner.is_empty()).collect()))
     }
 
     fn command<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
@@ -418,10 +423,11 @@ fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
 }
 
 /// All that the scripts use.
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 24] = [
     "publish",
     "pubsub",
     "exists",
+    "get",
     "hset",
     "hscan",
     "hdel",
@@ -436,6 +442,7 @@ const COMMANDS: [&str; 22] = [
     "lrem",
     "ltrim",
     "rpush",
+    "set",
     "zadd",
     "zrange",
     "zrem",
@@ -707,6 +714,34 @@ fn lost_keys_strand_nobody() {
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.release(&ours(2), &[]).unwrap(), Some(0));
     assert_eq!(direct.left(), 0);
+}
+
+/// It is, if the process that says so was heard itself, and the server before.
+#[test]
+fn who_is_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
+    let Some(server) = real_server() else { return };
+    let _listener = listener(&server, &ours(2));
+    let mut direct = Direct::new(&server);
+    for (steady, heard, passed) in [("0", true, false), ("1", false, false), ("1", true, true)] {
+        let () = direct.command(&["FLUSHALL"]);
+        for number in 1..=3 {
+            direct.acquire(&ours(number), false).unwrap();
+        }
+        let [seconds, _]: [String; 2] = direct.command(&["TIME"]);
+        let now = seconds.parse::<i64>().unwrap() * 1_000;
+        // Three seconds ago the first said that it lives.
+        let score = |silent: i64| (now + 10_000 - silent).to_string();
+        let _: i64 = direct.command(&["ZADD", TIMEOUTS, &score(3_000), &ours(2)]);
+        if !heard {
+            let _: i64 = direct.command(&["ZADD", TIMEOUTS, &score(3_000), &ours(3)]);
+        }
+        let (_, missing) = direct.keep_alive_if(steady, &[&ours(3)]).unwrap();
+        assert_eq!(missing, [""; 0]);
+        assert_eq!(direct.queue(), [ours(2), ours(3)], "it keeps its place");
+        direct.release(&ours(1), &[]).unwrap();
+        let holders: Vec<String> = direct.command(&["HKEYS", LOCK]);
+        assert_eq!(holders, [ours(if passed { 3 } else { 2 })], "{steady} {heard}");
+    }
 }
 
 /// A lease too long for Redis is an error, and the longest that is none is kept.

@@ -7,6 +7,7 @@ use redis::{Connection, Value};
 pub(crate) const LOCK: &str = "orders";
 pub(crate) const QUEUE: &str = "redisson_lock_queue:{orders}";
 pub(crate) const TIMEOUTS: &str = "redisson_lock_timeout:{orders}";
+pub(crate) const ONLY_OURS: &str = "redisson_lock_timeout:{orders}:redlatch";
 pub(crate) const DATABASE: &str = "0";
 /// Of the waiters' own channels, where Redisson tells them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
@@ -39,8 +40,9 @@ impl Script {
         matches!(self, Self::RedissonAcquire | Self::OldRedissonAcquire)
     }
 
-    fn keys(self) -> &'static [&'static str] {
+    pub(crate) fn keys(self) -> &'static [&'static str] {
         match self {
+            Self::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
             Self::RedissonGiveUp => &[QUEUE, TIMEOUTS],
             _ => &[LOCK, QUEUE, TIMEOUTS],
         }
@@ -74,7 +76,13 @@ impl Scripts {
             (Script::RedissonGiveUp, include_str!("redisson/give_up.lua")),
             (Script::RedissonUnlock, include_str!("redisson/unlock.lua")),
         ];
-        Self(texts.map(|(script, text)| (script, text.to_owned())).into())
+        let mut scripts = Self(texts.map(|(script, text)| (script, text.to_owned())).into());
+        // Few wait here, and they are to be many.
+        let text = scripts.0[&Script::KeepAlive]
+            .replace("local FEW, END = 32, 16", "local FEW, END = 0, 3");
+        assert!(text.contains("FEW, END = 0, 3"), "the queue is always read");
+        scripts.0.insert(Script::KeepAlive, text);
+        scripts
     }
 
     /// One script with a part of its text replaced, which must occur in it.

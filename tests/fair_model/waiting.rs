@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use redis::Value;
 
 use crate::clients::{
-    DRIFT, FAIR_WAIT, Hold, JITTER, PERIOD, Phase, RAISE, RAISE_AGAIN, TURN, WATCHDOG,
+    DRIFT, FAIR_WAIT, Hold, JITTER, PERIOD, Phase, RAISE, RAISE_AGAIN, SILENT, TURN, WATCHDOG,
 };
 use crate::rules::{Broken, check_order};
 use crate::simulation::{Count, Event, Rule, Simulation};
@@ -227,17 +227,37 @@ impl Simulation<'_> {
 
     // ---- ours -----------------------------------------------------------------------------
 
+    /// Who was queued asks alone, and brings all of its client along if it has lost its place.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
+        if self.world.waiters[w].registered.is_some() {
+            let reply = self.request_as(w, "2")?;
+            if !matches!(&reply, Value::Array(parts) if parts[0] == Value::Int(3)) {
+                return Ok(reply);
+            }
+            let reply = self.request_as(w, "1")?;
+            if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
+                return Ok(reply);
+            }
+            // Those who came back with it do not know yet that one of Redisson's may tell them.
+            for other in self.world.waiting_of(self.world.waiters[w].client) {
+                if other != w && self.world.waiters[other].registered.is_some() {
+                    self.world.waiters[other].asks_soon = true;
+                    self.soon(Event::Ask(other));
+                }
+            }
+            return Ok(reply);
+        }
+        self.request_as(w, "0")
+    }
+
+    fn request_as(&mut self, w: usize, was_queued: &str) -> Result<Value, Broken> {
         let waiter = &self.world.waiters[w];
-        let was_queued = if waiter.registered.is_some() { "1" } else { "0" };
         let mut args = self.args(&[&waiter.lease.to_string(), &waiter.owner, was_queued]);
-        if waiter.registered.is_some() {
-            let (client, number) = (waiter.client, waiter.number());
-            let mut older = self.world.waiting_of(client);
-            older.retain(|other| self.world.waiters[*other].number() < number);
-            older.sort_by_key(|other| self.world.waiters[*other].number());
-            args.extend(older.into_iter().map(|other| self.world.waiters[other].owner.clone()));
-        } else {
+        if was_queued == "1" {
+            let mut others = self.world.waiting_of(waiter.client);
+            others.retain(|other| *other != w && self.world.waiters[*other].registered.is_some());
+            args.extend(others.into_iter().map(|other| self.world.waiters[other].owner.clone()));
+        } else if was_queued == "0" {
             let owners = waiter.company.iter().map(|w| self.world.waiters[*w].owner.clone());
             args.extend(owners);
         }
@@ -459,7 +479,10 @@ impl Simulation<'_> {
     }
 
     pub(crate) fn keep_alive(&mut self, client: usize) -> Result<(), Broken> {
-        let mut args = self.args(&[]);
+        let now = self.now;
+        let is_steady = |since: i64| now - since >= SILENT;
+        let steady = self.world.clients[client].well_since.is_some_and(is_steady);
+        let mut args = self.args(&[if steady { "1" } else { "0" }]);
         let none = args.len();
         for waiter in &self.world.waiters {
             let stands_in_queue = match waiter.phase {
@@ -476,7 +499,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         let reply = self.send(None, Script::KeepAlive, &args)?;
-        let now = self.now;
+        self.world.clients[client].last_sign = now;
         self.world.clients[client].well_since.get_or_insert(now);
         let Value::Array(parts) = reply else {
             return Err(format!("keep_alive answers {reply:?}"));
@@ -484,8 +507,8 @@ impl Simulation<'_> {
         let [Value::Int(again), ref owners @ ..] = parts[..] else {
             return Err(format!("keep_alive answers {parts:?}"));
         };
-        for owner in owners {
-            let w = self.world.by_owner[&text(owner)];
+        for owner in owners.iter().map(text).filter(|owner| !owner.is_empty()) {
+            let w = self.world.by_owner[&owner];
             if let Phase::Holding(hold) = self.world.waiters[w].phase {
                 // It was passed a hold that Redis does not know any more.
                 self.world.holds[hold].ends = now;
