@@ -222,15 +222,24 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a call that waits goes on while there is no master, of a client with Sentinels or
-    /// of a cluster: so it outlasts a failover. It ends sooner with the call's own time limit or a
-    /// cancel. A call that does not wait ([`try_lock`](crate::ReentrantLock::try_lock), an
-    /// `unlock`) looks for the master for [`connect_timeout`](Self::connect_timeout), in a cluster
-    /// for that and [`response_timeout`](Self::response_timeout).
+    /// How long a call that waits goes on while its requests fail, from its own first failure on:
+    /// so it outlasts a restart of the server, and a failover. That is for trouble that passes by
+    /// itself: the server cannot be reached, breaks the connection, does not answer in time, is
+    /// full, still loads its data, or has become a replica; there is no master, or no server for a
+    /// slot; or too few replicas are there, for [`replica_acks`](Self::replica_acks) or for the
+    /// server's own `min-replicas-to-write`. Once the server has answered again the next outage
+    /// has the whole time; where replicas are away, once they were not for so long.
     ///
-    /// At least what the Sentinels take to choose another master, which is their
-    /// `down-after-milliseconds` and a few seconds. Zero: trouble with the master ends a wait at
-    /// once. Up to a year. Defaults to 60 s. With one server alone it does nothing.
+    /// Any other trouble, a refused password say, ends the wait at once. It ends sooner with the
+    /// call's own time limit or a cancel. A call that does not wait
+    /// ([`try_lock`](crate::ReentrantLock::try_lock), an `unlock`) and
+    /// [`connect`](Self::connect) end at once; with Sentinels they look for the master for
+    /// [`connect_timeout`](Self::connect_timeout), in a cluster for that and
+    /// [`response_timeout`](Self::response_timeout).
+    ///
+    /// At least what a restart takes, or what the Sentinels take to choose another master, which is
+    /// their `down-after-milliseconds` and a few seconds. Zero: the first failure ends a wait. Up
+    /// to a year. Defaults to 60 s.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self

@@ -99,7 +99,18 @@ struct Inner {
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     transient: bool,
+    passing: Option<Passing>,
     outcome_unknown: bool,
+}
+
+/// Trouble that a wait goes on over, for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passing {
+    /// No server could be asked, or not the one that has the key: it is away, starts, does not
+    /// answer, or another one takes over.
+    Outage,
+    /// A server answered, and too few replicas are there.
+    Unacknowledged,
 }
 
 impl Error {
@@ -152,6 +163,7 @@ impl Error {
             message,
             source: None,
             transient: false,
+            passing: None,
             outcome_unknown: false,
         }))
     }
@@ -160,6 +172,16 @@ impl Error {
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.transient = transient;
         self
+    }
+
+    /// What a wait goes on over: that passes by itself, too.
+    pub(crate) fn passing_as(mut self, passing: Passing) -> Self {
+        self.0.passing = Some(passing);
+        self.transient(true)
+    }
+
+    pub(crate) fn passing(&self) -> Option<Passing> {
+        self.0.passing
     }
 
     /// Whether the server may have done it.

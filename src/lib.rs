@@ -75,6 +75,10 @@
 //!
 //! # Failover
 //!
+//! A call that waits outlasts a restart of its server, for
+//! [`failover_timeout`](ClientBuilder::failover_timeout) at most, and what is held is kept if the
+//! server has it still.
+//!
 //! With a URL of Sentinels ([`Client::connect`]) the client follows the master. Whoever is
 //! connected to the old one is cut off from it as soon as a Sentinel says that there is another,
 //! and

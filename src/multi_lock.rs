@@ -450,7 +450,6 @@ impl MultiLock {
         }
         let until = rest.iter().map(|part| part.handle().site.deadline()).max();
         let until = until.unwrap_or_else(Instant::now);
-        let began = Some(Instant::now());
         let mut others = Levels::all(rest.len());
         let (mut refused, mut failed) = (false, None);
         for (part, trying) in rest.iter().zip(begin(rest, thread)) {
@@ -459,11 +458,7 @@ impl MultiLock {
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
                 Ok(None) => refused = true,
                 // It is waited for, and that outlasts this.
-                Err(error)
-                    if wait.blocks() && part.handle().site.core.is_taken_over(&error, began) =>
-                {
-                    refused = true;
-                }
+                Err(error) if wait.blocks() && error.passing().is_some() => refused = true,
                 Err(error) => {
                     failed.get_or_insert_with(|| self.failed(part, error));
                 }

@@ -403,7 +403,7 @@ fn nothing_shows_the_password() {
     let server = locked_server();
     for url in [server.url(), server.unix_url()] {
         assert!(url.contains(SECRET));
-        let builder = Client::builder(&url).response_timeout(IMPATIENT).connect_timeout(IMPATIENT);
+        let builder = impatient(&url);
         let mut shown = format!("{builder:?}");
         let client = builder.connect().unwrap();
         let lock = client.reentrant_lock("secret");
@@ -671,7 +671,8 @@ fn a_refusal_says_which_server_refused() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
     let address = format!("127.0.0.1:{}", server.port());
-    let client = Client::connect(&server.url()).unwrap();
+    let client = Client::builder(&server.url()).failover_timeout(Duration::ZERO);
+    let client = client.connect().unwrap();
     let mut redis = server.connection();
     let says_where = |what: &str| {
         for error in [

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Claim, doze};
 use crate::core::Core;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Passing};
 use crate::pubsub::{Confirmation, Subscription, Waking};
 use crate::sync::{Thread, clock};
 use crate::wait::Wait;
@@ -185,7 +185,7 @@ fn is_confirmed(
                  wait would not be heard",
                 core.address()
             );
-            Err(Error::new(ErrorKind::Redis, message).transient(true).of(name))
+            Err(Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage).of(name))
         }
         Confirmation::Pending => Ok(false),
     }

@@ -16,6 +16,7 @@
 //! counts, or a message that grants. Every wait ends: each sleep is bounded by what the last answer
 //! said, a slow poll, the deadline, a cancel, a reconnect of the subscriber, and shutdown.
 
+mod endurance;
 mod listening;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -25,6 +26,7 @@ mod queue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
@@ -141,13 +143,12 @@ pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
-    let (core, _) = synchronizer.site().whose();
+    let mut endurance = Endurance::default();
     loop {
-        let began = core.begins();
         let entered = match synchronizer.enter(claim) {
             Ok(entered) => entered,
             Err(error) => {
-                go_on(synchronizer, claim, began, error)?;
+                go_on(synchronizer, claim, &mut endurance, error)?;
                 continue;
             }
         };
@@ -163,7 +164,7 @@ pub(crate) fn acquire<S: Synchronizer>(
                     granted => return Ok(granted),
                 },
                 Some(Signal::Failed(error)) => {
-                    go_on(synchronizer, claim, began, error)?;
+                    go_on(synchronizer, claim, &mut endurance, error)?;
                     continue;
                 }
                 None => return Ok(None),
@@ -173,7 +174,8 @@ pub(crate) fn acquire<S: Synchronizer>(
         // in the process's queue is woken and leads. Of a lock it gets the lead, too; if there is
         // nobody, the place in Redis's queue is given up. Only `install` may lay the baton down
         // instead.
-        return lead_until_granted(synchronizer, Baton::new(synchronizer.site(), lead), claim);
+        let baton = Baton::new(synchronizer.site(), lead);
+        return lead_until_granted(synchronizer, baton, claim, endurance);
     }
 }
 
@@ -215,15 +217,14 @@ fn lead_until_granted<S: Synchronizer>(
     synchronizer: &S,
     mut baton: Baton<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
+    mut endurance: Endurance,
 ) -> Result<Option<GrantOf<S>>, Error> {
-    let (core, _) = synchronizer.site().whose();
     loop {
         let lead = baton.lead_or(|| synchronizer.inquiry(claim));
-        let began = core.begins();
-        let granted = match await_grant(synchronizer, lead, claim) {
+        let granted = match await_grant(synchronizer, lead, claim, &mut endurance) {
             Ok(granted) => granted,
             Err(error) => {
-                go_on(synchronizer, claim, began, error)?;
+                go_on(synchronizer, claim, &mut endurance, error)?;
                 continue;
             }
         };
@@ -243,7 +244,9 @@ fn await_grant<S: Synchronizer>(
     synchronizer: &S,
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
+    endurance: &mut Endurance,
 ) -> Result<Option<GrantOf<S>>, Error> {
+    let mut asked = false;
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
     loop {
         if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -271,10 +274,14 @@ fn await_grant<S: Synchronizer>(
                 Try::Granted(grant) => return Ok(Some(grant)),
                 Try::Busy(sleep) => lead.listening.ask_after(sleep),
             }
+            asked = true;
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
             // wait.
             listening.sleep(core, name, claim, news)?;
+            if asked {
+                endurance.answered();
+            }
         }
         // A grant that came before the end of the wait wins.
         if wait.is_over() {
@@ -283,25 +290,25 @@ fn await_grant<S: Synchronizer>(
     }
 }
 
-/// A request that began at `began` has failed. If it met an outage that another server ends by
-/// taking over, the wait goes on after a moment; the outage may be over by now, but must not have
-/// ended before the request began. Any other trouble ends the wait, with its error.
+/// A request has failed. If that may pass the wait goes on after a moment, for as long as the call
+/// endures it. (The leader asks again, and keeps its lead; whoever queued behind it queues again,
+/// and does not ask.) Any other trouble ends the wait, with its error.
 fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
-    began: Option<Instant>,
+    endurance: &mut Endurance,
     error: Error,
 ) -> Result<(), Error> {
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
-    if !wait.blocks() || !core.is_taken_over(&error, began) {
+    if !wait.blocks() {
         return Err(error);
     }
-    doze(core, name, claim.thread, wait, wait.sleep_until(TAKEN_OVER), || false)?;
+    let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
+        return Err(error);
+    };
+    doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
-
-/// How long a wait leaves the servers alone that are just choosing a master.
-const TAKEN_OVER: Duration = Duration::from_millis(100);
 
 /// Sleeps until there is `news`, or until `until`.
 pub(crate) fn doze(

@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::acquire::await_confirmation;
+use crate::acquire::{Endurance, await_confirmation};
 use crate::connection::{Command, Outcome, ReplyReceiver};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
@@ -114,6 +114,7 @@ impl<'a> ConditionPlace<'a> {
     pub(super) fn sleep(&mut self, wait: &Wait<'_>) -> Result<Ended, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let mut look_at = clock::now().saturating_add(Self::poll());
+        let mut endurance = Endurance::default();
         loop {
             if self.notice.notified.load(Ordering::Acquire) {
                 return Ok(Ended::Notified);
@@ -137,7 +138,6 @@ impl<'a> ConditionPlace<'a> {
             let moved = self.seen != version && self.own.is_confirmed();
             if moved || clock::now() >= look_at {
                 self.seen = version;
-                let began = core.begins();
                 match self.look(false) {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
@@ -146,12 +146,17 @@ impl<'a> ConditionPlace<'a> {
                         }
                         return Ok(Ended::Notified);
                     }
-                    Ok(Looked::Waits) => {}
-                    // Whether it still stands there the next master knows.
-                    Err(error) if core.is_taken_over(&error, began) => {}
-                    Err(error) => return Err(error),
+                    Ok(Looked::Waits) => {
+                        endurance.answered();
+                        look_at = clock::now().saturating_add(Self::poll());
+                    }
+                    // Whether it still stands there the server knows that answers next.
+                    Err(error) => {
+                        let limit = core.config.failover_timeout;
+                        let pause = endurance.failed(&error, limit).ok_or(error)?;
+                        look_at = clock::now().saturating_add(clock::nanos(pause));
+                    }
                 }
-                look_at = clock::now().saturating_add(Self::poll());
             }
             let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
             wait.wakeable(self.thread, || {

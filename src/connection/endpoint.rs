@@ -274,13 +274,6 @@ impl Endpoint {
         }
     }
 
-    /// Whether there was an outage at some time after `since`, of less than `limit`, that Sentinels
-    /// or the other servers of a cluster end.
-    pub(crate) fn is_taken_over(&self, since: Instant, limit: Duration) -> bool {
-        (self.has_sentinels() || self.channels != Channels::Server)
-            && self.health.out_since(since).is_some_and(|lasted| lasted < limit)
-    }
-
     /// Whether another server may take this one's place.
     pub(super) fn has_sentinels(&self) -> bool {
         !matches!(self.target, Target::At { .. })

@@ -180,14 +180,6 @@ impl Health {
         self.works(begun);
     }
 
-    /// How long an outage lasts already, or lasted, if it was one at a time after `since`.
-    pub(super) fn out_since(&self, since: Instant) -> Option<Duration> {
-        match *self.state.lock() {
-            State::Out(began) => Some(began.elapsed()),
-            State::Works(ended) => ended.filter(|ended| *ended >= since).map(|_| Duration::ZERO),
-        }
-    }
-
     /// Whether there is an outage, as far as anybody has noticed.
     pub(crate) fn is_out(&self) -> bool {
         self.out.load(Ordering::Acquire)

@@ -44,14 +44,6 @@ impl Servers {
         }
     }
 
-    /// Whether another server may take the place of one.
-    pub(crate) fn have_successors(&self) -> bool {
-        match self {
-            Self::One(node) => node.endpoint.has_sentinels(),
-            Self::Cluster(_) => true,
-        }
-    }
-
     pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
         match self {
             Self::One(_) => None,

@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::reply::{NO_MASTER, NO_SERVICE};
 use super::{Cause, Failure, reply_code};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Passing};
 
 /// Why a script has no answer.
 #[derive(Clone, Debug)]
@@ -71,7 +71,12 @@ impl From<Failure> for Trouble {
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         let kind = if is_odd { ErrorKind::Protocol } else { ErrorKind::Redis };
         let error = Error::new(kind, what).caused_by_shared(error);
-        Self::Unknown(error.transient(true))
+        // Nothing says that it will be better.
+        Self::Unknown(if is_odd {
+            error.transient(true)
+        } else {
+            error.passing_as(Passing::Outage)
+        })
     }
 }
 
@@ -113,7 +118,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
         ),
         (_, NO_MASTER) => {
             let message = format!("the Sentinels name no master that answers; of {detail}");
-            return Error::new(ErrorKind::Redis, message).transient(true);
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
         (_, NO_SERVICE) => {
             let message = format!("the Sentinels know no master; of {detail}");
@@ -123,7 +128,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             let message = format!(
                 "{server} has no connection left: raise its maxclients, or close other clients"
             );
-            return Error::new(ErrorKind::Redis, message).transient(true);
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
         _ if detail.contains("DB index") => (
             ErrorKind::Config,
@@ -145,18 +150,18 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
         }
         (Kind::Server(_) | Kind::Extension, _) => {
             let message = format!("{server} refuses the connection: {source}");
-            return Error::new(ErrorKind::Redis, message).transient(is_transient(source));
+            return passing(Error::new(ErrorKind::Redis, message), source);
         }
         _ if source.is_timeout() => {
             let message = format!(
                 "no connection to {server} within connect_timeout ({source}); is the address right?"
             );
-            return Error::new(ErrorKind::Redis, message).transient(true);
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
         _ => {
             let message =
                 format!("no connection to {server} ({source}); does it run, is the address right?");
-            return Error::new(ErrorKind::Redis, message).transient(true);
+            return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
     };
     Error::new(kind, what).caused_by_shared(source.clone())
@@ -171,7 +176,7 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     }
     let said = error.detail().unwrap_or("whether replicas have it is not known");
     let message = format!("only {said}, says the server at {address}");
-    Error::new(ErrorKind::Redis, message).transient(true)
+    Error::new(ErrorKind::Redis, message).passing_as(Passing::Unacknowledged)
 }
 
 /// What the user of the URL must be allowed to do, by what it does.
@@ -247,7 +252,7 @@ pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error
     let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
     let told = |hint: &str| {
         let message = format!("the server at {address} refuses it: {hint}");
-        Error::new(ErrorKind::Redis, message).transient(is_transient(error))
+        passing(Error::new(ErrorKind::Redis, message), error)
     };
     if code == "NOPERM" {
         let advice = rights.advice();
@@ -301,6 +306,18 @@ fn is_missing(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     let said = ["unknown command", "unknown redis command", "invalid command passed to"];
     said.iter().any(|said| detail.contains(said))
+}
+
+/// An error with what this reply of a server's says of its trouble: whether that passes, and
+/// whether a wait goes on over it.
+fn passing(error: Error, reply: &RedisError) -> Error {
+    match reply_code(reply) {
+        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" => {
+            error.passing_as(Passing::Outage)
+        }
+        "NOREPLICAS" => error.passing_as(Passing::Unacknowledged),
+        _ => error.transient(is_transient(reply)),
+    }
 }
 
 /// Whether a server that answers this may answer otherwise before long: it starts, is busy or full,

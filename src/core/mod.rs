@@ -167,22 +167,6 @@ impl Core {
         self.servers.overlaps(&other.servers)
     }
 
-    /// When a request begins: see [`is_taken_over`](Self::is_taken_over). `None`, and no look at
-    /// the clock, where no server has a successor: a re-entry does little else.
-    pub(crate) fn begins(&self) -> Option<Instant> {
-        self.servers.have_successors().then(Instant::now)
-    }
-
-    /// Whether this is trouble of an outage that Sentinels, or the other servers of a cluster, end
-    /// by choosing another master, which was there at some time after the request
-    /// [began](Self::begins).
-    pub(crate) fn is_taken_over(&self, error: &Error, began: Option<Instant>) -> bool {
-        let Some(began) = began else { return false };
-        let is_taken_over =
-            |node: &Arc<Node>| node.endpoint.is_taken_over(began, self.config.failover_timeout);
-        error.is_transient() && self.servers.all().iter().any(is_taken_over)
-    }
-
     pub(crate) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
     }

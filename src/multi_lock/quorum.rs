@@ -3,7 +3,8 @@
 //! ```text
 //! repeat: ask all at once, each for a short time
 //!         more than half granted, and their leases not over: had
-//!         give all back; so many in trouble that the rest is no majority: an error
+//!         give all back; so many in trouble that the rest is no majority: an error, or,
+//!         where that may pass, a longer sleep
 //!         sleep for a random time
 //! ```
 //!
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::guard::Levels;
 use super::{MOST_LOST, begin};
-use crate::acquire::Wait;
-use crate::error::{Error, ErrorKind};
+use crate::acquire::{Endurance, Wait};
+use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::{Handle, Held, Part};
 use crate::sync::{Thread, clock, jitter};
 
@@ -38,6 +39,7 @@ pub(super) fn acquire(
     wait.check_cancelled(&parts[0].handle().site.name)?;
     let needed = parts.len() / 2 + 1;
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
+    let mut endurance = Endurance::default();
     loop {
         let mut levels = Levels::majority(parts);
         let mut failed: Vec<Error> = Vec::new();
@@ -61,8 +63,16 @@ pub(super) fn acquire(
         // Before the sleep: others need what this one cannot use.
         drop(levels);
         if parts.len() - failed.len() < needed {
-            return Err(no_majority(parts.len(), failed));
+            let error = no_majority(parts.len(), failed);
+            let endured = endurance.failed(&error, limit(parts)).filter(|_| wait.blocks());
+            let Some(pause) = endured else { return Err(error) };
+            sleep(parts, thread, wait, pause)?;
+            if wait.is_over() {
+                return Err(error);
+            }
+            continue;
         }
+        endurance.answered();
         if late == MOST_LOST {
             let message = "a majority was granted, but its lease was over before all had answered; \
                            nothing is held, take a longer lease";
@@ -96,6 +106,12 @@ fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
 
+/// How long a wait goes on while no majority can be asked.
+fn limit(parts: &[Arc<dyn Part>]) -> Duration {
+    let limits = parts.iter().map(|part| part.handle().site.core.config.failover_timeout);
+    limits.min().unwrap_or_default()
+}
+
 fn at_server(part: &Arc<dyn Part>, error: Error) -> Error {
     let address = part.handle().site.core.address();
     error.now(&format!("it is one of a quorum, on the server at {address}"))
@@ -111,6 +127,12 @@ fn no_majority(all: usize, failed: Vec<Error>) -> Error {
          nothing more is held than before"
     );
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
+    // If there is a majority once what passes is over, the wait goes on.
+    let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
+    if all - (so_many - passing.len()) > all / 2 {
+        let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
+        error = error.passing_as(outage.unwrap_or(Passing::Unacknowledged));
+    }
     if let Some(first) = failed.into_iter().next() {
         if let Some(name) = first.name() {
             error = error.of(&name.into());

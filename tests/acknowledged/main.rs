@@ -70,7 +70,8 @@ impl Pair {
 }
 
 fn settings(url: &str) -> ClientBuilder {
-    Client::builder(url).watchdog_timeout(LONG).replica_acks(1, WITHIN)
+    let client = Client::builder(url).watchdog_timeout(LONG).replica_acks(1, WITHIN);
+    client.failover_timeout(Duration::ZERO)
 }
 
 const KINDS: [&str; 5] = ["reentrant", "fenced", "fair", "read", "write"];
@@ -225,10 +226,57 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     // More than there are.
     let replica = Server::builder().replica_of(&server).start().unwrap();
     taken(&lock).unlock().unwrap();
-    let both = Client::builder(&server.url()).replica_acks(2, WITHIN).connect().unwrap();
+    let both = settings(&server.url()).replica_acks(2, WITHIN).connect().unwrap();
     let said = both.reentrant_lock("alone").lock().unwrap_err().to_string();
     assert!(said.contains("only 1 of 2 replicas"), "{said}");
     drop(replica);
+}
+
+/// Whatever is to be taken, while replicas are away for a moment.
+#[test]
+fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let enduring = |limit| pair.impatient().failover_timeout(limit).connect().unwrap();
+    let (client, limit) = (enduring(LONG), UNIT * 15);
+    assert!(client.semaphore("permits").try_set_permits(1).unwrap());
+    let away = |redis: &mut redis::Connection, away: bool| {
+        let least = if away { "2" } else { "0" };
+        redis::cmd("CONFIG").arg(&["SET", "min-replicas-to-write", least]).exec(redis).unwrap();
+    };
+    let mut redis = pair.master.connection();
+    for refused in [false, true] {
+        let lose = |redis: &mut _| if refused { away(redis, true) } else { pair.cut_off(true) };
+        let find = |redis: &mut _| if refused { away(redis, false) } else { pair.cut_off(false) };
+        lose(&mut redis);
+        let mut waiters: Vec<_> = locks(&client, "away")
+            .into_iter()
+            // Some would nest.
+            .map(|(kind, lock)| (kind, spawn(move || lock.lock().map(drop))))
+            .collect();
+        let permits = client.semaphore("permits");
+        waiters.push(("permits", spawn(move || permits.acquire().map(drop))));
+        // Time is the subject: each has met it by then.
+        thread::sleep(WITHIN * 3);
+        if let Some(ended) = waiters.iter().position(|(_, waiter)| waiter.is_finished()) {
+            let (kind, waiter) = waiters.swap_remove(ended);
+            panic!("{kind}, refused: {refused}: {:?}", waiter.join());
+        }
+        find(&mut redis);
+        for (kind, waiter) in waiters {
+            waiter.join().unwrap_or_else(|error| panic!("{kind}, refused: {refused}: {error:#}"));
+        }
+
+        let lock = enduring(limit).reentrant_lock("gone");
+        lose(&mut redis);
+        let begun = Instant::now();
+        let error = lock.lock().unwrap_err();
+        assert!(begun.elapsed() >= limit, "{:?}: {error}", begun.elapsed());
+        let said = if refused { "NOREPLICAS" } else { "only 0 of 1 replicas" };
+        assert!(format!("{error:#}").contains(said), "{error:#}");
+        assert!(error.is_transient(), "{error}");
+        find(&mut redis);
+    }
 }
 
 #[test]

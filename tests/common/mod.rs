@@ -92,12 +92,13 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
 /// How long an impatient client waits for a reply, and for a connection.
 pub(crate) const IMPATIENT: Duration = Duration::from_millis(7 * UNIT.as_millis() as u64);
 
-/// A client that does not wait long for replies.
+/// A client that does not wait long for replies, nor for a server that is away.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
         .watchdog_timeout(LONG)
         .response_timeout(IMPATIENT)
         .connect_timeout(IMPATIENT)
+        .failover_timeout(Duration::ZERO)
 }
 
 /// So many threads that it takes twice [`SOON`] if each waits out a time of its own, [`IMPATIENT`].

@@ -19,10 +19,17 @@ fn voting(servers: &[Server]) -> MultiLock {
 /// Of clients that would wait for long for a server that does not answer. A quorum does not: for
 /// 1.2 s, a fiftieth of the lease.
 fn voting_at(urls: &[String]) -> MultiLock {
+    enduring(urls, Duration::ZERO)
+}
+
+/// The same of clients that wait for servers which are away.
+fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
     let locks: Vec<_> = urls
         .iter()
         .map(|url| Client::builder(url).watchdog_timeout(VOTE).response_timeout(RESPONSE_TIMEOUT))
-        .map(|client| client.connect().unwrap().reentrant_lock("vote"))
+        .map(|client| {
+            client.failover_timeout(failover_timeout).connect().unwrap().reentrant_lock("vote")
+        })
         .collect();
     MultiLock::quorum(&listed(&locks)).unwrap()
 }
@@ -164,6 +171,21 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
         wait_free(server, "vote", SOON);
     }
     assert_eq!(lost.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    quorum.lock().unwrap().unlock().unwrap();
+    servers[..3].iter().for_each(Server::kill);
+    let error = quorum.try_lock().map(drop).unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let waiter = spawn(move || quorum.lock().map(drop));
+    waiter.wait_queued();
+    servers[..3].iter().for_each(Server::restart_empty);
+    waiter.join().unwrap();
 }
 
 #[test]

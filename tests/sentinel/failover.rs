@@ -158,7 +158,7 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     let _bounded = bounded();
     let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 40)) else { return };
-    let patient = || impatient(&sentinels.url());
+    let patient = || impatient(&sentinels.url()).failover_timeout(LONG);
     let hasty = patient().failover_timeout(Duration::ZERO).connect().unwrap();
     let client = patient().connect().unwrap();
     let master = sentinels.master();
@@ -205,7 +205,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
 fn a_wait_on_a_condition_outlasts_a_failover() {
     let _bounded = bounded();
     let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 20)) else { return };
-    let client = impatient(&sentinels.url()).connect().unwrap();
+    let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("lock");
     let changed = lock.new_condition("changed");
     let (lock_again, changed_again) = (lock.clone(), changed.clone());
@@ -295,13 +295,14 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
 }
 
-/// Behind a grant that too few replicas had, the wait goes on if there was an outage meanwhile.
+/// Behind a grant that too few replicas had, and an outage, the wait goes on.
 #[test]
 fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
     let _bounded = bounded();
     let Some(sentinels) = started(Sentinels::builder().down_after(LONG)) else { return };
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
-    let failed = impatient(&sentinels.url()).replica_acks(1, UNIT * 5).connect().unwrap();
+    let failed = impatient(&sentinels.url()).failover_timeout(LONG).replica_acks(1, UNIT * 5);
+    let failed = failed.connect().unwrap();
     let master = sentinels.master();
     let probe = || failed.reentrant_lock("probe").try_lock();
     let in_line = || -> Vec<String> {

@@ -1,0 +1,123 @@
+//! How long a wait goes on though its requests fail.
+//!
+//! Each call counts for itself, from its own first failure: what came before the call is no
+//! business of its, and a thread that queues behind a leader counts from the failure that the
+//! leader tells it. An outage is over for a call when the server has answered it again, and the
+//! next one has its whole time. What too few replicas have is answered, and says nothing of that:
+//! others of the same wait may be refused in between for as long as the replicas are away. That
+//! trouble is over when it did not come for as long as it may last.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Passing};
+
+/// How long a wait leaves a server alone that cannot be asked.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The same where replicas are away, after the first time; twice as long after each further one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What one call has met so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Endurance {
+    /// Since when the server cannot be asked.
+    out: Option<Instant>,
+    unacknowledged: Option<Unacknowledged>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Unacknowledged {
+    first: Instant,
+    last: Instant,
+    /// After the next one.
+    pause: Duration,
+}
+
+impl Endurance {
+    /// The server was asked and has answered, and what is to be listened to is.
+    pub(crate) fn answered(&mut self) {
+        self.out = None;
+    }
+
+    /// A request has failed. `Some`: that may pass within `limit`; after so long it is worth
+    /// another one. `None`: it ends the wait.
+    pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
+        self.failed_at(Instant::now(), error.passing()?, limit)
+    }
+
+    fn failed_at(&mut self, now: Instant, trouble: Passing, limit: Duration) -> Option<Duration> {
+        let (first, pause) = match trouble {
+            Passing::Outage => (*self.out.get_or_insert(now), PAUSE),
+            Passing::Unacknowledged => {
+                let new = Unacknowledged { first: now, last: now, pause: PAUSE };
+                let met = self.unacknowledged.get_or_insert(new);
+                if now.saturating_duration_since(met.last) > limit {
+                    *met = new;
+                }
+                met.last = now;
+                let pause = met.pause;
+                met.pause = (pause * 2).min(LONGEST_PAUSE);
+                (met.first, pause)
+            }
+        };
+        let left = limit.saturating_sub(now.saturating_duration_since(first));
+        // One request more at the end of it.
+        (!left.is_zero()).then(|| pause.min(left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn after(seconds: f64, since: Instant) -> Instant {
+        since + Duration::from_secs_f64(seconds)
+    }
+
+    /// Of a new call, what becomes of failures of one kind that come at these seconds.
+    fn pauses(trouble: Passing, at: &[f64]) -> Vec<Option<u128>> {
+        let (mut endurance, begun) = (Endurance::default(), Instant::now());
+        let mut pause = |at| endurance.failed_at(after(at, begun), trouble, LIMIT);
+        at.iter().map(|at| pause(*at).map(|pause| pause.as_millis())).collect()
+    }
+
+    #[test]
+    fn a_call_endures_what_passes_for_so_long_from_its_first_failure() {
+        let at = [0.0, 30.0, 59.95, 60.0, 61.0];
+        assert_eq!(pauses(Passing::Outage, &at), [Some(100), Some(100), Some(50), None, None]);
+    }
+
+    #[test]
+    fn who_lacks_replicas_asks_less_and_less_often() {
+        let at = [0.0, 0.1, 0.3, 0.7, 1.5, 2.5, 59.5, 60.5];
+        let pauses = pauses(Passing::Unacknowledged, &at);
+        let expected = [100, 200, 400, 800, 1_000, 1_000, 500].map(Some);
+        assert_eq!(pauses, [&expected[..], &[None]].concat());
+    }
+
+    #[test]
+    fn an_answer_ends_an_outage_and_no_lack_of_replicas() {
+        let begun = Instant::now();
+        for (trouble, goes_on) in [(Passing::Outage, true), (Passing::Unacknowledged, false)] {
+            let mut endurance = Endurance::default();
+            assert!(endurance.failed_at(begun, trouble, LIMIT).is_some());
+            endurance.answered();
+            let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
+            assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
+            // Long after.
+            assert!(
+                endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
+            );
+        }
+    }
+
+    #[test]
+    fn without_a_limit_of_its_own_a_wait_ends_at_once() {
+        let mut endurance = Endurance::default();
+        let trouble = [Passing::Outage, Passing::Unacknowledged];
+        for trouble in trouble {
+            assert_eq!(endurance.failed_at(Instant::now(), trouble, Duration::ZERO), None);
+        }
+    }
+}
