@@ -175,6 +175,13 @@ impl Client {
         CountDownLatch::new(&self.0, name)
     }
 
+    /// The uuid that the owners of this client's locks begin with, as the server has them; the name
+    /// of each of its connections and each of its log lines end with it. No I/O.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.0.core().id.as_str()
+    }
+
     /// Ends the client now, though handles of it are left: waiting threads get an error of kind
     /// [`ShutDown`](ErrorKind::ShutDown), as does every later call; what is held is released, and
     /// its guards are lost ([`LostReason::ShutDown`]).

@@ -1,5 +1,6 @@
 //! What a client can be told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::RedisConnectionInfo;
@@ -31,6 +32,9 @@ pub struct ClientBuilder {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
+    pub(crate) name: Option<String>,
+    /// What its connections are called, once the client has an id.
+    pub(crate) connection_name: Arc<str>,
     pub(crate) watchdog_timeout: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fair_wait_timeout: Duration,
@@ -114,10 +118,13 @@ const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_FAIR_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_FAIR_WAIT: Duration = Duration::from_secs(60);
 const MOST_CONNECTIONS: usize = 1_024;
+const LONGEST_NAME: usize = 200;
 
 impl ClientBuilder {
     pub(crate) fn new(url: &str) -> Self {
         let config = Config {
+            name: None,
+            connection_name: Arc::default(),
             watchdog_timeout: Duration::from_secs(30),
             max_hold: None,
             fair_wait_timeout: Duration::from_secs(10),
@@ -134,6 +141,18 @@ impl ClientBuilder {
             tls: TlsSettings::default(),
         };
         Self { url: url.to_owned(), config }
+    }
+
+    /// What the server calls the client's connections, as `CLIENT LIST` shows them: this name, `#`,
+    /// and the client's [`id`](crate::Client::id). `lib-name` and `lib-ver` are redlatch and its
+    /// version, from Redis 7.2 on. A space, or what else the server takes in no name, becomes `-`.
+    /// Where the server refuses that, its connections have no name.
+    ///
+    /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
+    /// `billing@host-7:4711`.
+    pub fn name(mut self, name: &str) -> Self {
+        self.config.name = Some(name.to_owned());
+        self
     }
 
     /// The lease of a lock, or of a permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore),
@@ -365,6 +384,7 @@ impl ClientBuilder {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let unusable = |message: String| Err(Error::new(ErrorKind::Config, message));
         let Config {
+            name,
             watchdog_timeout,
             max_hold,
             fair_wait_timeout,
@@ -376,6 +396,12 @@ impl ClientBuilder {
             replica_acks,
             ..
         } = &self.config;
+        if let Some(name) = name.as_ref().filter(|name| name.len() > LONGEST_NAME) {
+            let length = name.len();
+            return unusable(format!(
+                "the client's name has {length} bytes; it may have {LONGEST_NAME}"
+            ));
+        }
         if *failover_timeout > LONGEST_TIMEOUT {
             return unusable(format!(
                 "failover_timeout is {failover_timeout:?}; it must be a year at most"

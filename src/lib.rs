@@ -104,14 +104,14 @@
 //! # Threads and connections
 //!
 //! A process usually has one [`Client`]. Its clones and all that it made share what it has: three
-//! background threads, however much is held (`redlatch-watchdog`, `redlatch-renewer` and
-//! `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is something to be called or
-//! logged; with Sentinels also `redlatch-sentinel`, which has a connection to one of them), and a
+//! background threads, however much is held (`redlatch-watch`, `redlatch-renew` and
+//! `redlatch-listen`; a fourth, `redlatch-calls`, while there is something to be called or
+//! logged; with Sentinels also `redlatch-follow`, which has a connection to one of them), and a
 //! few connections (4 to 16 for commands, by the distance of the server, or as many as
 //! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
 //! wait, or when something was held for 100 ms; one for renewals). In a cluster that is for each
 //! server of which something is used, with a renewer and a subscriber for each, and
-//! `redlatch-errands` gives the renewers their work. Commands have no thread: the callers write
+//! `redlatch-errand` gives the renewers their work. Commands have no thread: the callers write
 //! them and read the replies. [`Client::shutdown`], or the drop of the last handle, releases what
 //! is held and ends the threads.
 //!

@@ -69,7 +69,7 @@ impl Log for Logger {
             return;
         }
         let mut line = record.args().to_string();
-        if record.target() != "redlatch" || thread::current().name() != Some("redlatch-callbacks") {
+        if record.target() != "redlatch" || thread::current().name() != Some("redlatch-calls") {
             line = format!("NOT AS DOCUMENTED: {} {line}", record.target());
         }
         let mut state = self.state();
@@ -499,4 +499,24 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
         !line.contains("refuses INFO") && !line.contains("does not tell when a key changes")
     });
     assert!(others.is_empty(), "{others:?}");
+}
+
+/// A process may have several.
+#[test]
+fn each_line_says_whose_it_is() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let clients = [(); 2].map(|()| client(&server));
+    for (client, name) in clients.iter().zip(["one", "other"]) {
+        let guard = client.reentrant_lock(name).with_lease(UNIT).lock().unwrap();
+        guard.on_lost(|_| panic!("as the test wants it"));
+        let (id, of) = (format!("[client {}]", client.id()), format!("{name:?}"));
+        wait_until("both lines are written", SOON, || LOGGER.lines(&of).len() == 2);
+        let lines = LOGGER.lines(&of);
+        assert!(lines.iter().all(|(_, line)| line.ends_with(&id)), "{lines:?}");
+    }
 }

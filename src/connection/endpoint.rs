@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
 use super::host_port::HostPort;
+use super::login::Login;
 #[cfg(not(all(test, shuttle)))]
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
@@ -23,7 +24,7 @@ use crate::error::{Error, ErrorKind};
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     target: Target,
-    settings: RedisConnectionInfo,
+    login: Login,
     /// Counts the servers of a cluster.
     number: usize,
     channels: Channels,
@@ -67,9 +68,10 @@ impl Endpoint {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
             let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
-            let sentinels = Sentinels::new(&url, &settings, config, &health)?;
+            let login = Login::new(settings, config);
+            let sentinels = Sentinels::new(&url, &login, config, &health)?;
             let timeouts = [config.connect_timeout, config.response_timeout];
-            return Ok(Self::at(Target::Named(Arc::new(sentinels)), settings, timeouts, health));
+            return Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health));
         }
         if let Some(why) = explain_url(url) {
             return Err(Error::new(ErrorKind::Config, why));
@@ -90,7 +92,7 @@ impl Endpoint {
             tls: Tls::new(info.addr(), config)?,
         };
         let settings = Credentials::instead(&config.credentials, info.redis_settings());
-        Ok(Self::at(target, settings, timeouts, health))
+        Ok(Self::at(target, Login::new(settings, config), timeouts, health))
     }
 
     /// A server of a cluster, before it is known how channels are spoken to there.
@@ -118,13 +120,13 @@ impl Endpoint {
             Target::Named(_) => String::new(),
         };
         let health = Arc::new(Health::new(&address));
-        let endpoint = Self::at(target, self.settings.clone(), timeouts, health);
+        let endpoint = Self::at(target, self.login.clone(), timeouts, health);
         Self { number, channels: self.channels, ..endpoint }
     }
 
     fn at(
         target: Target,
-        settings: RedisConnectionInfo,
+        login: Login,
         [connect_timeout, response_timeout]: [Duration; 2],
         health: Arc<Health>,
     ) -> Self {
@@ -133,7 +135,7 @@ impl Endpoint {
         let (asks, opened) = (false, Arc::default());
         Self {
             target,
-            settings,
+            login,
             number,
             channels,
             connect_timeout,
@@ -189,10 +191,10 @@ impl Endpoint {
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<Connection> {
         let now = Instant::now();
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
-        let (settings, timeout) = (&self.settings, self.response_timeout);
+        let (login, timeout) = (&self.login, self.response_timeout);
         let opened = match &self.target {
             Target::At { address, tls } => {
-                Connection::open(address, tls, settings, timeout, deadline, false, &|_| {})
+                Connection::open(address, tls, login, timeout, deadline, false, &|_| {})
             }
             Target::Named(sentinels) => sentinels.open(timeout, deadline),
         };
@@ -304,7 +306,7 @@ impl Endpoint {
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.settings.db()
+        self.login.settings().db()
     }
 
     /// Where the server is, for people. Never with a user or a password.

@@ -8,6 +8,7 @@ mod health;
 mod host_port;
 mod lane;
 mod link;
+mod login;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
@@ -37,6 +38,7 @@ pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
 pub(crate) use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
+pub(crate) use login::connection_name;
 pub(crate) use node::Node;
 pub(crate) use reply::{is_redirect, reply_code};
 pub(crate) use route::Route;

@@ -17,9 +17,10 @@ mod follow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, RedisConnectionInfo, RedisError, RedisResult};
+use redis::{ConnectionAddr, RedisError, RedisResult};
 
 use super::host_port::HostPort;
+use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
 use super::server::Server;
 use super::tls::Tls;
@@ -93,7 +94,7 @@ struct FoundMaster {
 struct Manner {
     /// `None`: it speaks no TLS. Else whether any certificate will do.
     insecure: Option<bool>,
-    settings: RedisConnectionInfo,
+    login: Login,
 }
 
 impl Manner {
@@ -113,7 +114,7 @@ impl Manner {
 impl Sentinels {
     pub(super) fn new(
         url: &SentinelUrl,
-        of_servers: &RedisConnectionInfo,
+        of_servers: &Login,
         config: &Config,
         health: &Arc<Health>,
     ) -> Result<Self, Error> {
@@ -126,6 +127,7 @@ impl Sentinels {
         let (tls, insecure) = (Tls::new(address, config)?, insecure(address));
         let login = url.sentinels.first().unwrap_or(&url.server).redis_settings();
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, login);
+        let of_sentinels = Login::new(of_sentinels, config);
         let sentinels = url.sentinels.iter().map(|info| HostPort::of(info.addr())).collect();
         let state = State {
             sentinels,
@@ -139,8 +141,8 @@ impl Sentinels {
         };
         Ok(Self {
             service: url.service.clone(),
-            of_sentinels: Manner { insecure, settings: of_sentinels },
-            of_servers: Manner { insecure, settings: of_servers.clone() },
+            of_sentinels: Manner { insecure, login: of_sentinels },
+            of_servers: Manner { insecure, login: of_servers.clone() },
             tls,
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
@@ -180,11 +182,11 @@ impl Sentinels {
             let FoundMaster { master, doubt } = self.find(deadline)?;
             let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
             let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
-            let Manner { settings, .. } = &self.of_servers;
+            let Manner { login, .. } = &self.of_servers;
             let address = self.of_servers.address(&master.host_port);
             let watch = |closer| self.watch(&master.host_port, closer);
             let (tls, timeout) = (&self.tls, response_timeout);
-            let opened = Connection::open(&address, tls, settings, timeout, until, true, &watch);
+            let opened = Connection::open(&address, tls, login, timeout, until, true, &watch);
             let error = match opened {
                 Ok((_, server)) if server.is_master == Some(false) => {
                     no_master(format!("{} is named, and is a replica", master.host_port))

@@ -9,6 +9,7 @@ use redis::{
 };
 
 use super::Command;
+use super::login::Login;
 use super::reply::turns_away;
 use super::resp::Replies;
 use super::server::Server;
@@ -38,7 +39,7 @@ impl Connection {
     pub(super) fn open(
         address: &ConnectionAddr,
         tls: &Tls,
-        settings: &RedisConnectionInfo,
+        login: &Login,
         response_timeout: Duration,
         deadline: Instant,
         with_role: bool,
@@ -52,7 +53,7 @@ impl Connection {
                 write_timeout: response_timeout,
             };
             begun(connection.closer());
-            let greeted = connection.greet(settings, deadline, with_role);
+            let greeted = connection.greet(login, deadline, with_role);
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
@@ -63,12 +64,8 @@ impl Connection {
         }
     }
 
-    fn greet(
-        &mut self,
-        settings: &RedisConnectionInfo,
-        deadline: Instant,
-        with_role: bool,
-    ) -> RedisResult<Server> {
+    fn greet(&mut self, login: &Login, deadline: Instant, with_role: bool) -> RedisResult<Server> {
+        let settings = login.settings();
         let steps = introduction(settings);
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
@@ -76,6 +73,9 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
+        // Behind what matters: a server that is full says so to the first, and hangs up.
+        let names = names(login.name());
+        names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {
             // A server that is full or protected says so and hangs up: the write may fail, and the
@@ -92,7 +92,13 @@ impl Connection {
         let info = self.receive_until(deadline);
         sent?;
         let server = Server::of(info?)?;
-        Ok(if with_role { server.in_role(&self.receive_until(deadline)?) } else { server })
+        let server =
+            if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
+        // Some servers and some users may not be called anything.
+        for _ in names {
+            let _whatever = self.receive_until(deadline)?;
+        }
+        Ok(server)
     }
 
     /// Writes commands, within the write timeout from `now` on.
@@ -241,6 +247,21 @@ fn introduction(settings: &RedisConnectionInfo) -> Vec<(Greeting, Command)> {
         steps.push((Greeting::Database, Command::plain(&[b"SELECT", database.as_bytes()])));
     }
     steps
+}
+
+/// What the server is to call the connection.
+fn names(name: &str) -> Vec<Command> {
+    if name.is_empty() {
+        return Vec::new();
+    }
+    let name: &[u8] = name.as_bytes();
+    let version: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
+    let info: [&[u8]; 2] = [b"CLIENT", b"SETINFO"];
+    vec![
+        Command::plain(&[b"CLIENT", b"SETNAME", name]),
+        Command::plain(&[info[0], info[1], b"LIB-NAME", b"redlatch"]),
+        Command::plain(&[info[0], info[1], b"LIB-VER", version]),
+    ]
 }
 
 impl Greeting {

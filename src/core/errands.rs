@@ -157,7 +157,7 @@ impl Errands {
             let (sender, jobs) = crossbeam_channel::unbounded();
             let renewer = Renewer::new(Arc::clone(core), node);
             if let Err(error) =
-                own_thread("redlatch-renewer", Some(alive.clone()), move || renewer.run(&jobs))
+                own_thread("redlatch-renew", Some(alive.clone()), move || renewer.run(&jobs))
             {
                 core.watchdog.log(Level::Error, || {
                     format!("nothing is renewed: a background thread cannot be started: {error}")

@@ -76,6 +76,7 @@ pub(crate) struct Core {
 impl Core {
     /// `alive` is kept by every thread that is started, until it ends.
     fn new(
+        id: ClientId,
         servers: Servers,
         config: Config,
         round_trip: Duration,
@@ -83,13 +84,10 @@ impl Core {
         stray: Stray,
     ) -> Result<(Arc<Self>, Receiver<Job>), Error> {
         let unusable = |message: &str| Error::new(ErrorKind::Config, message.to_owned());
-        let id = ClientId::random().map_err(|source| {
-            unusable("the system gives no random number for the client's id").caused_by(source)
-        })?;
         let process = Process::current().map_err(|source| {
             unusable("the system does not tell when the process is forked").caused_by(source)
         })?;
-        let (watchdog, jobs) = Watchdog::new(alive.clone());
+        let (watchdog, jobs) = Watchdog::new(id.as_str(), alive.clone());
         let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(
@@ -287,7 +285,7 @@ impl Host for Hosted {
         }
         let pubsub = Arc::clone(&core.pubsub);
         let work = move || pubsub.run(&subscriber);
-        if let Err(error) = core.spawn("redlatch-subscriber", work) {
+        if let Err(error) = core.spawn("redlatch-listen", work) {
             core.watchdog.log(Level::Error, || {
                 format!("waiting may fail: a thread that listens cannot be started: {error}")
             });

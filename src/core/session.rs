@@ -12,8 +12,9 @@ use super::errands::Errands;
 use super::renewer::Renewer;
 use super::{Core, Stray};
 use crate::config::Config;
-use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, greet, may_wait};
+use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, connection_name, greet, may_wait};
 use crate::error::{Error, ErrorKind};
+use crate::protocol::ClientId;
 use crate::script;
 use crate::sync::{Mutex, on_own_thread, spin};
 use crate::watchdog::Job;
@@ -29,9 +30,15 @@ impl Session {
     pub(crate) fn open(url: &str, config: Config, stray: Stray) -> Result<Self, Error> {
         script::prepare();
         spin::prepare();
+        let id = ClientId::random().map_err(|source| {
+            let message = "the system gives no random number for the client's id".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        let connection_name = connection_name(config.name.as_deref(), id.as_str());
+        let config = Config { connection_name, ..config };
         let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
-        let (core, jobs) = Core::new(servers, config, round_trip, alive.clone(), stray)?;
+        let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), stray)?;
         core.watch_servers();
         // From here on a failure drops this, which ends the threads that did start.
         let session = Self(Arc::new(Threads { core, ended, ending: Mutex::new(false) }));
@@ -158,23 +165,23 @@ pub(super) struct Threads {
 impl Threads {
     fn start(&self, jobs: Receiver<Job>, alive: Sender<()>) -> io::Result<()> {
         let core = Arc::clone(&self.core);
-        self.core.spawn("redlatch-watchdog", move || core.watchdog.run())?;
+        self.core.spawn("redlatch-watch", move || core.watchdog.run())?;
         let core = Arc::clone(&self.core);
         match &self.core.servers {
             Servers::One(node) => {
                 let renewer = Renewer::new(core, node).connect();
-                self.core.spawn("redlatch-renewer", move || renewer.run(&jobs))?;
+                self.core.spawn("redlatch-renew", move || renewer.run(&jobs))?;
                 let pubsub = Arc::clone(&self.core.pubsub);
                 let subscriber = pubsub.subscriber(node);
                 if let Some(follow) = node.endpoint.follower() {
-                    self.core.spawn("redlatch-sentinel", follow)?;
+                    self.core.spawn("redlatch-follow", follow)?;
                 }
-                self.core.spawn("redlatch-subscriber", move || pubsub.run(&subscriber))
+                self.core.spawn("redlatch-listen", move || pubsub.run(&subscriber))
             }
             // The others when they are needed.
             Servers::Cluster(cluster) => {
                 let errands = Errands::new(core, Arc::clone(cluster), alive);
-                self.core.spawn("redlatch-errands", move || errands.run(&jobs))
+                self.core.spawn("redlatch-errand", move || errands.run(&jobs))
             }
         }
     }

@@ -25,6 +25,8 @@ enum Job {
 /// Jobs that may block, take locks of the user's or use this library: never on a thread that
 /// anything depends on. A logger is the user's, too.
 pub(super) struct Callbacks {
+    /// The client's id, which each line ends with: a process may have several.
+    client: Arc<str>,
     state: Mutex<State>,
 }
 
@@ -41,10 +43,14 @@ struct State {
 }
 
 impl Callbacks {
-    pub(super) fn new(alive: Sender<()>) -> Self {
+    pub(super) fn new(client: &str, alive: Sender<()>) -> Self {
         let (queue, alive) = (VecDeque::new(), Some(alive));
         let state = State { alive, queue, lines: 0, left_out: 0, running: false };
-        Self { state: Mutex::new(state) }
+        Self { client: client.into(), state: Mutex::new(state) }
+    }
+
+    pub(super) fn client(&self) -> Arc<str> {
+        Arc::clone(&self.client)
     }
 
     /// The client ends: it waits for a thread that runs now, for none that starts later.
@@ -83,7 +89,7 @@ impl Callbacks {
         let alive = state.alive.clone();
         drop(state);
         let callbacks = Arc::clone(self);
-        let started = own_thread("redlatch-callbacks", alive, move || callbacks.work());
+        let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
             // No thread to be had. The jobs stay queued for the next one that starts.
             self.state.lock().running = false;
@@ -95,14 +101,17 @@ impl Callbacks {
             // A job catches the panics of what the user gave it; this is for a logger's.
             let _ = catch_unwind(AssertUnwindSafe(|| match job {
                 Job::Call(call) => call(),
-                Job::Line(level, line) => log::log!(target: TARGET, level, "{line}"),
+                Job::Line(level, line) => {
+                    log::log!(target: TARGET, level, "{line} [client {}]", self.client);
+                }
             }));
             if left_out > 0 {
                 let _ = catch_unwind(|| {
                     log::warn!(
                         target: TARGET,
                         "{left_out} log lines were left out: the logger or an on_lost callback \
-                         keeps them waiting"
+                         keeps them waiting [client {}]",
+                        self.client
                     );
                 });
             }
@@ -123,8 +132,8 @@ impl Callbacks {
 }
 
 /// Runs a user's callback, whose panic is its own affair.
-pub(super) fn call(name: &str, callback: impl FnOnce()) {
+pub(super) fn call(name: &str, client: &str, callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
-        log::error!(target: TARGET, "an on_lost callback of {name:?} panicked");
+        log::error!(target: TARGET, "an on_lost callback of {name:?} panicked [client {client}]");
     }
 }

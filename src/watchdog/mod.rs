@@ -1,9 +1,9 @@
 //! How a hold stays alive, and how its end is noticed: one timing wheel and its thread.
 //!
-//! A client has three threads, however many holds there are, `redlatch-watchdog`,
-//! `redlatch-renewer` and `redlatch-subscriber`; a fourth, `redlatch-callbacks`, while there is
-//! something to be called or logged; with Sentinels also `redlatch-sentinel`. In a cluster a
-//! renewer and a subscriber for each server that is used, and `redlatch-errands`, which gives the
+//! A client has three threads, however many holds there are, `redlatch-watch`,
+//! `redlatch-renew` and `redlatch-listen`; a fourth, `redlatch-calls`, while there is
+//! something to be called or logged; with Sentinels also `redlatch-follow`. In a cluster a
+//! renewer and a subscriber for each server that is used, and `redlatch-errand`, which gives the
 //! renewers their work.
 //!
 //! The *watchdog* waits for the wheel and never does I/O, so that a lost hold is told at once even
@@ -144,7 +144,7 @@ impl Alarm {
 
 impl Watchdog {
     /// `alive` is kept by every thread that is started, until it ends.
-    pub(crate) fn new(alive: Sender<()>) -> (Self, Receiver<Job>) {
+    pub(crate) fn new(client: &str, alive: Sender<()>) -> (Self, Receiver<Job>) {
         let (jobs, work) = crossbeam_channel::unbounded();
         let now = clock::now() / TICK;
         let timer = Timer { wheel: Wheel::new(now, BUCKETS), wakes_at: 0, shut_down: false };
@@ -152,7 +152,7 @@ impl Watchdog {
             timer: Mutex::new(timer),
             changed: Condvar::new(),
             jobs,
-            callbacks: Arc::new(Callbacks::new(alive)),
+            callbacks: Arc::new(Callbacks::new(client, alive)),
         };
         (watchdog, work)
     }
@@ -236,8 +236,9 @@ impl Watchdog {
         callbacks: Vec<Box<dyn FnOnce(LostReason) + Send>>,
     ) {
         for callback in callbacks {
-            let name = Arc::clone(name);
-            self.callbacks.run(Box::new(move || callbacks::call(&name, || callback(reason))));
+            let (name, client) = (Arc::clone(name), self.callbacks.client());
+            let call = move || callbacks::call(&name, &client, || callback(reason));
+            self.callbacks.run(Box::new(call));
         }
     }
 

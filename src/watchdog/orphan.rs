@@ -297,7 +297,7 @@ mod tests {
             ("stray", Orphan::stray(&name, command()), 0, 3),
             ("unheard", Orphan::unheard(&name, command(), 0), 0, 3),
         ] {
-            let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
+            let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {
                 orphan.is_done(outcome, false, begun + after, &watchdog)
             };
@@ -334,7 +334,7 @@ mod tests {
     fn a_numbered_request_is_sent_until_it_was_applied_or_is_too_late() {
         let name = Arc::from("name");
         let requests = Arc::new(Requests::new("requests", &Arc::default()));
-        let (watchdog, _jobs) = Watchdog::new(crossbeam_channel::bounded(0).0);
+        let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let begun = clock::now();
         let is_done = |outcome: Outcome, after: u64| {
             let ticket = requests.open(|| 1);

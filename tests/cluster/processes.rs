@@ -13,7 +13,7 @@ fn follower() {
     job.say("ready");
     while job.wait_line() == "threads" {
         // The names' first 15 characters.
-        let is_one = |name: &&String| ["redlatch-renewe", "redlatch-subscr"].contains(&&***name);
+        let is_one = |name: &&String| ["redlatch-renew", "redlatch-listen"].contains(&&***name);
         job.say(&format!("threads {}", common::thread_names().iter().filter(is_one).count()));
     }
     waiting.join();

@@ -82,7 +82,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
         // For the one that is held, and then for what nobody has.
         wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
         // And has answered, and that was read.
-        wait_idle("redlatch-renewe");
+        wait_idle("redlatch-renew");
         assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
         proxy.release();
         leaver.join();

@@ -117,6 +117,13 @@ fn what_answers_ok_to_everything_is_no_redis() {
     }
 }
 
+/// What one of this version says to a client's first questions; the connection gets no name.
+fn greeting(version: &str) -> String {
+    let info = format!("redis_version:{version}\r\n");
+    let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);
+    format!("${}\r\n{info}\r\n{refusals}", info.len())
+}
+
 /// As a Valkey that was built without.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
@@ -129,7 +136,7 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
                 Ok(length) if contains(&said[..length], "EVAL") => {
                     "-ERR Could not find scripting engine 'lua'\r\n"
                 }
-                Ok(_) => "$21\r\nredis_version:9.1.0\r\n\r\n",
+                Ok(_) => &greeting("9.1.0"),
                 Err(_) => continue,
             };
             if stream.write_all(reply.as_bytes()).is_err() {
@@ -168,9 +175,7 @@ fn a_server_that_is_too_old_says_so() {
         while !stop.load(Ordering::SeqCst) {
             match stream.read(&mut said) {
                 Ok(0) => return,
-                Ok(_) if stream.write_all(b"$22\r\nredis_version:6.0.16\r\n\r\n").is_err() => {
-                    return;
-                }
+                Ok(_) if stream.write_all(greeting("6.0.16").as_bytes()).is_err() => return,
                 _ => {}
             }
         }

@@ -261,7 +261,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     let _bounded = bounded();
     let Some(sentinels) = sentinels() else { return };
     let client = client_of(&sentinels);
-    assert!(thread_names().iter().any(|name| name == "redlatch-sentin"), "{:?}", thread_names());
+    assert!(thread_names().iter().any(|name| name == "redlatch-follow"), "{:?}", thread_names());
     // Also while there is no master, nor a Sentinel that answers.
     let master = sentinels.master();
     sentinels.sentinels().iter().for_each(Server::pause);

@@ -132,9 +132,9 @@ impl Sentinels {
         deadline: Instant,
     ) -> RedisResult<Connection> {
         let address = self.of_sentinels.address(host_port);
-        let settings = &self.of_sentinels.settings;
+        let login = &self.of_sentinels.login;
         let (tls, timeout) = (&self.tls, self.response_timeout);
-        Connection::open(&address, tls, settings, timeout, deadline, false, &|_| {})
+        Connection::open(&address, tls, login, timeout, deadline, false, &|_| {})
             .map(|(connection, _)| connection)
     }
 }

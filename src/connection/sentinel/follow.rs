@@ -1,5 +1,5 @@
 //! How a change is heard of, and found out where it is not: a thread of its own,
-//! `redlatch-sentinel`.
+//! `redlatch-follow`.
 //!
 //! It listens to one Sentinel, which may be the one that is cut off from the others: so now and
 //! then it asks another one. No other thread can do this: each of them may be in a read from the
