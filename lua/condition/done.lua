@@ -21,4 +21,8 @@ if pass then
     end
 end
 redis.call('hdel', notified, ARGV[2])
+if redis.pcall('hlen', notified) == 1 then
+    -- No record, if that is when they were last looked at.
+    redis.call('hdel', notified, '')
+end
 return 1

@@ -3,11 +3,16 @@
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = it does not want to wait any more
 -- reply: 1 = it waits, or did until now; 0 = it does not: it was notified
-if not redis.call('lpos', waiting, ARGV[2]) then
-    local mine = redis.call('hget', notified, ARGV[2])
-    if mine then
-        record(ARGV[2], string.match(mine, '%S+$'))
-    end
+--
+-- Where many were notified, one look at all their records serves all who look soon after: whoever of
+-- them it is, so that a waiter that died keeps nobody from it.
+local FEW, LOOKED = 8, 300
+
+local mine = redis.call('hget', notified, ARGV[2])
+if mine then
+    record(ARGV[2], string.match(mine, '%S+$'))
+    return 0
+elseif not redis.call('lpos', waiting, ARGV[2]) then
     return 0
 end
 if ARGV[3] == '1' then
@@ -15,11 +20,24 @@ if ARGV[3] == '1' then
     return 1
 end
 redis.call('pexpire', waiting, KEPT)
+local many = redis.pcall('hlen', notified)
+if type(many) == 'number' and many > FEW then
+    local looked = tonumber(redis.call('hget', notified, '') or nil)
+    -- (A time to come: the server's clock was set back.)
+    if looked and math.abs(now() - looked) < LOOKED then
+        return 1
+    end
+    -- Where it is refused each look is at all of them.
+    redis.pcall('hset', notified, '', string.format('%.0f', now()))
+end
 local records = redis.call('hgetall', notified)
+local passed = false
 for i = 1, #records, 2 do
     local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
     -- (A time to come: the server's clock was set back.)
-    if not since or math.abs(now() - since) > PATIENCE or not listens(records[i]) then
+    if records[i] ~= ''
+        and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
+    then
         -- Refused behind it, it would be passed on again at each look.
         redis.call('hdel', notified, '')
         local _, trouble = notify_first(number or '0')
@@ -27,6 +45,7 @@ for i = 1, #records, 2 do
             break
         end
         redis.call('hdel', notified, records[i])
+        passed = true
     end
 end
-return redis.call('lpos', waiting, ARGV[2]) and 1 or 0
+return (not passed or redis.call('lpos', waiting, ARGV[2])) and 1 or 0

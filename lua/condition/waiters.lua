@@ -9,7 +9,7 @@
 -- finds out by the next look at the latest.
 -- Those who were notified are a hash: waiter -> when, and whose notification, by number. It stays
 -- until the waiter has left the lock that it came back with. If it dies before, the notification is
--- passed on.
+-- passed on. The field without a name says when all records were last looked at, if they are many.
 local waiting, notified, lock = KEYS[1], KEYS[2], KEYS[3]
 local database = ARGV[1]
 
@@ -31,11 +31,16 @@ local function channel(waiter)
     return 'redisson_lock__channel:{redlatch:' .. string.sub(waiter, 1, 36) .. '}'
 end
 
--- Whether a waiter's process lives, as far as the server can know. PUBLISH would count somebody's
--- pattern subscription.
+-- Whether a waiter's process lives, as far as the server can know: asked once for each process. PUBLISH
+-- would count somebody's pattern subscription.
+local heard_by = {}
 local function listens(waiter)
-    local heard = redis.pcall('pubsub', 'numsub', channel(waiter))
-    return refused(heard) or heard[2] > 0
+    local own = channel(waiter)
+    if heard_by[own] == nil then
+        local heard = redis.pcall('pubsub', 'numsub', own)
+        heard_by[own] = refused(heard) and true or heard[2] > 0
+    end
+    return heard_by[own]
 end
 
 -- A refused message is no trouble: the waiter looks.

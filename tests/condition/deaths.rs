@@ -82,6 +82,28 @@ fn who_is_killed_between_its_notification_and_the_lock_leaves_it_to_the_next() {
 }
 
 #[test]
+fn who_is_killed_among_many_that_were_notified_leaves_it_to_the_next() {
+    let _bounded = bounded();
+    let server = server();
+    let mut dead = process(&server, REENTRANT, "m", LONG);
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let crowd: Vec<_> =
+        (0..14).map(|_| Guest::of(&server, "m", &here, Wait::FOREVER).passes()).collect();
+    let guard = there.lock.lock().unwrap();
+    for _ in 0..13 {
+        assert!(there.condition.notify_one().unwrap());
+    }
+    assert_eq!(waiting(&server, "m"), 2);
+    dead.sigkill();
+    wait_waiting(&server, "m", 1);
+    there.condition.notify_all().unwrap();
+    guard.unlock().unwrap();
+    assert!(leave_all(crowd).into_iter().all(|notified| notified));
+    leaves_nothing(&server, "m");
+}
+
+#[test]
 fn who_is_killed_with_the_lock_in_its_hands_leaves_its_notification_to_the_next() {
     let _bounded = bounded();
     let server = server();

@@ -2,6 +2,32 @@
 
 use super::*;
 
+#[test]
+fn those_who_look_do_not_each_ask_for_all_who_were_notified() {
+    const NOTIFIED: usize = 40;
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let crowd: Vec<_> =
+        (0..2 * NOTIFIED).map(|_| Guest::of(&server, "m", &here, Wait::FOREVER).passes()).collect();
+    let guard = there.lock.lock().unwrap();
+    for _ in 0..NOTIFIED {
+        assert!(there.condition.notify_one().unwrap());
+    }
+    let questions = |commands: &Commands| commands.of("pubsub") + commands.of("pubsub|numsub");
+    let before = Commands::so_far(&server);
+    let scripts = || Commands::so_far(&server).scripts() - before.scripts();
+    wait_until("each has looked", SOON, || scripts() > 4 * NOTIFIED as u64);
+    let (sent, after) = (scripts(), Commands::so_far(&server));
+    let asked = questions(&after) - questions(&before);
+    assert!(asked <= sent, "{asked} questions in {sent} scripts");
+    there.condition.notify_all().unwrap();
+    guard.unlock().unwrap();
+    assert!(leave_all(crowd).into_iter().all(|notified| notified));
+    leaves_nothing(&server, "m");
+}
+
 of_both_locks! {
     nobody_is_forgotten_and_nobody_told_twice
 }
