@@ -42,6 +42,11 @@ use crate::watchdog::Orphan;
 /// # Ok(()) }
 /// ```
 ///
+/// # After a failover
+///
+/// A replica that becomes the master may not have heard of the last count-downs, or of the count
+/// that was set. They are not made again: look at [`count`](Self::count).
+///
 /// # In Redis
 ///
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
@@ -108,7 +113,7 @@ impl CountDownLatch {
         let state = match &trouble {
             Trouble::Unknown(_) => {
                 let command = site.scripts().count_down_copy(ticket);
-                let orphan = Orphan::numbered(&site.name, command, &site.requests, ticket);
+                let orphan = Orphan::numbered(&site.name, command, &site.requests, ticket, None);
                 site.core.watchdog.adopt(orphan);
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"

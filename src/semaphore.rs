@@ -68,6 +68,19 @@ pub(crate) use self::site::SemaphoreSite;
 /// it is not known any more, which is logged. A release that never left the process is kept for as
 /// long as the client is.
 ///
+/// # After a failover
+///
+/// A replica that becomes the master may not have heard of the last requests. Each client makes the
+/// takes and returns of its last 10 s again that the new master does not know, up to 10,000: when
+/// all that was out has come back, there are as many permits as before. Until then more may be out
+/// than there are. What cannot be put right: what a client did that ended in those seconds, what
+/// Redisson's clients did, [`set_permits`](Self::set_permits) and
+/// [`drain_permits`](Self::drain_permits), and all of it if the clocks of the two servers are a
+/// minute or more apart. So a `WARN` names the semaphores in use at each failover: compare
+/// [`available_permits`](Self::available_permits) with what should be free when nothing is out.
+/// With [`replica_acks`](crate::ClientBuilder::replica_acks), taking permits and
+/// [`release`](Permit::release) wait until replicas know of it; a drop does not wait.
+///
 /// # In Redis
 ///
 /// The number of free permits as text under the semaphore's name, without a time to live; each
@@ -130,7 +143,15 @@ impl Semaphore {
     ///
     /// One round trip.
     pub fn add_permits(&self, permits: i64) -> Result<(), Error> {
-        self.request(|scripts, ticket| scripts.add_permits(ticket, permits)).map(drop)
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = site.scripts().add_permits(ticket, permits);
+        match outcome {
+            Ok(_) => site.requests.applied(ticket, &site.name, permits),
+            Err(_) => site.requests.close(ticket),
+        }
+        outcome.map(drop).map_err(|trouble| trouble.into_error_of(&site.name))
     }
 
     /// Takes all permits that are free, and returns how many they were (negative if there were
@@ -405,14 +426,17 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble; the message says whether the
-    /// release is tried again in the background. [`Protocol`](ErrorKind::Protocol),
+    /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or too few replicas acknowledge it
+    /// (the permit is given back then); the message says whether the release is tried again in the
+    /// background. [`Protocol`](ErrorKind::Protocol),
     /// [`Config`](ErrorKind::Config), [`ShutDown`](ErrorKind::ShutDown) and
     /// [`Forked`](ErrorKind::Forked) as [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
-    /// One round trip; none if the permit is passed to a thread of this process that waits.
+    /// One round trip, and the wait for replicas that
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) asks for; none if the permit is passed
+    /// to a thread of this process that waits.
     pub fn release(&self) -> Result<(), Error> {
         self.release_many(1)
     }
@@ -443,8 +467,21 @@ impl Semaphore {
     /// One round trip.
     #[must_use = "`false`: there is no semaphore, and nothing was given back"]
     pub fn release_if_exists(&self, permits: u32) -> Result<bool, Error> {
-        let heard = self.request(|scripts, ticket| scripts.release(ticket, permits, true))?;
-        Ok(heard.is_some())
+        self.check(&Wait::FOREVER)?;
+        let site = &self.site;
+        let ticket = site.open();
+        let outcome = site.scripts().release(ticket, permits, true);
+        match &outcome {
+            Ok(Replied { reply: Some(_), .. }) => {
+                site.requests.applied(ticket, &site.name, permits.into());
+            }
+            _ => site.requests.close(ticket),
+        }
+        let released = outcome.map_err(|trouble| trouble.into_error_of(&site.name))?;
+        match released.void.filter(|_| released.reply.is_some()) {
+            Some(void) => Err(void.of(&site.name).now(site::GIVEN_BACK_HERE)),
+            None => Ok(released.reply.is_some()),
+        }
     }
 
     /// The semaphore's name: the key in Redis.

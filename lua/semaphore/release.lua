@@ -8,6 +8,10 @@
 --
 -- The message is the new value, or what an int holds of it. Redisson's clients fail on a negative
 -- one, and none is woken by 0.
+if last == number then
+    -- Who waits for replicas waits for what this connection wrote: see ../lock/acquire.lua.
+    redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
+end
 return once(function()
     if ARGV[7] == '1' and redis.call('exists', KEYS[1]) == 0 then
         return nil

@@ -25,6 +25,11 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
+    /// Whether it is a semaphore without leases, of which nobody knows what is out.
+    fn is_a_count(&self) -> bool {
+        false
+    }
+
     /// Takes an owner out of it that nobody has any more.
     fn give_up_owner(&self, _owner: &str) {}
 }

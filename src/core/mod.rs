@@ -38,7 +38,7 @@ use crate::connection::{
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
 use crate::pubsub::{Host, News, PubSub, Subscriber};
-use crate::script::{Requests, ServerClock};
+use crate::script::{Changes, Requests, ServerClock};
 use crate::sync::{Mutex, Process, Registry, clock, own_thread};
 use crate::watchdog::{Job, Orphan, Watchdog};
 
@@ -60,6 +60,7 @@ pub(crate) struct Core {
     /// Kept by whoever has a request open, so that a name's numbers outlive its handles.
     pub(crate) requests: Registry<Requests>,
     pub(crate) server_clock: Arc<ServerClock>,
+    changes: Arc<Changes>,
     last_heartbeat: AtomicU64,
     /// Whether it was said that a lock's queue had no place. Once: names come and go.
     pub(crate) says_no_place: AtomicBool,
@@ -110,6 +111,7 @@ impl Core {
             requests: Registry::new(&process),
             process,
             server_clock: Arc::default(),
+            changes: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
             says_no_place: AtomicBool::new(false),
             shut_down: AtomicBool::new(false),
@@ -127,7 +129,8 @@ impl Core {
     /// share the numbers as well.
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = protocol::requests(name, self.id.as_str());
-        self.requests.find(&key, |key| Requests::new(&key, &self.server_clock))
+        self.requests
+            .find(&key, |key| Requests::new(&key, &self.server_clock).told_again(&self.changes))
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {

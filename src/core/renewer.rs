@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use log::Level;
 use redis::Value;
 
 use super::todo::Todo;
@@ -165,9 +166,21 @@ impl Renewer {
             Job::Moved(slots) => {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
+                let counts: Vec<_> =
+                    members.iter().filter(|member| member.is_a_count()).cloned().collect();
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
-                self.return_again(|renewer, name| {
+                let is_meant = |renewer: &Self, name: &str| {
                     slots.binary_search(&slot_of(name.as_bytes())).is_ok() && renewer.is_home(name)
+                };
+                self.return_again(is_meant);
+                self.try_to(|renewer| {
+                    match renewer.mend(is_meant) {
+                        // When all is asked for once more.
+                        None => renewer.last_run = u64::MAX,
+                        // A slot that was moved in peace has taken all along.
+                        Some([0, 0]) => {}
+                        mended => renewer.warn_of_counts(&counts, mended),
+                    }
                 });
             }
             Job::End => {}
@@ -311,16 +324,83 @@ impl Renewer {
     /// Finds out whether it is another run of the server, or another server, and if so gives back
     /// what was given back to the one before.
     fn meet_the_server(&mut self) {
-        if self.core.returned.is_empty() {
+        let mut members = self.core.members.all();
+        members.retain(|member| member.is_a_count() && self.is_home(member.name()));
+        if members.is_empty() && self.core.returned.is_empty() && self.core.changes.is_empty() {
             return;
         }
         let met = self.link().is_ok();
         let run = self.endpoint.incarnation();
-        if std::mem::replace(&mut self.last_run, run) != run {
+        if self.last_run != run {
             self.return_again(|renewer, name| renewer.is_home(name));
+            let mended = self.mend(|renewer, name| renewer.is_home(name));
+            if mended.is_some() {
+                self.last_run = run;
+            }
+            self.warn_of_counts(&members, mended);
         } else if !met {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
+    }
+
+    /// Makes those changes of semaphores again that this server does not know of. How many permits
+    /// were taken and given by that; `None`: it did not answer, and is asked again.
+    fn mend(&mut self, is_meant: impl Fn(&Self, &str) -> bool) -> Option<[i64; 2]> {
+        let mut mends = Vec::new();
+        for requests in self.core.changes.all() {
+            mends.extend(requests.mends(None));
+        }
+        mends.retain(|(name, _)| is_meant(self, name));
+        let (mut taken, mut given) = (0_i64, 0_i64);
+        for part in mends.chunks(NAMES_A_CALL) {
+            let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
+            let outcomes = self.exchange(&commands, None).0;
+            for ((name, _), outcome) in part.iter().zip(outcomes) {
+                match outcome {
+                    Ok(Value::Int(permits)) if permits < 0 => taken -= permits,
+                    Ok(Value::Int(permits)) => given += permits,
+                    Err(failure) if failure.is_the_links() => {
+                        self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                        return None;
+                    }
+                    _ => self.core.watchdog.log(Level::Error, || {
+                        format!("the permits of {name:?} could not be put right after a failover")
+                    }),
+                }
+            }
+        }
+        Some([taken, given])
+    }
+
+    /// What nobody can put right is said at least.
+    fn warn_of_counts(&self, members: &[Arc<dyn Member>], mended: Option<[i64; 2]>) {
+        let Some([taken, given]) = mended else { return };
+        if self.core.changes.were_too_many() {
+            self.core.watchdog.log(Level::Warn, || {
+                "more than 10,000 changes of semaphores were made shortly before a failover: the \
+                 new master was not told of the earlier ones"
+                    .to_owned()
+            });
+        }
+        let mut names: Vec<_> = members.iter().map(|member| Arc::clone(member.name())).collect();
+        names.sort_unstable();
+        names.dedup();
+        if names.is_empty() {
+            return;
+        }
+        let address = self.endpoint.address();
+        self.core.watchdog.log(Level::Warn, || {
+            let some: Vec<_> = names.iter().take(10).map(|name| format!("{name:?}")).collect();
+            let more = names.len().saturating_sub(some.len());
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "another server is the master at {address}, or it was started anew; semaphores in \
+                 use: {}{more}. It had not heard of {taken} permits that this client had taken and \
+                 of {given} that it had given back, which was put right. What clients did that \
+                 ended since, or Redisson's, was not: compare available_permits with what is out",
+                some.join(", ")
+            )
+        });
     }
 
     /// For the same reason, what was given back of expirable semaphores a moment ago is given back
@@ -533,6 +613,7 @@ impl Core {
             self.last_heartbeat.store(now, Ordering::Relaxed);
             self.members.sweep();
             self.returned.sweep();
+            self.changes.sweep();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
             }

@@ -14,6 +14,7 @@ macro_rules! script {
     };
 }
 
+mod changes;
 pub(crate) mod condition;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair;
@@ -35,6 +36,7 @@ use crate::protocol::decimal;
 pub(crate) use crate::connection::{Rights, Trouble};
 use crate::connection::{error_reply, refused, unacknowledged, unexpected};
 
+pub(crate) use changes::Changes;
 pub(crate) use once::{Requests, ServerClock, Ticket, VALID_FOR};
 
 /// Makes every script known to this process now. A child that is forked while another thread is

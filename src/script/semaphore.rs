@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::once::{Once, Requests, Ticket, late};
+use super::once::{MEND, Once, Requests, Ticket, behind, late};
 use super::{Replied, Rights, Trouble, accepted, ask, call_again, flag, number, unexpected};
 use crate::config::ReplicaAcks;
 use crate::connection::{Command, Outcome, Route, Script};
@@ -37,6 +37,7 @@ pub(super) fn prepare() {
         &SET_PERMITS,
         &TRY_SET_PERMITS,
         &DELETE,
+        &MEND,
     ] {
         LazyLock::force(script);
     }
@@ -77,6 +78,9 @@ impl SemaphoreScripts<'_> {
         let abandon = self.abandon(ticket);
         let (reply, in_doubt) =
             call_again(self.route, &abandon, Rights::Semaphores, || abandon.clone())?;
+        if Requests::is_behind(&reply) {
+            return Err(Trouble::Unknown(behind()));
+        }
         Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
     }
 
@@ -86,16 +90,17 @@ impl SemaphoreScripts<'_> {
     }
 
     /// Gives permits back. `None`: there is no such semaphore; else how many heard of it, as
-    /// far as that is known (see [`REFUSED`]).
+    /// far as that is known (see [`REFUSED`]). Waits for the replicas that a request for permits
+    /// waits for.
     pub(crate) fn release(
         self,
         ticket: Ticket,
         permits: u32,
         if_exists: bool,
-    ) -> Result<Option<i64>, Trouble> {
+    ) -> Result<Replied<Option<i64>>, Trouble> {
         let permits = permits.to_string();
         let arguments = self.release_arguments(&permits, if_exists);
-        number(self.call(&RELEASE, ticket, &arguments)?).map(heard_by)
+        self.take(&RELEASE, ticket, &arguments, |reply| number(reply).map(heard_by))
     }
 
     /// A release, to be sent first or as a copy.
@@ -193,7 +198,9 @@ impl SemaphoreScripts<'_> {
 /// What became of a release that was sent once.
 pub(crate) fn released(outcome: Outcome, requests: &Requests) -> Result<Option<i64>, Trouble> {
     let reply = accepted(outcome, Rights::Semaphores)?;
-    if requests.is_late(&reply) {
+    if Requests::is_behind(&reply) {
+        Err(Trouble::Unsent(behind()))
+    } else if requests.is_late(&reply) {
         Err(Trouble::Unsent(late()))
     } else {
         number(reply).map(heard_by)

@@ -76,14 +76,14 @@ impl SemaphoreSite {
     }
 
     pub(super) fn open(&self) -> Ticket {
-        self.requests.open(|| self.core.id.next_number())
+        self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
     /// Undoes a request that has failed, if it may have taken permits.
     pub(super) fn not_taken(&self, ticket: Ticket, trouble: Trouble) -> Error {
         let state = match &trouble {
             Trouble::Unknown(_) => {
-                self.run(self.scripts().abandon(ticket), ticket);
+                self.run(self.scripts().abandon(ticket), ticket, 0);
                 if self.core.is_shut_down() {
                     "no permit is taken; the client has ended and may not have given back what the \
                      server may have given: look at available_permits"
@@ -109,13 +109,14 @@ impl SemaphoreSite {
     pub(super) fn take_back(&self, ticket: Ticket, asked: u64, taken: i64, void: Error) -> Error {
         let void = void.of(&self.name);
         let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(ticket) else {
-            self.run(self.scripts().abandon(ticket), ticket);
+            self.run(self.scripts().abandon(ticket), ticket, 0);
             return void.void(false);
         };
-        self.requests.close(ticket);
         if is_known {
+            self.requests.applied(ticket, &self.name, 0);
             return void.void(true);
         }
+        self.requests.close(ticket);
         if in_doubt || self.route.incarnation() != asked {
             // A first copy may have given them back, or the server that took them is another one,
             // and this one never had that. Given back as well they would be permits out of nothing.
@@ -123,7 +124,7 @@ impl SemaphoreSite {
         }
         // This server took them, and was asked so late that they go back as others would.
         let ticket = self.open();
-        self.run(self.scripts().add_permits_command(ticket, taken), ticket);
+        self.run(self.scripts().add_permits_command(ticket, taken), ticket, taken);
         void.void(false)
     }
 
@@ -178,8 +179,16 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    fn run(&self, command: Command, ticket: Ticket) {
-        let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket);
+    /// What is behind another master is sent again when that was told by the renewer what it missed.
+    fn check_behind(&self, ticket: Ticket, outcome: &Outcome) {
+        if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
+            self.requests.must_be_mended(ticket, self.route.incarnation());
+        }
+    }
+
+    /// `permits`: how many it gives, as [`Requests::applied`] has it.
+    fn run(&self, command: Command, ticket: Ticket, permits: i64) {
+        let orphan = Orphan::numbered(&self.name, command, &self.requests, ticket, Some(permits));
         self.core.watchdog.adopt(orphan);
     }
 }
@@ -210,9 +219,13 @@ impl Source for SemaphoreSite {
                 let error = self.take_back(ticket, asked, taken.into(), void);
                 Err(RequestFailed { error, concerns_it_alone: false })
             }
-            Ok(Replied { reply: taken, .. }) => {
+            Ok(Replied { reply: taken @ 1.., .. }) => {
+                self.requests.applied(ticket, &self.name, -i64::from(taken));
+                Ok(Reply::Given(taken))
+            }
+            Ok(_) => {
                 self.requests.close(ticket);
-                Ok(if taken > 0 { Reply::Given(taken) } else { Reply::Refused(None) })
+                Ok(Reply::Refused(None))
             }
             Err(trouble) => {
                 let concerns_it_alone =
@@ -246,11 +259,16 @@ impl Debtor for SemaphoreSite {
 
     fn paid(&self, outcome: &Outcome, resent: bool) {
         let Some((ticket, permits)) = self.debt.lock().paying.take() else { return };
+        self.check_behind(ticket, outcome);
+        let given = i64::try_from(permits).unwrap_or(i64::MAX);
         let unpaid = match released(outcome.clone(), &self.requests) {
-            Ok(_) => 0,
+            Ok(_) => {
+                self.requests.applied(ticket, &self.name, given);
+                0
+            }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
                 // It may have been applied: it goes on as the request that it is.
-                self.run(self.scripts().release_command(ticket, permits, true), ticket);
+                self.run(self.scripts().release_command(ticket, permits, true), ticket, given);
                 return;
             }
             Err(trouble) => {
@@ -268,6 +286,10 @@ impl Debtor for SemaphoreSite {
 impl Member for SemaphoreSite {
     fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    fn is_a_count(&self) -> bool {
+        true
     }
 
     fn end(self: Arc<Self>) {
@@ -290,24 +312,31 @@ struct Release {
 }
 
 impl Release {
-    fn settle(&self, outcome: Result<Option<i64>, Trouble>, for_good: bool) -> Result<(), Error> {
+    fn settle(
+        &self,
+        outcome: Result<Replied<Option<i64>>, Trouble>,
+        for_good: bool,
+    ) -> Result<(), Error> {
         let site = &self.site;
         let trouble = match outcome {
-            Ok(heard) => {
-                site.requests.close(self.ticket);
+            Ok(Replied { reply: heard, void, .. }) => {
+                site.requests.applied(self.ticket, &site.name, self.permits.into());
                 let heard = heard.unwrap_or(0);
                 if heard == REFUSED {
                     site.route.lane().endpoint().health().tells_nobody();
                 }
                 site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
-                return Ok(());
+                return match void {
+                    Some(void) => Err(void.of(&site.name).now(GIVEN_BACK_HERE)),
+                    None => Ok(()),
+                };
             }
             Err(trouble) => trouble,
         };
         let state = match &trouble {
             Trouble::Unknown(_) => {
                 let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
-                site.run(copy, self.ticket);
+                site.run(copy, self.ticket, self.permits.into());
                 site.in_the_background()
             }
             Trouble::Forgotten(_) => {
@@ -330,6 +359,8 @@ impl Release {
 
 const FORGOTTEN: &str =
     "no permit is taken; if some are missing for good, add them with add_permits";
+pub(super) const GIVEN_BACK_HERE: &str =
+    "the permits are given back, do not release them again; a master that comes next may not know";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background, once: do not release them again";
 const NO_BACKGROUND: &str =
@@ -345,7 +376,10 @@ impl ReplyReceiver for Posted {
     fn receive(&self, outcome: Outcome) {
         let Self { release, lane } = self;
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = release.settle(released(outcome, &release.site.requests), true) {
+        release.site.check_behind(release.ticket, &outcome);
+        let outcome = released(outcome, &release.site.requests);
+        let outcome = outcome.map(|heard| Replied::counts(heard, false));
+        if let Err(error) = release.settle(outcome, true) {
             release.site.core.watchdog.tell(error);
         }
     }

@@ -42,7 +42,7 @@ enum What {
     /// Done at its time, or once settled.
     Tell(Command),
     /// Done once the server has applied it, or says that it is too late to.
-    Request(Command, Arc<Requests>, Ticket),
+    Request(Command, Arc<Requests>, Ticket, Option<i64>),
     /// Done once nothing is owed any more.
     Debt(Arc<dyn Debtor>),
 }
@@ -96,13 +96,15 @@ impl Orphan {
     }
 
     /// A numbered request that may have been applied. Until it is, or the server would forget that.
+    /// `permits`: of a semaphore's, how many it gives, as [`Requests::applied`] has it.
     pub(crate) fn numbered(
         name: &Arc<str>,
         copy: Command,
         requests: &Arc<Requests>,
         ticket: Ticket,
+        permits: Option<i64>,
     ) -> Self {
-        Self::new(name, What::Request(copy, Arc::clone(requests), ticket), VALID_FOR)
+        Self::new(name, What::Request(copy, Arc::clone(requests), ticket, permits), VALID_FOR)
     }
 
     /// What somebody owes, for which no request is open. Until nothing is owed.
@@ -180,9 +182,12 @@ impl Orphan {
         match &self.what {
             What::Undo { enough, .. } => now >= self.until || is_settled(outcome) && now >= *enough,
             What::Tell(_) => now >= self.until || is_settled(outcome),
-            What::Request(_, requests, ticket) => {
+            What::Request(_, requests, ticket, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
-                let lost = late || !is_answered(outcome) && now >= self.until;
+                // Another master is told of what was before it by the renewer.
+                let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
+                let answered = is_answered(outcome) && !behind;
+                let lost = late || !answered && now >= self.until;
                 if lost {
                     watchdog.log(Level::Error, || format!(
                         "whether permits of {0:?} were given back, or {0:?} was counted down, is not \
@@ -190,11 +195,14 @@ impl Orphan {
                         self.name
                     ));
                 }
-                let done = lost || is_answered(outcome);
-                if done {
-                    requests.close(*ticket);
+                match permits {
+                    Some(permits) if answered && !late => {
+                        requests.applied(*ticket, &self.name, *permits);
+                    }
+                    _ if lost || answered => requests.close(*ticket),
+                    _ => {}
                 }
-                done
+                lost || answered
             }
             // It says so when it is asked for the next command.
             What::Debt(debtor) => {
@@ -338,7 +346,8 @@ mod tests {
         let begun = clock::now();
         let is_done = |outcome: Outcome, after: u64| {
             let ticket = requests.open(|| 1);
-            let orphan = Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, ticket);
+            let orphan =
+                Orphan::numbered(&name, Command::plain(&[b"PING"]), &requests, ticket, None);
             orphan.is_done(&outcome, false, begun + after * SECOND, &watchdog)
         };
         for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {

@@ -35,6 +35,35 @@ fn permits_count_when_the_replica_has_them() {
     wait_until("all are back", SOON, || free(&pair.master) == 3);
 }
 
+/// A release waits for the replica as an acquire does; it is made all the same.
+#[test]
+fn a_release_waits_for_the_replica_and_a_drop_does_not() {
+    let _bounded = bounded();
+    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let client = pair.impatient().connect().unwrap();
+    let semaphore = client.semaphore("returned");
+    semaphore.set_permits(4).unwrap();
+    let free = |server: &Server| server.connection().get::<_, i64>("returned").unwrap();
+    let mut taken = Vec::new();
+    wait_until("the replica keeps up", SOON, || {
+        taken.extend(semaphore.acquire().inspect_err(too_few).ok());
+        taken.len() == 4
+    });
+    taken.pop().unwrap().release().unwrap();
+    assert_eq!(free(&pair.replica), 1, "it was waited for");
+    pair.cut_off(true);
+    let permit = taken.pop().unwrap();
+    for outcome in [permit.release(), semaphore.release_if_exists(1).map(drop)] {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("only 0 of 1 replicas acknowledged"), "{error}");
+        assert!(error.contains("given back, do not release them again"), "{error}");
+    }
+    taken.clear();
+    wait_until("all are back, and one more", SOON, || free(&pair.master) == 5);
+    pair.cut_off(false);
+    wait_until("the replica hears of it", SOON, || free(&pair.replica) == 5);
+}
+
 #[test]
 fn leases_of_permits_are_what_the_replica_has() {
     let _bounded = bounded();

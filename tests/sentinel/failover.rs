@@ -438,3 +438,135 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
         assert_eq!(kept.acquired_permits().unwrap(), 2, "{way}");
     }
 }
+
+/// The replicas have again what this semaphore and the requests of it were then.
+fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, name: &str) {
+    for replica in sentinels.replicas() {
+        let mut redis = replica.connection();
+        wait_until("all has come", SOON, || {
+            redis.get::<_, Option<i64>>(name).unwrap() == Some(now)
+        });
+        writing(&mut redis, |redis| {
+            let all: Vec<String> = redis.keys(format!("*{name}*")).unwrap();
+            let () = redis.del(all).unwrap();
+            for (key, value) in then {
+                let () = redis.set(key, value).unwrap();
+            }
+        });
+    }
+}
+
+/// What a server has of a semaphore.
+fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
+    let mut redis = server.connection();
+    let keys: Vec<String> = redis.keys(format!("*{name}*")).unwrap();
+    keys.into_iter().map(|key| (key.clone(), redis.get(&key).unwrap())).collect()
+}
+
+/// Each permit that was out at the failover comes back, and there are as many as before: those that
+/// the new master had not heard of, and those of which it had not heard that they were given back.
+#[test]
+fn a_semaphore_is_as_large_after_a_failover_as_before() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let client = client_of(&sentinels);
+    let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
+    let [more, fewer] = ["taken", "given"].map(|name| client.semaphore(name));
+    more.set_permits(10).unwrap();
+    fewer.set_permits(10).unwrap();
+    let (heard, given) = (more.acquire_many(2).unwrap(), fewer.acquire_many(5).unwrap());
+    let kept = fewer.acquire().unwrap();
+    let then = [more.name(), fewer.name()].map(|name| count_of(sentinels.master(), name));
+    // From here on only the old master hears of it.
+    let (one, three) = (more.acquire().unwrap(), more.acquire_many(3).unwrap());
+    more.acquire().unwrap().release().unwrap();
+    given.release().unwrap();
+    fewer.add_permits(2).unwrap();
+    put_back_count(&sentinels, &then[0], 4, "taken");
+    put_back_count(&sentinels, &then[1], 11, "given");
+    let old = sentinels.master();
+    sentinels.fail_over();
+    sentinels.wait_switched(old);
+    let master = sentinels.master();
+    wait_until("it is put right", SOON, || {
+        (free(master, "taken"), free(master, "given")) == (4, 11)
+    });
+    [one, three, heard, kept].into_iter().for_each(|permit| permit.release().unwrap());
+    assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
+}
+
+/// The first request to the new master would hide what is missing before it in its slot.
+#[test]
+fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = builder(&proxy.url()).connections(1).connect().unwrap();
+    let semaphore = client.semaphore("first");
+    semaphore.set_permits(4).unwrap();
+    for (key, value) in count_of(&old, "first") {
+        let () = new.connection().set(key, value).unwrap();
+    }
+    let permit = semaphore.acquire_many(3).unwrap();
+    proxy.lead_to(&new);
+    old.kill();
+    permit.release().unwrap();
+    assert_eq!(new.connection().get::<_, i64>("first").unwrap(), 4);
+    // It was told once.
+    semaphore.acquire_many(4).unwrap().release().unwrap();
+    assert_eq!(semaphore.available_permits().unwrap(), 4);
+}
+
+/// Threads take and give back all the time. The new master knows what was at one moment, and they
+/// have more of the permits, or fewer, when the old one ends.
+#[test]
+fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
+    let _bounded = bounded();
+    for (then, later) in [(1, 4), (4, 1)] {
+        let Some(old) = real_server() else { return };
+        let network = Proxy::before(&old);
+        let new = Server::builder().replica_behind(&network).start().unwrap();
+        let proxy = Proxy::before(&old);
+        let clients = [1, 2].map(|_| builder(&proxy.url()).connect().unwrap());
+        clients[0].semaphore("many").set_permits(40).unwrap();
+        let most = Arc::new(AtomicUsize::new(then));
+        let threads: Vec<_> = (0..8)
+            .map(|at| {
+                let semaphore = clients[at % 2].semaphore("many");
+                let most = Arc::clone(&most);
+                spawn(move || {
+                    let mut held = Vec::new();
+                    while most.load(Ordering::SeqCst) > 0 {
+                        // In an outage a call that does not wait may fail.
+                        held.extend(semaphore.try_acquire().ok().flatten());
+                        held.truncate(most.load(Ordering::SeqCst));
+                    }
+                })
+            })
+            .collect();
+        let free = |server: &Server| {
+            let free: Option<i64> = server.connection().get("many").unwrap();
+            free.unwrap_or(0)
+        };
+        let has = |server: &Server, most: usize| {
+            let out = 40 - free(server);
+            (8 * most as i64..=8 * (most as i64 + 1)).contains(&out)
+        };
+        wait_until("all have some", SOON, || has(&new, then));
+        network.freeze();
+        most.store(later, Ordering::SeqCst);
+        wait_until("all have more or fewer", SOON, || has(&old, later));
+        let () = redis::cmd("REPLICAOF").arg("NO").arg("ONE").query(&mut new.connection()).unwrap();
+        println!("the old one says {}, the new one {}", free(&old), free(&new));
+        proxy.lead_to(&new);
+        old.kill();
+        thread::sleep(UNIT * 10);
+        most.store(0, Ordering::SeqCst);
+        threads.into_iter().for_each(Running::join);
+        wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || free(&new) == 40);
+        // Time is the subject: what is given twice comes late.
+        thread::sleep(UNIT * 5);
+        assert_eq!(free(&new), 40);
+        drop(clients);
+    }
+}

@@ -9,6 +9,8 @@ mod master;
 mod processes;
 
 use std::env;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use common::*;
 use redis::Commands as _;
 use redlatch::{Client, ClientBuilder, Error, ErrorKind, Lock, LockGuard, LostReason, MultiLock};
-use redlatch_testkit::{Job, Sentinels, SentinelsBuilder, Server, Worker};
+use redlatch_testkit::{Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
 /// A lease whose next renewal, after a third of it, comes later than anything here.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());

@@ -1,0 +1,39 @@
+-- Makes changes again that a client made in one slot a moment ago, as far as this server does not know
+-- of them: it became the master, or was started anew, and knows only what was done before them.
+--
+-- KEYS 1 the semaphore, 2 slot
+-- ARGV 1-4 as in once.lua, 1 the number of the last change, 5 channel, 6… for each change its number
+--      and how many permits it gave (negative: took; 0: what it took was given back by abandon.lua)
+-- reply: by how many permits the number was changed; {now}: too late
+--
+-- What is remembered of the slot says which changes the server knows: see once.lua. A take may leave
+-- fewer than none free, until enough are given back. A semaphore that is not there has no number to
+-- put right: then all was lost, or it was not there yet.
+if last > number then
+    return 0
+elseif is_late() then
+    return {now}
+end
+local permits, gives = 0, 0
+for at = 6, #ARGV, 2 do
+    gives = tonumber(ARGV[at + 1])
+    if tonumber(ARGV[at]) > last then
+        permits = permits + gives
+    elseif tonumber(ARGV[at]) == last and gives == 0 then
+        permits = permits + tonumber(result)
+    end
+end
+if permits == 0 or not stored(KEYS[1]) then
+    if last < number or gives == 0 then
+        remember(ARGV[1] .. '=0')
+    end
+    return 0
+end
+local free, refused = change(gives == 0 and '0' or '1', 'incrby', KEYS[1], permits)
+if refused then
+    return free
+end
+if permits > 0 then
+    tell_free(ARGV[5], free)
+end
+return permits
