@@ -66,7 +66,11 @@ use pair::{Found, Grant, Need, Pair};
 /// # Leases of readers
 ///
 /// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its
-/// process shares their hold. It holds the lock for that lease at least, and for as long as theirs.
+/// process shares their hold. It holds the lock for that lease at least, and for as long as they
+/// stay; [`check`](crate::LockGuard::check) promises it no more than its own lease. When a reader
+/// leaves, the hold lasts until the latest end of those that stay: so a lease bounds a thread that
+/// hangs, whoever comes and goes beside it. At that end this process gives the hold back. If it is
+/// killed before that, the server keeps the hold for what is left of the longest lease of them all.
 /// If the hold is lost, all who share it are told.
 ///
 /// **Beside readers of Redisson take no lease that is longer than their `lockWatchdogTimeout`** (30
@@ -335,7 +339,8 @@ impl<'a> Side<'a> {
         if !in_turn {
             // It counts as a reader meanwhile: so the hold is not given back under the question.
             let leave = || {
-                let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
+                let level = self.handle.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
             let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
             let counts = hold.ask(lease);
@@ -395,7 +400,8 @@ impl<'a> Side<'a> {
             let Some((tenancy, _)) = self.pair.join(claim.thread, terms) else { continue };
             if !Arc::ptr_eq(&tenancy.hold, &older.hold) {
                 // Another one meanwhile, of which the same is to be asked.
-                let _ = site.leave(&tenancy, Some(terms), Leaving::Posted);
+                let level = self.handle.level(&tenancy);
+                let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
                 continue;
             }
             // Fresh owners: whatever comes next asks under another one.

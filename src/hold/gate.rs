@@ -50,8 +50,8 @@ mod seat;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use seat::{Folded, Seat};
-use seat::{Levels, Tenant};
+use seat::Levels;
+pub(crate) use seat::{Folded, Level, Seat};
 
 /// One name's seat, baton and queue in this process.
 #[derive(Debug)]
@@ -173,17 +173,22 @@ impl Gate {
         })
     }
 
-    /// Ends one level of `tenancy`: the last one on `terms`, or simply the last one. The second: it
-    /// was held until then.
+    /// Ends one level of `tenancy`: `which`, or simply the last one. The second: it was held until
+    /// then.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
+        which: Option<Level>,
     ) -> (LeaveOutcome, bool) {
         self.at(|state, now| {
             let was_held = tenancy.is_held_at(now);
-            (state.leave(tenancy, terms, now), was_held)
+            (state.leave(tenancy, which, now), was_held)
         })
+    }
+
+    /// Of a hold that threads share: when the level that `tenancy` took last ends by itself.
+    pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
+        self.with_seat(|seat| seat?.last_end(tenancy))
     }
 
     fn at<R>(&self, act: impl FnOnce(&mut State, u64) -> R) -> R {
@@ -238,8 +243,7 @@ impl Gate {
             }
             let hold = Arc::clone(&seat.tenancy.hold);
             let tenancy = Arc::new(Tenancy::since(hold, Arc::clone(thread), now));
-            let levels = Levels::of(terms);
-            seat.beside.push(Tenant { tenancy: Arc::clone(&tenancy), levels });
+            seat.join(Arc::clone(&tenancy), terms, now);
             Some((Entered::Again(tenancy), in_turn))
         })
     }
@@ -296,10 +300,14 @@ impl Gate {
     /// Keeps `site` until the seat of `tenancy` goes: if others share that, with the last of them.
     pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
-            Some(seat) if seat.tenancies().any(|it| Arc::ptr_eq(it, tenancy)) => {
-                seat.kept.replace(site)
+            Some(seat) => {
+                if seat.has(tenancy) {
+                    seat.kept.replace(site)
+                } else {
+                    Some(site)
+                }
             }
-            _ => Some(site),
+            None => Some(site),
         });
         drop(unneeded);
     }
@@ -373,9 +381,10 @@ impl State {
         Some(match seat.tenant(thread) {
             None => Entered::Occupied,
             Some((_, levels)) if levels.count() >= DEEPEST => Entered::TooDeep,
-            Some((tenancy, levels)) => {
-                levels.inner.push(terms);
-                Entered::Again(Arc::clone(tenancy))
+            Some((tenancy, _)) => {
+                let tenancy = Arc::clone(tenancy);
+                seat.deepen(thread, terms, now);
+                Entered::Again(tenancy)
             }
         })
     }
@@ -404,8 +413,8 @@ impl State {
         Admitted::Seated(self.seat.replace(Seat::new(Arc::clone(tenancy), terms)))
     }
 
-    fn leave(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>, now: u64) -> LeaveOutcome {
-        match self.seat.as_mut().and_then(|seat| seat.step(tenancy, terms)) {
+    fn leave(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>, now: u64) -> LeaveOutcome {
+        match self.seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
             Some(true) => return LeaveOutcome::StillHeld,
             Some(false) => {
                 // Before the others can leave, too: its guard must not say "held" when they have.
@@ -413,11 +422,6 @@ impl State {
                 return LeaveOutcome::Stepped;
             }
             None => {}
-        }
-        if let Some(seat) = self.seat.as_mut().filter(|seat| seat.is(tenancy))
-            && seat.levels.end(terms)
-        {
-            return LeaveOutcome::StillHeld;
         }
         let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
             return LeaveOutcome::NotThere;

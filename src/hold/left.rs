@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Hold, Leaving, Site, Tenancy, Terms, clock};
+use super::{Hold, Leaving, Level, Site, Tenancy, clock};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::protocol::Mode;
 use crate::watchdog::{Renewal, Task};
@@ -22,14 +22,14 @@ impl Site {
     pub(crate) fn leave_to_expire(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
+        which: Option<Level>,
     ) -> Result<(), Error> {
         let hold = &tenancy.hold;
         // What another process handed on is the server's for 2 s, whatever its terms say.
         self.raise(tenancy, Duration::ZERO);
         if !tenancy.is_held() {
             // As whoever releases it would hear it; what is to be undone is.
-            self.leave(tenancy, terms, Leaving::Posted)?;
+            self.leave(tenancy, which, Leaving::Posted)?;
             // A renewal was answered at this very moment: it was given back.
             return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
         }
@@ -37,7 +37,7 @@ impl Site {
         // Before the level ends: whoever shares the hold may be the last to leave it right then.
         hold.leave_out();
         self.left_until.fetch_max(hold.deadline(), Ordering::SeqCst);
-        self.leave(tenancy, terms, Leaving::Posted)?;
+        self.leave(tenancy, which, Leaving::Posted)?;
         if is_short {
             let message = "another process has just handed it on, and its lease could not be made \
                            longer: it ends within 2 s";

@@ -18,7 +18,7 @@ mod watch;
 
 use std::fmt;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ use crate::watchdog::renewal::deadline;
 
 pub(crate) use candidate::{Candidate, Expected, Granted};
 pub(crate) use cohort::{Cohort, GrantDetails};
-pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Seat};
+pub(crate) use gate::{Admitted, Entered, Folded, Gate, Joining, LeaveOutcome, Level, Seat};
 pub(crate) use place::Place;
 pub(crate) use release::{Leaving, give_back_stray};
 pub(crate) use site::{Site, Succession, check_lease};
@@ -144,8 +144,10 @@ pub(crate) struct Hold {
     pub(crate) line: Option<Arc<dyn Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// Until when it is ours, on [`clock`]. Only ever raised.
+    /// Until when the server has it for us, on [`clock`]. Only ever raised.
     deadline: AtomicU64,
+    /// The latest end of those who share it, on [`clock`]. Set under the mutex of their gate.
+    latest_end: AtomicU64,
     /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
     longest: AtomicU64,
     /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
@@ -198,6 +200,7 @@ impl Hold {
             owner,
             terms,
             deadline: AtomicU64::new(deadline(asked.at, lease)),
+            latest_end: AtomicU64::new(u64::MAX),
             longest: AtomicU64::new(clock::nanos(lease)),
             wanted: AtomicU64::new(clock::nanos(lease)),
             cut: Cut::default(),
@@ -283,8 +286,24 @@ impl Hold {
         self.granted_lease > self.first_lease
     }
 
+    /// Until when it is ours, on [`clock`].
     pub(crate) fn deadline(&self) -> u64 {
-        self.deadline.load(Ordering::SeqCst)
+        self.deadline.load(Ordering::SeqCst).min(self.kept_until())
+    }
+
+    /// Until when somebody wants it: those who share it, or who left it to its end.
+    fn kept_until(&self) -> u64 {
+        self.latest_end.load(Ordering::SeqCst).max(self.left_until.load(Ordering::SeqCst))
+    }
+
+    /// Those who share it want it until then. (What the server has for longer is given back then.)
+    pub(crate) fn ends_by(&self, until: u64) {
+        self.latest_end.store(until, Ordering::SeqCst);
+    }
+
+    /// Whether it ends because nobody wants it any longer, though the server has it.
+    fn is_unwanted(&self) -> bool {
+        self.kept_until() < self.deadline.load(Ordering::SeqCst)
     }
 
     /// The server has confirmed the hold: `lease` from when the request was sent.
@@ -452,6 +471,8 @@ pub(crate) struct Tenancy {
     /// The stay that it is a part of, once its thread has left to wait. Set under the mutex of its
     /// end. Its guards keep the stay.
     stay: OnceLock<Arc<Stay>>,
+    /// Where it stands among those who share the hold. Used under the gate's mutex.
+    index: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -510,7 +531,16 @@ impl Tenancy {
             end: Mutex::default(),
             ended: AtomicBool::new(false),
             stay: OnceLock::new(),
+            index: AtomicUsize::new(0),
         }
+    }
+
+    fn index(&self) -> usize {
+        self.index.load(Ordering::Relaxed)
+    }
+
+    fn set_index(&self, index: usize) {
+        self.index.store(index, Ordering::Relaxed);
     }
 
     /// Of a lock that has fencing tokens: higher than that of any tenancy before.
@@ -533,6 +563,15 @@ impl Tenancy {
             return Duration::ZERO;
         }
         Duration::from_nanos(self.hold.deadline().saturating_sub(clock::now()))
+    }
+
+    /// How long the server has it for, whether somebody wants it for so long or not.
+    pub(crate) fn granted(&self) -> Duration {
+        if self.ended.load(Ordering::Acquire) || self.hold.lost().is_some() {
+            return Duration::ZERO;
+        }
+        let until = self.hold.deadline.load(Ordering::SeqCst);
+        Duration::from_nanos(until.saturating_sub(clock::now()))
     }
 
     pub(crate) fn state(&self) -> HoldState {
@@ -562,6 +601,9 @@ impl Tenancy {
         let held = clock::now().saturating_sub(self.since);
         let why = match (trouble, self.hold.terms) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
+            (None, _) if self.hold.is_unwanted() => {
+                "it was a fixed one; who shared the hold and kept it for longer has left".to_owned()
+            }
             (None, Terms::Fixed(lease)) => format!("it was a fixed one, of {lease:?}"),
             (None, Terms::Watched) if self.thread.is_dead() => {
                 "the thread that took the lock has ended, so it was not renewed".to_owned()

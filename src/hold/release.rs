@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::{Candidate, Hold, HoldState, LeaveOutcome, Place, Seat, Site, Tenancy, Terms, clock};
+use super::{Candidate, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
 use crate::acquire::Baton;
 use crate::connection::{Command, Outcome};
 use crate::core::Core;
@@ -19,14 +19,14 @@ use crate::watchdog::Orphan;
 impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
     /// `LockGuard::unlock` is this, [awaited](Leaving::Awaited), and a guard's drop is it,
-    /// [posted](Leaving::Posted), each on the terms of its level and once.
+    /// [posted](Leaving::Posted), each of its own level and once.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
+        which: Option<Level>,
         how: Leaving,
     ) -> Result<(), Error> {
-        self.leave_by(tenancy, terms, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
+        self.leave_by(tenancy, which, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
     }
 
     /// As [`leave`](Self::leave): what is to be sent is sent now, and its reply read when the
@@ -34,19 +34,25 @@ impl Site {
     pub(crate) fn begin_leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
+        which: Option<Level>,
     ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
-        self.leave_by(tenancy, terms, |hold| self.begin_release(hold))
+        self.leave_by(tenancy, which, |hold| self.begin_release(hold))
     }
 
     /// `None`: nothing was to be released.
     fn leave_by<T>(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        terms: Option<Terms>,
+        which: Option<Level>,
         release: impl FnOnce(&Arc<Hold>) -> T,
     ) -> Result<Option<T>, Error> {
-        match self.gate.leave(tenancy, terms) {
+        let until = tenancy.hold.deadline();
+        let (outcome, was_held) = self.gate.leave(tenancy, which);
+        // It ends sooner now, since who kept it for longer has left.
+        if tenancy.hold.deadline() < until {
+            self.arm();
+        }
+        match (outcome, was_held) {
             (LeaveOutcome::NotThere, _) => Err(self.not_held(tenancy)),
             (LeaveOutcome::Stepped, true) => {
                 let _unheard = tenancy.finish_released();

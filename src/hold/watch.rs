@@ -9,7 +9,7 @@ use crate::core::Member;
 use crate::error::LostReason;
 use crate::script::Trouble;
 use crate::script::renewal::{self, Held, Longer, RenewalKind};
-use crate::watchdog::renewal::{Attempt, Due};
+use crate::watchdog::renewal::{Attempt, Due, Facts};
 use crate::watchdog::{Renewal, Task};
 
 impl Site {
@@ -24,8 +24,18 @@ impl Site {
 
     /// Sets the wheel's alarm to the next thing to do about the hold in the seat.
     pub(crate) fn arm(self: &Arc<Self>) {
+        self.arm_by(Seat::facts);
+    }
+
+    /// As [`arm`](Self::arm), where `tenancy` wants the watchdog from now on: of the others, which
+    /// may be many thousands, nothing has changed.
+    pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy) {
+        self.arm_by(|seat| seat.facts_of(Some(tenancy.since)));
+    }
+
+    fn arm_by(self: &Arc<Self>, facts: impl FnOnce(&Seat) -> Facts) {
         let next = |seat: &mut Seat| {
-            let facts = seat.facts();
+            let facts = facts(seat);
             let tracked = seat.tenancy.hold.tracked_from(facts.granted, &self.name, &self.core);
             facts.next(&self.core.config, clock::now()).at.min(tracked)
         };

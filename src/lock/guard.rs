@@ -13,7 +13,7 @@ use super::{Guard, Handle};
 use crate::core::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{HoldState, Leaving, Site, Tenancy, Terms};
+use crate::hold::{HoldState, Leaving, Level, Site, Tenancy, Terms};
 
 /// A held lock. Dropping it releases the lock.
 ///
@@ -361,12 +361,15 @@ pub(crate) struct Held {
     /// In which it was taken. Before the client: what goes with it may have something to send.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
+    /// What it ends. Of one that shares a hold, others may have its other levels.
+    level: Level,
     left: bool,
 }
 
 impl Held {
     pub(crate) fn new(handle: &Handle, tenancy: Arc<Tenancy>) -> Self {
-        Self { handle: handle.clone(), tenancy, left: false }
+        let level = handle.level(&tenancy);
+        Self { handle: handle.clone(), level, tenancy, left: false }
     }
 
     /// The tenancy of now: its thread may have waited on a condition meanwhile.
@@ -412,9 +415,14 @@ impl Held {
                     // It ended between the two looks.
                     return self.check(slack);
                 }
-                if remaining >= slack || self.handle.site.raise(&self.tenancy(), slack) {
+                // Who keeps a shared hold for longer may leave before that.
+                let own = self.level.remaining();
+                if own >= slack
+                    && (remaining >= slack || self.handle.site.raise(&self.tenancy(), slack))
+                {
                     return Ok(());
                 }
+                let remaining = remaining.min(own);
                 let terms = self.handle.terms();
                 let longer = match terms {
                     Terms::Watched => "raise watchdog_timeout",
@@ -441,13 +449,13 @@ impl Held {
     fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy(), Some(self.handle.terms()), Leaving::Awaited)
+        self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Awaited)
     }
 
     pub(crate) fn leave_to_expire(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave_to_expire(&self.tenancy(), Some(self.handle.terms()))
+        self.handle.site.leave_to_expire(&self.tenancy(), Some(self.level))
     }
 
     /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the
@@ -457,7 +465,7 @@ impl Held {
     ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.begin_leave(&self.tenancy(), Some(self.handle.terms()))
+        self.handle.site.begin_leave(&self.tenancy(), Some(self.level))
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -473,8 +481,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
             // Lost or released otherwise: `on_lost` and the log have said so.
-            let _ =
-                self.handle.site.leave(&self.tenancy(), Some(self.handle.terms()), Leaving::Posted);
+            let _ = self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Posted);
         }
     }
 }

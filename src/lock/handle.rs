@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
 use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Entered, Leaving, Site, Succession, Tenancy, Terms, check_lease};
+use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms, check_lease};
 use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
@@ -97,7 +97,7 @@ impl Handle {
         let Self { site, .. } = self;
         let (hold, terms) = (&tenancy.hold, self.terms());
         match terms {
-            Terms::Fixed(lease) if tenancy.remaining() < lease => {
+            Terms::Fixed(lease) if tenancy.granted() < lease => {
                 let sent_at = clock::now();
                 let counts = hold.ask(lease);
                 match site.extend(hold, lease) {
@@ -117,7 +117,8 @@ impl Handle {
                             site.orphan_if_lost(hold);
                         }
                         // The inner level is not taken; the outer ones are as they were.
-                        let _ = site.leave(tenancy, Some(terms), Leaving::Posted);
+                        let which = self.level(tenancy);
+                        let _ = site.leave(tenancy, Some(which), Leaving::Posted);
                         let state = match site.gate.tenant_of(&tenancy.thread) {
                             Some(_) => {
                                 "the thread still holds it as before, with its earlier lease"
@@ -129,10 +130,17 @@ impl Handle {
                 }
             }
             // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
-            Terms::Watched if hold.terms != Terms::Watched || site.mode == Mode::Read => site.arm(),
+            Terms::Watched if site.mode == Mode::Read => site.arm_for(tenancy),
+            Terms::Watched if hold.terms != Terms::Watched => site.arm(),
             Terms::Fixed(_) | Terms::Watched => {}
         }
         Ok(true)
+    }
+
+    /// The level that the thread took last.
+    pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> Level {
+        let shares = self.site.mode == Mode::Read && self.lease.is_some();
+        Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
     /// A hold was granted: it stays, unless the client was shut down meanwhile.

@@ -14,6 +14,7 @@ use shuttle::thread_local;
 /// Not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must find out.
 pub(crate) struct Thread {
     id: u64,
+    is_nobodys: bool,
     dead: AtomicBool,
     parker: Parker,
 }
@@ -34,7 +35,12 @@ impl Thread {
     /// Somebody who is no thread, and never dead: what a hold that belongs to a guard belongs to.
     /// It sleeps and is woken like a thread while it is waited for.
     pub(crate) fn nobodys() -> Arc<Self> {
-        Arc::new(Self::new())
+        Arc::new(Self { is_nobodys: true, ..Self::new() })
+    }
+
+    /// Whether it is no thread: nobody comes again under its [`id`](Self::id).
+    pub(crate) fn is_nobodys(&self) -> bool {
+        self.is_nobodys
     }
 
     pub(crate) fn is_current(&self) -> bool {
@@ -60,7 +66,7 @@ impl Thread {
     }
 
     fn of_id(id: u64) -> Self {
-        Self { id, dead: AtomicBool::new(false), parker: Parker::new() }
+        Self { id, is_nobodys: false, dead: AtomicBool::new(false), parker: Parker::new() }
     }
 }
 

@@ -131,7 +131,7 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
     let lock = watched(&server, lease).read_write_lock("late");
     let first = Guest::of(lock.read());
     first.wait_in();
-    let fixed = Guest::of(&lock.read().with_lease(UNIT));
+    let fixed = Guest::of(&lock.read().with_lease(lease));
     fixed.wait_in();
     first.leaves();
     // The alarm of the first one has gone off, and there was nobody to renew it for.
@@ -141,9 +141,10 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
     let watched = lock.read().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
-    watched.unlock().unwrap();
+    // Their own leases are over, and it has kept the hold for them.
     outer.unlock().unwrap();
     fixed.leaves();
+    watched.unlock().unwrap();
     wait_left(&server, "late");
 }
 

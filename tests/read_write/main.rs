@@ -497,3 +497,77 @@ fn a_reader_with_a_lease_of_its_own_has_it_for_that_at_least() {
     guard.unlock().unwrap();
     wait_left(&server, "leased");
 }
+
+/// The lease bounds a thread that hangs, in the server too: who came beside it for longer does not
+/// change that.
+#[test]
+fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("visited");
+    let other = client(&server).read_write_lock("visited");
+    let lease = 20 * UNIT;
+    let watched = lock.read().clone();
+    for visitor in [watched.clone(), watched.with_lease(100 * SOON)] {
+        let guard = watched.with_lease(lease).lock().unwrap();
+        let visit = Guest::of(&visitor);
+        visit.wait_in();
+        wait_until("its lease is the longer one", SOON, || guard.remaining() > lease);
+        // What the other one keeps is not promised: it may leave.
+        assert!(guard.check(2 * lease).is_err());
+        visit.leaves();
+        assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+        // Long before the lease of the one that has left is over.
+        let writing = other.write().try_lock_for(SOON).unwrap().expect("the lease has ended");
+        assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
+        writing.unlock().unwrap();
+        wait_left(&server, "visited");
+    }
+}
+
+#[test]
+fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("levels");
+    let (first, second) = (100 * SOON, 200 * SOON);
+    for lease in [first, second] {
+        for outer_goes_first in [false, true] {
+            let begin = Instant::now();
+            let outer = lock.read().with_lease(first).lock().unwrap();
+            thread::sleep(UNIT);
+            let later = Instant::now();
+            let inner = lock.read().with_lease(lease).lock().unwrap();
+            let stays = if outer_goes_first {
+                outer.unlock().unwrap();
+                let until = later + lease;
+                assert!(Instant::now() + inner.remaining() + lease / 100 > until, "it was cut");
+                inner
+            } else {
+                inner.unlock().unwrap();
+                assert!(Instant::now() + outer.remaining() < begin + first + UNIT / 2);
+                outer
+            };
+            stays.unlock().unwrap();
+            wait_left(&server, "levels");
+        }
+    }
+}
+
+#[test]
+fn of_many_that_share_a_hold_each_leaves_alone_in_any_order() {
+    let _bounded = bounded();
+    let server = server();
+    let lock = client(&server).read_write_lock("many");
+    let mut random = Random::new();
+    let mine = lock.read().lock().unwrap();
+    let mut guards: Vec<_> = (0..200).map(|_| lock.read().lock_owned().unwrap()).collect();
+    while !guards.is_empty() {
+        let gone = guards.swap_remove(random.below(guards.len() as u64) as usize);
+        gone.unlock().unwrap();
+        assert!(guards.iter().all(|guard| guard.is_held()) && mine.is_held());
+    }
+    assert_eq!(lock.read().hold_count(), 1);
+    mine.unlock().unwrap();
+    wait_left(&server, "many");
+}

@@ -331,7 +331,7 @@ impl Name {
             match self.enter(thread, Terms::Watched).0 {
                 Entered::Again(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
-                    match self.gate.leave(tenancy, Some(Terms::Watched)).0 {
+                    match self.gate.leave(tenancy, Some(Terms::Watched.into())).0 {
                         LeaveOutcome::StillHeld => {}
                         LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
                         other => panic!("{other:?} after an inner level"),
@@ -380,7 +380,7 @@ impl Name {
                 *inside = None;
             }
         }
-        match self.gate.leave(tenancy, Some(terms)).0 {
+        match self.gate.leave(tenancy, Some(terms.into())).0 {
             LeaveOutcome::Passed { seat, next: wake, .. } => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));

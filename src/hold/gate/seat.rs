@@ -1,10 +1,12 @@
 //! Who has the hold of a name in this process, and how often.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::hold::{Tenancy, Terms};
+use crate::hold::{Tenancy, Terms, clock};
+use crate::protocol::Mode;
 use crate::sync::Thread;
 use crate::watchdog::renewal::{Attempt, Facts};
 
@@ -14,7 +16,9 @@ pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(super) levels: Levels,
     /// Those who have the hold beside it, of a lock that threads share.
-    pub(super) beside: Vec<Tenant>,
+    beside: Beside,
+    /// Until when they want it, of such a lock.
+    wanted: Option<Wanted>,
     /// When the hold was granted, or passed last.
     pub(super) since: u64,
     /// Nobody waited for it by the server's last word: others may join those who have it.
@@ -26,29 +30,123 @@ pub(crate) struct Seat {
 
 /// One of several that share a hold.
 #[derive(Debug)]
-pub(super) struct Tenant {
-    pub(super) tenancy: Arc<Tenancy>,
-    pub(super) levels: Levels,
+struct Tenant {
+    tenancy: Arc<Tenancy>,
+    levels: Levels,
+}
+
+/// Those who have a hold beside the one in the seat. Each knows its index here: whoever leaves is not
+/// looked for. A thread that comes again is; what belongs to a guard never comes again, and there may be
+/// many thousands of them.
+#[derive(Debug, Default)]
+struct Beside {
+    threads: Vec<Tenant>,
+    nobodys: Vec<Tenant>,
+}
+
+impl Beside {
+    fn of(&mut self, thread: &Thread) -> &mut Vec<Tenant> {
+        if thread.is_nobodys() { &mut self.nobodys } else { &mut self.threads }
+    }
+
+    fn push(&mut self, tenant: Tenant) {
+        let all = self.of(&tenant.tenancy.thread);
+        tenant.tenancy.set_index(all.len());
+        let thread = Arc::clone(&tenant.tenancy.thread);
+        self.of(&thread).push(tenant);
+    }
+
+    fn get(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
+        let tenant = self.of(&tenancy.thread).get_mut(tenancy.index())?;
+        Arc::ptr_eq(&tenant.tenancy, tenancy).then_some(tenant)
+    }
+
+    /// Only what [`get`](Self::get) finds.
+    fn remove(&mut self, tenancy: &Arc<Tenancy>) -> Tenant {
+        let (all, index) = (self.of(&tenancy.thread), tenancy.index());
+        let gone = all.swap_remove(index);
+        if let Some(moved) = all.get(index) {
+            moved.tenancy.set_index(index);
+        }
+        gone
+    }
+
+    fn pop(&mut self) -> Option<Tenant> {
+        self.threads.pop().or_else(|| self.nobodys.pop())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.threads.iter().chain(&self.nobodys)
+    }
+}
+
+/// Until when those who share a hold want it. One that comes for long and goes again must not make
+/// the fixed lease of another one longer, which bounds a thread that hangs.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// How many levels have no end of their own: the watchdog's.
+    endless: usize,
+    /// When the others end, and how many do then.
+    ends: BTreeMap<u64, usize>,
+}
+
+impl Wanted {
+    fn add(&mut self, level: Level) {
+        match level.ends {
+            None => self.endless += 1,
+            Some(ends) => *self.ends.entry(ends).or_default() += 1,
+        }
+    }
+
+    fn remove(&mut self, level: Level) {
+        let Some(ends) = level.ends else {
+            self.endless = self.endless.saturating_sub(1);
+            return;
+        };
+        if let Some(count) = self.ends.get_mut(&ends) {
+            *count -= 1;
+            if *count == 0 {
+                self.ends.remove(&ends);
+            }
+        }
+    }
+
+    /// The latest end of all.
+    fn until(&self) -> u64 {
+        match self.ends.last_key_value() {
+            Some((ends, _)) if self.endless == 0 => *ends,
+            _ => u64::MAX,
+        }
+    }
 }
 
 impl Seat {
     pub(super) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
         let since = tenancy.since;
         let is_open = tenancy.hold.details.places == 0;
-        let levels = Levels::of(terms);
-        Self {
+        let level = Level::since(terms, since);
+        let is_shared = tenancy.hold.owner.mode() == Mode::Read;
+        let mut seat = Self {
             tenancy,
-            levels,
-            beside: Vec::new(),
+            levels: Levels::of(level),
+            beside: Beside::default(),
+            wanted: is_shared.then(Wanted::default),
             since,
             is_open,
             attempt: Attempt::Done,
             kept: None,
-        }
+        };
+        seat.want(level);
+        seat
     }
 
     pub(super) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {
         Arc::ptr_eq(&self.tenancy, tenancy)
+    }
+
+    /// Whether it is one of those who have the hold.
+    pub(super) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
+        self.is(tenancy) || self.beside.get(tenancy).is_some()
     }
 
     /// All who have the hold.
@@ -56,38 +154,74 @@ impl Seat {
         self.tenants().map(|(tenancy, _)| tenancy)
     }
 
-    pub(super) fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
+    fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
         let beside = self.beside.iter().map(|tenant| (&tenant.tenancy, &tenant.levels));
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
     /// A thread's tenancy and its levels.
     pub(super) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
-        let beside = self.beside.iter_mut().map(|tenant| (&tenant.tenancy, &mut tenant.levels));
+        let beside = if thread.is_nobodys() { &mut [] } else { &mut *self.beside.threads };
+        let beside = beside.iter_mut().map(|tenant| (&tenant.tenancy, &mut tenant.levels));
         std::iter::once((&self.tenancy, &mut self.levels))
             .chain(beside)
             .find(|(tenancy, _)| tenancy.thread.id() == thread.id())
     }
 
-    /// Ends a level of one of several. `None`: it is the only one; else whether levels are left.
-    pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, terms: Option<Terms>) -> Option<bool> {
-        if self.beside.is_empty() {
-            return None;
+    /// A thread that has the hold takes it once more.
+    pub(super) fn deepen(&mut self, thread: &Thread, terms: Terms, now: u64) {
+        let level = Level::since(terms, now);
+        if let Some((_, levels)) = self.tenant(thread) {
+            levels.inner.push(level);
+            self.want(level);
         }
-        if self.is(tenancy) {
-            if self.levels.end(terms) {
-                return Some(true);
+    }
+
+    /// Another one has the hold beside those who have it.
+    pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
+        let level = Level::since(terms, now);
+        self.beside.push(Tenant { tenancy, levels: Levels::of(level) });
+        self.want(level);
+    }
+
+    /// Ends a level. `None`: it is the only one of all, or not there; else whether `tenancy` has levels
+    /// left.
+    pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
+        let (gone, left) = if self.is(tenancy) {
+            match self.levels.end(which) {
+                Some(gone) => (gone, true),
+                None => {
+                    let next = self.beside.pop()?;
+                    self.tenancy = next.tenancy;
+                    (std::mem::replace(&mut self.levels, next.levels).outer, false)
+                }
             }
-            let next = self.beside.pop()?;
-            (self.tenancy, self.levels) = (next.tenancy, next.levels);
-            return Some(false);
-        }
-        let at = self.beside.iter().position(|it| Arc::ptr_eq(&it.tenancy, tenancy))?;
-        let left = self.beside[at].levels.end(terms);
-        if !left {
-            self.beside.swap_remove(at);
+        } else {
+            match self.beside.get(tenancy)?.levels.end(which) {
+                Some(gone) => (gone, true),
+                None => (self.beside.remove(tenancy).levels.outer, false),
+            }
+        };
+        if let Some(wanted) = &mut self.wanted {
+            wanted.remove(gone);
+            self.tenancy.hold.ends_by(wanted.until());
         }
         Some(left)
+    }
+
+    fn want(&mut self, level: Level) {
+        if let Some(wanted) = &mut self.wanted {
+            wanted.add(level);
+            self.tenancy.hold.ends_by(wanted.until());
+        }
+    }
+
+    /// When the level of `tenancy` that was taken last ends by itself.
+    pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
+        self.wanted.as_ref()?;
+        let levels =
+            if self.is(tenancy) { &self.levels } else { &self.beside.get(tenancy)?.levels };
+        levels.inner.last().unwrap_or(&levels.outer).ends
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
@@ -110,13 +244,18 @@ impl Seat {
 
     /// What its renewal depends on.
     pub(in crate::hold) fn facts(&self) -> Facts {
-        let hold = &self.tenancy.hold;
         // Of several the last to come: the others leave it to those who are not there for too long.
+        let is_watched = self.wanted.as_ref().is_none_or(|wanted| wanted.endless > 0);
         let watching = self
             .tenants()
             .filter(|(tenancy, levels)| levels.are_watched() && !tenancy.thread.is_dead())
-            .map(|(tenancy, _)| tenancy.since)
-            .max();
+            .map(|(tenancy, _)| tenancy.since);
+        self.facts_of(if is_watched { watching.max() } else { None })
+    }
+
+    /// The same, if the last to come of those who want it renewed came then. All are not looked at.
+    pub(in crate::hold) fn facts_of(&self, watching: Option<u64>) -> Facts {
+        let hold = &self.tenancy.hold;
         Facts {
             granted: self.since,
             since: watching.unwrap_or(self.since),
@@ -132,35 +271,77 @@ impl Seat {
     }
 }
 
+/// One time that the lock was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(super) terms: Terms,
+    /// When its own lease ends, on [`clock`]. `None`: not by itself; or a guard does not know.
+    pub(super) ends: Option<u64>,
+}
+
+impl Level {
+    /// What a guard ends.
+    pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
+        Self { terms, ends }
+    }
+
+    /// For how long it lasts, whoever else has the hold.
+    pub(crate) fn remaining(self) -> Duration {
+        let left = |ends: u64| Duration::from_nanos(ends.saturating_sub(clock::now()));
+        self.ends.map_or(Duration::MAX, left)
+    }
+
+    fn since(terms: Terms, now: u64) -> Self {
+        let ends = match terms {
+            Terms::Watched => None,
+            Terms::Fixed(lease) => Some(now.saturating_add(clock::nanos(lease))),
+        };
+        Self { terms, ends }
+    }
+
+    fn is(self, which: Self) -> bool {
+        self.terms == which.terms && (which.ends.is_none() || self.ends == which.ends)
+    }
+}
+
+impl From<Terms> for Level {
+    fn from(terms: Terms) -> Self {
+        Self::on(terms, None)
+    }
+}
+
 /// How often the thread took the lock, and on what terms each time.
 #[derive(Debug)]
 pub(super) struct Levels {
-    pub(super) outer: Terms,
-    pub(super) inner: Vec<Terms>,
+    pub(super) outer: Level,
+    pub(super) inner: Vec<Level>,
 }
 
 impl Levels {
-    pub(super) fn of(terms: Terms) -> Self {
-        Self { outer: terms, inner: Vec::new() }
+    fn of(level: Level) -> Self {
+        Self { outer: level, inner: Vec::new() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Level> {
+        std::iter::once(self.outer).chain(self.inner.iter().copied())
     }
 
     /// Whether some level wants the watchdog.
-    pub(super) fn are_watched(&self) -> bool {
-        self.outer == Terms::Watched || self.inner.contains(&Terms::Watched)
+    fn are_watched(&self) -> bool {
+        self.all().any(|level| level.terms == Terms::Watched)
     }
 
     pub(super) fn count(&self) -> usize {
         1 + self.inner.len()
     }
 
-    /// Ends the last level on these terms, or whichever is last. `false`: it was the only one.
-    pub(super) fn end(&mut self, terms: Option<Terms>) -> bool {
-        let Some(last) = self.inner.pop() else { return false };
-        let Some(terms) = terms.filter(|terms| *terms != last) else { return true };
+    /// Ends that level, or the last one: it. `None`: there is only one.
+    fn end(&mut self, which: Option<Level>) -> Option<Level> {
+        let last = self.inner.pop()?;
+        let Some(which) = which.filter(|which| !last.is(*which)) else { return Some(last) };
         // Guards may go in any order: one further out went first.
-        let gone = self.inner.iter_mut().rfind(|level| **level == terms);
-        *gone.unwrap_or(&mut self.outer) = last;
-        true
+        let gone = self.inner.iter_mut().rfind(|level| level.is(which));
+        Some(std::mem::replace(gone.unwrap_or(&mut self.outer), last))
     }
 }
 
@@ -174,19 +355,18 @@ pub(crate) struct Folded {
 impl Folded {
     /// The longest lease of a level that wants no watchdog.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
-        let levels = std::iter::once(&self.levels.outer).chain(&self.levels.inner);
-        let fixed = |terms: &Terms| match terms {
-            Terms::Fixed(lease) => Some(*lease),
+        let fixed = |level: Level| match level.terms {
+            Terms::Fixed(lease) => Some(lease),
             Terms::Watched => None,
         };
-        levels.filter_map(fixed).max()
+        self.levels.all().filter_map(fixed).max()
     }
 
     /// What the lock is to be taken on again: the watchdog if some level wants it, else the longest
     /// lease.
     pub(crate) fn terms(&self) -> Terms {
-        let Levels { outer, inner } = &self.levels;
-        inner.iter().fold(*outer, |longest, terms| match (longest, *terms) {
+        let outer = self.levels.outer.terms;
+        self.levels.all().fold(outer, |longest, level| match (longest, level.terms) {
             (Terms::Fixed(one), Terms::Fixed(other)) => Terms::Fixed(one.max(other)),
             _ => Terms::Watched,
         })
