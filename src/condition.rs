@@ -60,7 +60,7 @@ mod place;
 ///
 ///     fn put(&self, item: u64) -> Result<(), Error> {
 ///         let guard = self.lock.lock()?;
-///         self.not_full.wait_while(&guard, || Ok::<_, Error>(self.len()? == 10))?;
+///         self.not_full.try_wait_while(&guard, || Ok::<_, Error>(self.len()? == 10))?;
 ///         self.not_empty.notify_one()?; // before the change: see "Deaths"
 ///         self.push_back(item)?;
 ///         guard.unlock()
@@ -68,7 +68,7 @@ mod place;
 ///
 ///     fn take(&self) -> Result<u64, Error> {
 ///         let guard = self.lock.lock()?;
-///         self.not_empty.wait_while(&guard, || Ok::<_, Error>(self.len()? == 0))?;
+///         self.not_empty.try_wait_while(&guard, || Ok::<_, Error>(self.len()? == 0))?;
 ///         self.not_full.notify_one()?;
 ///         let item = self.pop_front()?;
 ///         guard.unlock()?;
