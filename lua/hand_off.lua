@@ -21,6 +21,9 @@ local PROVISIONAL = 2000
 local WINDOW, AGE, BLIND = 4, 10, 100
 -- How long the queue outlives the last question.
 local KEPT = 60000
+-- So long after its last question a place counts as heard of: who waits asks every 1.2 s at the latest.
+-- And so long a question may have been on its way of which the server's silence says nothing.
+local HEARD, PROMPT = 2000, 400
 
 local function refused(reply)
     return type(reply) == 'table' and reply.err and reply or nil
@@ -88,21 +91,90 @@ local function stuck()
     end
 end
 
+-- A key that is there while a place counts as heard of, with the time at which it came. Only who asks
+-- again writes it: it would cost each first question and each hand-off a command.
+local function asked_key(owner)
+    return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
+end
+
+-- This owner, which came at that time, has asked again. (Behind a command that has written: memory must
+-- not make the living look silent.)
+local function hear(owner, came)
+    redis.pcall('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)
+end
+
+-- Gives an owner that came at that time, and lost its place since, one in front of all that came later:
+-- its place and 1; nil if none did, or where that is refused.
+-- Who has not asked again came later as well, if it would have asked by now.
+local function come_back(owner, came)
+    local is_old = now() - came >= HEARD
+    for place = 0, length() - 1 do
+        local other = redis.pcall('lindex', queue, place)
+        if type(other) ~= 'string' then
+            return nil
+        end
+        local since = redis.pcall('get', asked_key(other))
+        if refused(since) then
+            return nil
+        elseif since and tonumber(since) > came or not since and is_old then
+            local trouble = refused(redis.pcall('pexpire', queue, KEPT))
+                or refused(redis.pcall('linsert', queue, 'before', other, owner))
+            return not trouble and place or nil, 1
+        end
+    end
+end
+
 -- The owner's place, at the end of the queue if it had none: place, 1 if that is new, and why there
--- is none (-1).
-local function stand(owner)
+-- is none (-1). `came`: it asks again, and has waited since then, by the server's clock.
+local function stand(owner, came)
     local place = redis.pcall('lpos', queue, owner)
     if refused(place) then
         return -1, 0, place.err
     elseif place then
         local trouble = refused(redis.pcall('pexpire', queue, KEPT))
+        if came then
+            hear(owner, came)
+        end
         return place, 0, trouble and trouble.err
+    end
+    if came then
+        local again, fresh = come_back(owner, came)
+        if again then
+            hear(owner, came)
+            return again, fresh
+        end
     end
     local trouble, last = enqueue('rpush', owner)
     if trouble then
         return -1, 0, trouble.err
     end
+    if came then
+        hear(owner, came)
+    end
     return last, 1
+end
+
+-- The lock is free though places wait: a grant was not used, or its holder has died. Takes the places
+-- ahead of `asker` out of the queue that have not asked for HEARD, though the server has answered the
+-- asker all the while: or each of them would be granted the lock for PROVISIONAL.
+-- `sent`: what the server's clock showed when the question was sent, by the reckoning of a client that
+-- the server has answered promptly for HEARD; nil: it has not. A question that came late shows that the
+-- server, or its clock, stood still or jumped: those of others may be behind it.
+local function pass_silent(asker, sent)
+    if not sent or math.abs(now() - sent) > PROMPT then
+        return
+    end
+    local place = 0
+    while true do
+        local other = redis.pcall('lindex', queue, place)
+        if type(other) ~= 'string' or other == asker then
+            return
+        elseif redis.pcall('exists', asked_key(other)) ~= 0 then
+            place = place + 1
+        elseif refused(redis.pcall('lrem', queue, 1, other)) then
+            return
+        end
+    end
 end
 
 -- The channel on which the process of `owner` is told something; nil if it does not listen. Where nobody

@@ -75,7 +75,8 @@ use crate::sync::Thread;
 ///
 /// A hash under the lock's name, as Redisson's `RLock` has it: owner to count, with the lease as
 /// its time to live. Java services may use the same lock. Beside it this library has keys of its
-/// own while processes wait: `redlatch_queue:{name}` and `redlatch_window:{name}`. Access rights
+/// own while processes wait: `redlatch_queue:{name}`, `redlatch_window:{name}` and
+/// `redlatch_asked:{name}:…`. Access rights
 /// must allow them (`lua/README.md`, "Rights"); without them a client waits for public releases, as
 /// Redisson's do, and others wait longer for its own.
 #[derive(Clone, Debug)]

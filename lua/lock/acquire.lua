@@ -4,7 +4,9 @@
 -- Redis 7.0.)
 --
 -- KEYS see holder.lua
--- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
+-- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or more follows; of a question
+--      that is not its first: 4 since when it waits, as a reply has told (ms, the server's clock), 5 what
+--      that clock shows now, if its client may say who is silent (`pass_silent`)
 -- reply: n from 0 on = taken, and n processes wait; n below 0 = it was this owner's already, and
 --        -1 - n wait; with tokens {n, the last of this hold's}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms until it
@@ -19,6 +21,7 @@
 -- A copy that comes late cuts no lease that was made longer since.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
+local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end
@@ -36,11 +39,14 @@ elseif who == owner then
     return take_tokens() or taken(-1 - length())
 end
 
-local place, fresh, refusal = stand(owner)
+local place, fresh, refusal = stand(owner, came)
 local whose = who and not is_ours(who) and 1 or 0
 if not who then
     left, whose = window_left(), 2
     if not left or place < 0 then
+        if place >= 0 then
+            pass_silent(owner, sent)
+        end
         local granted, trouble = grant_head(now(), 1, owner, lease)
         if granted == owner then
             return trouble or taken(length())

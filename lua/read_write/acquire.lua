@@ -1,7 +1,7 @@
 -- Takes a read-write lock to read or to write, or a place in its queue.
 --
 -- KEYS see ../hand_off.lua
--- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
+-- ARGV as of ../lock/acquire.lua
 -- reply: as of ../lock/acquire.lua. `whose`: 1 = one of Redisson's is among the holders
 --
 -- Every question is this one, as a lock's. A reader enters beside readers, unless somebody waits: who
@@ -9,6 +9,7 @@
 -- Who holds the lock already asks so whether others wait.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
+local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
 if now() == 0 then
     return redis.error_reply('NOPERM the right to TIME is missing')
 end
@@ -25,9 +26,12 @@ if may_enter() and redis.pcall('exists', queue, window) == 0 then
     return hold(owner, lease) or 0
 end
 
-local place, fresh, refusal = stand(owner)
+local place, fresh, refusal = stand(owner, came)
 local open = not mode and window_left()
 if mode ~= 'write' and (not open or place < 0) then
+    if not mode and place >= 0 then
+        pass_silent(owner, sent)
+    end
     local _, asked, trouble = grant(now(), 1, owner, lease)
     if asked then
         return trouble or length()

@@ -201,8 +201,9 @@ impl Rights {
             Self::Connect => "a client needs EVALSHA, EVAL, PING, PUBLISH and SUBSCRIBE",
             Self::Locks => {
                 "a lock needs EVALSHA, EVAL, TIME, EXISTS, HEXISTS, HKEYS, HLEN, HSET, HDEL, DEL, \
-                 PEXPIRE, PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, SET, PUBSUB, PUBLISH and \
-                 SUBSCRIBE on its key, on redlatch_queue:* and redlatch_window:* and on its channel"
+                 PEXPIRE, PTTL, LPOS, RPUSH, LPUSH, LPOP, LREM, LLEN, LINDEX, LINSERT, GET, SET, PUBSUB, \
+                 PUBLISH and SUBSCRIBE on its key, on redlatch_queue:*, redlatch_window:* and \
+                 redlatch_asked:* and on its channel"
             }
             Self::FencedLocks => {
                 "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*; it cannot \

@@ -19,9 +19,16 @@ use crate::core::{Core, LiveOwner};
 use crate::error::Error;
 use crate::protocol::Owner;
 use crate::pubsub::{Addressee, News};
+use crate::script::lock::Again;
 use crate::script::{Replied, Trouble};
 
 const MS: u64 = 1_000_000;
+/// Who has been answered for so long may say that others are silent: HEARD of `lua/hand_off.lua`.
+const STEADY: u64 = 2_000 * MS;
+/// A reply that takes longer shows that the server, or this process, stood still: PROMPT there.
+const PROMPT: u64 = 400 * MS;
+/// So long after a reply comes the next question, unless this process stood still.
+const PAUSE: u64 = 1_500 * MS;
 /// So many grants in a row may arrive after their own end.
 const MOST_LATE: u32 = 3;
 
@@ -39,6 +46,10 @@ pub(crate) struct Candidate<D> {
     /// That was not the first.
     asked_again: bool,
     anchor: Option<Anchor>,
+    /// Since when it has a place, by the server's clock: what a reply said that was the first to.
+    came: Option<u64>,
+    /// Since when, and until when, the server has answered it promptly, without a pause.
+    steady: Option<(u64, u64)>,
     /// A request was sent twice, or its outcome is not known: a copy may arrive later.
     pub(crate) in_doubt: bool,
     /// The server may know of it.
@@ -81,6 +92,8 @@ impl<D> Candidate<D> {
             asked: None,
             asked_again: false,
             anchor: None,
+            came: None,
+            steady: None,
             in_doubt: false,
             is_known: false,
             longest: Duration::ZERO,
@@ -94,8 +107,9 @@ impl<D> Candidate<D> {
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // Another server, with another clock.
-            self.anchor = None;
+            // Another server, with another clock, or one that was started anew: others may not be
+            // back yet.
+            (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
         self.asked = Some(asked);
@@ -124,6 +138,35 @@ impl<D> Candidate<D> {
     /// the only one, or was perhaps run twice.
     pub(super) fn may_stand(&self) -> bool {
         self.in_doubt || self.asked_again
+    }
+
+    /// What the next question says, if it is not the first one for its place.
+    pub(super) fn again(&self, now: u64) -> Option<Again> {
+        let steady = self.steady.filter(|(since, last)| {
+            now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
+        });
+        let anchor = self.anchor.filter(|_| steady.is_some());
+        let sent = anchor.map(|anchor| anchor.server + now.saturating_sub(anchor.sent) / MS);
+        self.came.map(|came| Again { came, sent })
+    }
+
+    /// A reply said that it has a place, at this time of the server's. Before
+    /// [`refused`](Self::refused): it looks at the exchange before this one.
+    pub(super) fn stands(&mut self, server: u64) {
+        self.came.get_or_insert(server);
+        let (now, Some(asked)) = (clock::now(), self.asked) else { return };
+        // Nor has its clock jumped: then others' times are gone, who have asked just now.
+        let is_expected = self.anchor.is_none_or(|anchor| {
+            let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
+            expected.abs_diff(server) <= PROMPT / MS
+        });
+        let is_prompt = is_expected && now.saturating_sub(asked.at) <= PROMPT;
+        let goes_on = |last| asked.at.saturating_sub(last) <= PAUSE;
+        self.steady = match self.steady {
+            _ if !is_prompt => None,
+            Some((since, last)) if goes_on(last) => Some((since, now)),
+            _ => Some((now, now)),
+        };
     }
 
     /// The server answered, at this time, that it is not the holder: a grant of before is void,

@@ -212,7 +212,8 @@ impl Place {
         listening.own.known(site.core.pubsub.own_version(&site.name));
         let (scripts, lease, arrivals) = self.asks(site, claim);
         let replied = if waits {
-            scripts.acquire(&self.candidate.owner, lease)
+            let again = self.candidate.again(clock::now());
+            scripts.acquire(&self.candidate.owner, lease, again)
         } else {
             scripts.try_acquire(&self.candidate.owner, lease)
         };
@@ -293,6 +294,9 @@ impl Place {
 
     /// Listens to what may change that. When to ask again though nothing is heard.
     fn refused(&mut self, listening: &mut Listening, site: &Site, refused: &Refused) -> Duration {
+        if refused.place.is_some() {
+            self.candidate.stands(refused.now);
+        }
         self.candidate.refused(refused.now);
         if refused.is_new && self.at.is_some() {
             // Its place was used up by a grant of which nothing was heard.

@@ -100,6 +100,25 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[sign..]
 }
 
+/// What a question says that is not the first one for its place. In ms, by the server's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Again {
+    /// Since when it has waited.
+    pub(crate) came: u64,
+    /// What the clock shows as it is sent, if this process may say who is silent: the server has
+    /// answered it promptly for a while.
+    pub(crate) sent: Option<u64>,
+}
+
+/// What stands behind the arguments that all requests for a lock have.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    Nothing,
+    /// The writer under whose hold it reads.
+    Writer(Owner),
+    Again(Again),
+}
+
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
@@ -171,13 +190,16 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl<'a> LockScripts<'a> {
-    /// Takes the lock or a place in its queue; asks how it stands if it has one already.
+    /// Takes the lock or a place in its queue; asks how it stands if it has one already, or had one
+    /// (`again`).
     pub(crate) fn acquire(
         self,
         owner: &Owner,
         lease: Duration,
+        again: Option<Again>,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.script_set().acquire, owner, lease, None)
+        let behind = again.map_or(Behind::Nothing, Behind::Again);
+        self.ask(self.script_set().acquire, owner, lease, behind)
     }
 
     /// Takes the lock if it is free, past the queue, and without a place in it.
@@ -186,7 +208,7 @@ impl<'a> LockScripts<'a> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.script_set().try_acquire, owner, lease, None)
+        self.ask(self.script_set().try_acquire, owner, lease, Behind::Nothing)
     }
 
     /// The same of a reader, which may be the one who writes.
@@ -196,7 +218,7 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
         writer: &Owner,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.ask(self.script_set().try_acquire, owner, lease, Some(*writer))
+        self.ask(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
     }
 
     /// Raises the lease of a hold, and says how many processes wait. `None`: it is not its owner's
@@ -207,7 +229,7 @@ impl<'a> LockScripts<'a> {
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
         let Replied { reply, in_doubt, void } =
-            self.ask(&super::read_write::READ_ON, owner, lease, None)?;
+            self.ask(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
@@ -231,8 +253,11 @@ impl<'a> LockScripts<'a> {
     ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
         let (owner, script) = (*owner, self.script_set().try_acquire);
         let was_without_queue = self.without_queue.load(Ordering::Relaxed);
-        let begun = self.route.begin(&self.request(script, &owner, lease, None));
-        move |until| self.heard(script, &owner, lease, None, was_without_queue, begun.finish(until))
+        let begun = self.route.begin(&self.request(script, &owner, lease, Behind::Nothing));
+        move |until| {
+            let replied = begun.finish(until);
+            self.heard(script, &owner, lease, Behind::Nothing, was_without_queue, replied)
+        }
     }
 
     fn ask(
@@ -240,14 +265,14 @@ impl<'a> LockScripts<'a> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        beside: Option<Owner>,
+        behind: Behind,
     ) -> Result<Replied<Acquired>, Trouble> {
         let was_without_queue = self.without_queue.load(Ordering::Relaxed);
-        let command = self.request(script, owner, lease, beside);
+        let command = self.request(script, owner, lease, behind);
         // Over the name's lane; after a reset once more, which is right, since the owner finds what
         // it has. The second: whether it was.
         let sent = self.route.call_twice(&command, || command.clone());
-        self.heard(script, owner, lease, beside, was_without_queue, sent)
+        self.heard(script, owner, lease, behind, was_without_queue, sent)
     }
 
     fn heard(
@@ -255,12 +280,12 @@ impl<'a> LockScripts<'a> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        beside: Option<Owner>,
+        behind: Behind,
         was_without_queue: bool,
         (mut outcome, mut in_doubt): (Outcome, bool),
     ) -> Result<Replied<Acquired>, Trouble> {
         if self.is_refused_the_queue(was_without_queue, &outcome) {
-            let command = self.request(script, owner, lease, beside);
+            let command = self.request(script, owner, lease, behind);
             let (again, resent) = self.route.call_twice(&command, || command.clone());
             (outcome, in_doubt) = (again, in_doubt || resent);
         }
@@ -273,11 +298,11 @@ impl<'a> LockScripts<'a> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        beside: Option<Owner>,
+        behind: Behind,
     ) -> Command {
         let (mut digits, owner) = ([0; 20], owner.text());
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
-        self.command(script, &arguments, beside.as_ref()).acknowledged(self.acks)
+        self.command(script, &arguments, behind).acknowledged(self.acks)
     }
 
     /// Whether the server refused the keys of the queue, where they were sent: the same can be had
@@ -314,7 +339,7 @@ impl<'a> LockScripts<'a> {
             Mode::Read => Some(Pieces::from(&b"read"[..])),
             Mode::Write => Some(Pieces::from(&b"write"[..])),
         });
-        let command = || self.command(self.script_set().force_unlock, &arguments, None);
+        let command = || self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
         let send = || send_force_unlock(self.route, self.name, &command());
         let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let mut outcome = send()?;
@@ -339,24 +364,24 @@ impl<'a> LockScripts<'a> {
         match chain.start.since(&mut since) {
             Some(since) => {
                 let count = decimal(chain.count, &mut count);
-                self.command(script, &[owner, channel, since.into(), count.into()], None)
+                self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
             }
             // Its place, where the database stands behind it.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
-                self.command(script, &[owner, channel, nothing, nothing], None)
+                self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
             }
-            None => self.command(script, &[owner, channel], None),
+            None => self.command(script, &[owner, channel], Behind::Nothing),
         }
     }
 
     /// `EVALSHA` with these keys and arguments; `EVAL` where the server answers NOSCRIPT
-    /// (`connection/link.rs`). `beside`: the writer under whose hold it reads.
+    /// (`connection/link.rs`).
     fn command(
         self,
         script: &'static LazyLock<Script>,
         arguments: &[Pieces<'_>],
-        beside: Option<&Owner>,
+        behind: Behind,
     ) -> Command {
         let (name, keys) = (self.name.as_bytes().into(), self.keys);
         let all = [name, keys.queue(), keys.window(), keys.tokens()];
@@ -366,16 +391,26 @@ impl<'a> LockScripts<'a> {
             false => &all[..3],
         };
         // It is 0 nearly always, and what is not sent costs nobody anything.
-        match (self.database.unsigned_abs(), beside) {
-            (0, None) => Command::script(script, keys, arguments),
-            (database, beside) => {
-                let (mut digits, beside) = ([0; 20], beside.map(Owner::text));
-                let mut arguments = arguments.to_vec();
-                arguments.push(decimal(database, &mut digits).into());
-                arguments.extend(beside.as_deref().map(Pieces::from));
-                Command::script(script, keys, &arguments)
+        let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
+        let [first, second, third] = &mut digits;
+        if let (0, Behind::Nothing) = (database, behind) {
+            return Command::script(script, keys, arguments);
+        }
+        let mut arguments = arguments.to_vec();
+        arguments.push(decimal(database, first).into());
+        match behind {
+            Behind::Nothing => {}
+            Behind::Writer(owner) => {
+                let text = owner.text();
+                arguments.push(Pieces::from(&*text));
+                return Command::script(script, keys, &arguments);
+            }
+            Behind::Again(Again { came, sent }) => {
+                arguments.push(decimal(came, second).into());
+                arguments.extend(sent.map(|sent| Pieces::from(decimal(sent, third))));
             }
         }
+        Command::script(script, keys, &arguments)
     }
 }
 

@@ -134,6 +134,7 @@ mod leaving;
 mod messages;
 mod missing;
 mod redisson;
+mod silent;
 
 /// Whether it runs this script for this lock.
 fn runs(bytes: &[u8], code: &str, name: &str) -> bool {

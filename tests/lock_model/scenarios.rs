@@ -13,7 +13,7 @@ use crate::model::scripts::Scripts;
 use crate::model::shortcuts;
 use crate::model::site::Site;
 use crate::model::store::uuid;
-use crate::model::wire::{Chain, Message, Reply, Request, What, own_channel};
+use crate::model::wire::{Again, Chain, Message, Reply, Request, What, own_channel};
 
 fn orders() -> Site {
     Site::new(&PlainLock, 0, "orders")
@@ -168,9 +168,10 @@ fn something_else_under_the_name_is_an_error() {
         let () = direct.command(&["FLUSHALL"]);
         let _: Value = direct.command(foreign);
         let before: Vec<u8> = direct.command(&["DUMP", "orders"]);
-        for request in
-            [Request::Acquire { number: 1, lease: LEASE }, Request::Try { number: 1, lease: LEASE }]
-        {
+        for request in [
+            Request::Acquire { number: 1, lease: LEASE, again: None },
+            Request::Try { number: 1, lease: LEASE },
+        ] {
             let error = direct.raw(1, &request).unwrap_err();
             assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
         }
@@ -355,12 +356,12 @@ fn a_replica_gives_nobody_a_place() {
     assert!(direct.takes(1));
     for is_poor in [false, true] {
         direct.is_poor = is_poor;
-        direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE }]).unwrap();
+        direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
     }
     direct.is_poor = false;
     let queue = direct.site.queue.clone();
     let () = direct.command(&["SET", &queue, "mine"]);
-    direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE }]).unwrap();
+    direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
 }
 
 #[test]
@@ -406,7 +407,7 @@ fn shortcuts_do_what_the_rest_would(server: &Server) {
     ];
     let release = |since| Request::Release { number: 1, chain: Chain { since, count: 1 } };
     let requests = [
-        Request::Acquire { number: 1, lease: LEASE },
+        Request::Acquire { number: 1, lease: LEASE, again: None },
         Request::Try { number: 1, lease: LEASE },
         release(0),
         release(-9),
@@ -418,4 +419,96 @@ fn shortcuts_do_what_the_rest_would(server: &Server) {
     // waits for is given back by HDEL alone.
     let denied = "exists hset pexpire time hdel publish lpop lpos rpush pttl hkeys llen pubsub";
     shortcuts::check(server, &site, &states, &requests, denied);
+}
+
+/// The server's clock, in ms.
+fn clock(direct: &mut Direct) -> i64 {
+    let (seconds, micros): (i64, i64) = direct.command(&["TIME"]);
+    seconds * 1_000 + micros / 1_000
+}
+
+/// A question that is not the first one, of a client that has waited for so long (ms). `late`: for so long
+/// the question was on its way; `None`: it may not say who is silent.
+fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
+    let now = clock(direct);
+    let again = Some(Again { came: now - waited, sent: late.map(|late| now - late) });
+    direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
+}
+
+/// The first one has the lock, and three stand in line who listen. Then it has lapsed.
+fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
+    let mut direct = direct(server, scripts);
+    let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
+    assert!(direct.takes(1));
+    for client in 2..=4 {
+        assert_eq!(direct.place(client), Some(client as i64 - 2));
+        wait_until("it listens", SOON, || {
+            let channel = own_channel(&uuid(true, client));
+            let heard: (String, i64) = direct.command(&["PUBSUB", "NUMSUB", &channel]);
+            heard.1 >= 1
+        });
+    }
+    let () = direct.command(&["DEL", "orders"]);
+    (direct, listeners)
+}
+
+pub(crate) fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    // Nobody but the last has asked again.
+    let (mut direct, _listeners) = lapsed(server, scripts);
+    let reply = ask_again(&mut direct, 4, 2_500, Some(0));
+    let is_granted = matches!(reply, Reply::Granted { .. });
+    ensure(is_granted, "whoever asks stands behind the silent")?;
+    // Who has asked a moment ago is heard of.
+    let (mut direct, _listeners) = lapsed(server, scripts);
+    assert!(direct.takes(2));
+    ask_again(&mut direct, 3, 2_600, Some(0));
+    let () = direct.command(&["DEL", "orders"]);
+    ask_again(&mut direct, 4, 2_500, Some(0));
+    ensure(direct.holder() == Some(3), "somebody who has asked just now is passed")?;
+    Ok(())
+}
+
+pub(crate) fn silent_server(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    for late in [Some(2_000), Some(-2_000), None] {
+        let (mut direct, _listeners) = lapsed(server, scripts);
+        ask_again(&mut direct, 4, 2_500, late);
+        let is_next = direct.holder() == Some(2);
+        ensure(is_next, "the server, or its clock, stood still, and somebody is passed for that")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let (mut direct, _listeners) = lapsed(server, scripts);
+    ask_again(&mut direct, 4, 2_500, Some(0));
+    assert!(direct.place(5) == Some(0) && direct.place(6) == Some(1));
+    ask_again(&mut direct, 5, 500, None);
+    // The second one first: each stands behind those that came before it.
+    for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
+        let reply = ask_again(&mut direct, client, waited, None);
+        let place = match reply {
+            Reply::Refused(refused) => refused.place,
+            other => return Err(format!("{other:?}")),
+        };
+        ensure(place == Some(expected), "whoever comes back does not stand where it stood")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn places_of_which_nothing_was_heard_are_passed_together() {
+    let Some(server) = real_server() else { return };
+    silent(&server, &Scripts::of(&PlainLock)).unwrap();
+}
+
+#[test]
+fn where_the_server_stood_still_nobody_is_passed() {
+    let Some(server) = real_server() else { return };
+    silent_server(&server, &Scripts::of(&PlainLock)).unwrap();
+}
+
+#[test]
+fn who_comes_back_stands_in_front_of_those_that_came_later() {
+    let Some(server) = real_server() else { return };
+    back(&server, &Scripts::of(&PlainLock)).unwrap();
 }

@@ -15,7 +15,7 @@
 
 use super::random::Random;
 use super::site::Site;
-use super::wire::{Chain, Message, Refused, Released, Reply, Request, What, Whose};
+use super::wire::{Again, Chain, Message, Refused, Released, Reply, Request, What, Whose};
 
 pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
@@ -35,6 +35,11 @@ const RAISE_AGAIN: Time = 400 * MS;
 /// How often a waiter asks that hears nothing: once at least in a provisional lease, whose end it
 /// hears of then.
 const POLL: Time = SECOND;
+/// Who has been answered promptly for so long may say that others are silent, unless it stood still
+/// itself.
+const STEADY: Time = 2 * SECOND;
+const PROMPT: Time = 400 * MS;
+const PAUSE: Time = 1_500 * MS;
 /// A grant that was found by asking should have come as a message so long ago.
 const SUSPECT: Time = 300 * MS;
 /// A copy of a request may reach the server so late: until then it is undone again and again.
@@ -141,6 +146,10 @@ struct Wait {
     /// When its first request was sent.
     began: Time,
     anchor: Option<Anchor>,
+    /// Since when it has a place, in the server's ms.
+    came: Option<i64>,
+    /// Since when, and until when, the server has answered it promptly.
+    steady: Option<(Time, Time)>,
     /// A copy of a request may still come.
     in_doubt: bool,
     /// Where it stood when it last asked.
@@ -154,6 +163,31 @@ struct Wait {
 struct Anchor {
     sent: Time,
     server: Time,
+}
+
+impl Wait {
+    /// What the next question says.
+    fn again(&self, now: Time) -> Option<Again> {
+        let is_steady =
+            self.steady.is_some_and(|(since, last)| now - since >= STEADY && now - last <= PAUSE);
+        let anchor = self.anchor.filter(|_| is_steady);
+        let sent = anchor.map(|anchor| (anchor.server + now - anchor.sent) / MS);
+        self.came.map(|came| Again { came, sent })
+    }
+
+    /// A question that was sent then was answered at that time of the server's: it has a place.
+    fn stands(&mut self, now: Time, sent: Time, server: Time) {
+        self.came.get_or_insert(server / MS);
+        let is_expected = self
+            .anchor
+            .is_none_or(|anchor| (anchor.server + sent - anchor.sent - server).abs() <= PROMPT);
+        let is_prompt = is_expected && now - sent <= PROMPT;
+        self.steady = match self.steady {
+            _ if !is_prompt => None,
+            Some((since, last)) if sent - last <= PAUSE => Some((since, now)),
+            _ => Some((now, now)),
+        };
+    }
 }
 
 #[derive(Debug)]
@@ -230,7 +264,7 @@ impl Process {
             Input::Message(message) => self.told(now, message),
             Input::Public => self.public(now),
             // What came while nobody listened is lost.
-            Input::Subscribed | Input::Listening => self.ask(),
+            Input::Subscribed | Input::Listening => self.ask(now),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
@@ -250,12 +284,14 @@ impl Process {
             number,
             began: now,
             anchor: None,
+            came: None,
+            steady: None,
             in_doubt: false,
             place: None,
             nap: 0,
             listens: false,
         });
-        self.ask();
+        self.ask(now);
     }
 
     fn try_lock(&mut self) {
@@ -265,10 +301,10 @@ impl Process {
     }
 
     /// Any question is this one. A nap that is under way ends with the reply.
-    fn ask(&mut self) {
+    fn ask(&mut self, now: Time) {
         if let State::Waiting(wait) = &self.state {
-            let number = wait.number;
-            self.send(Request::Acquire { number, lease: LEASE });
+            let (number, again) = (wait.number, wait.again(now));
+            self.send(Request::Acquire { number, lease: LEASE, again });
         }
     }
 
@@ -306,6 +342,9 @@ impl Process {
         }
         let State::Waiting(wait) = &mut self.state else { return };
         let had_place = wait.place.is_some();
+        if refused.place.is_some() {
+            wait.stands(now, sent, server);
+        }
         if wait.anchor.is_none_or(|anchor| anchor.server < server) {
             wait.anchor = Some(Anchor { sent, server });
         }
@@ -341,7 +380,7 @@ impl Process {
         if let State::Waiting(wait) = &self.state {
             match wait.place {
                 // The first one asks at once, the second in case the first one is dead.
-                None | Some(0) => self.ask(),
+                None | Some(0) => self.ask(now),
                 Some(place) if place < LISTENERS => {
                     self.outputs.push(Output::At(now + place * MS, Timer::Ask(wait.number)));
                 }
@@ -390,14 +429,14 @@ impl Process {
         let not_before = match wait.anchor {
             _ if self.broken == Some(Rule::Anchor) => now,
             // A refusal that is younger than the grant: it is over.
-            Some(anchor) if anchor.server > granted => return self.ask(),
+            Some(anchor) if anchor.server > granted => return self.ask(now),
             Some(anchor) => anchor.sent + granted - anchor.server,
             None => wait.began,
         };
         let until = not_before.min(now) + lease - DRIFT;
         if until <= now {
             // Too late. The owner finds out whether it still has it.
-            return self.ask();
+            return self.ask(now);
         }
         self.hold(now, until, Some(granted), (OwnChain { here: None, chain }, token));
     }
@@ -587,9 +626,9 @@ impl Process {
             (Timer::Poll(number, nap), State::Waiting(wait))
                 if (number, nap) == (wait.number, wait.nap) =>
             {
-                self.ask();
+                self.ask(now);
             }
-            (Timer::Ask(number), State::Waiting(wait)) if number == wait.number => self.ask(),
+            (Timer::Ask(number), State::Waiting(wait)) if number == wait.number => self.ask(now),
             (Timer::Raise(number), State::Holding(hold))
                 if number == hold.number && !hold.is_raised =>
             {

@@ -61,7 +61,7 @@ impl Direct {
     }
 
     pub(crate) fn acquire(&mut self, client: usize) -> Reply {
-        self.run(client, &Request::Acquire { number: 1, lease: LEASE })
+        self.run(client, &Request::Acquire { number: 1, lease: LEASE, again: None })
     }
 
     pub(crate) fn takes(&mut self, client: usize) -> bool {

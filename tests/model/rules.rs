@@ -24,6 +24,16 @@ pub(crate) struct Step<'a> {
     /// Whoever sent it may have been refused a place.
     pub(crate) has_no_place: bool,
     pub(crate) is_poor: bool,
+    /// It asks again, and has waited since then (ms, the server's clock).
+    pub(crate) came: Option<i64>,
+    /// It has waited for so long that others ahead would have asked again.
+    pub(crate) is_old: bool,
+    /// The server's clock jumps.
+    pub(crate) has_jumped: bool,
+    /// The same of those who have a place.
+    pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
+    /// Whether a place has not asked for so long that it may be passed.
+    pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 
 impl Step<'_> {
@@ -52,7 +62,10 @@ pub(crate) fn check(
     // Who is not in the queue any more has the lock, has left, or is dead.
     for place in &before.queue {
         let is_gone = !after.queue.contains(place) && !after.holders.contains(place);
-        if is_gone && hears(place) && (script != Script::GiveUp || !step.is_by(place)) {
+        let is_passed = script == Script::Acquire && (step.is_silent)(place);
+        if is_gone && hears(place) && is_passed {
+            seen.push("silent places passed");
+        } else if is_gone && hears(place) && (script != Script::GiveUp || !step.is_by(place)) {
             return Err(format!("{script:?} drops {place}, who listens"));
         }
         if is_gone && !hears(place) {
@@ -65,6 +78,19 @@ pub(crate) fn check(
     for (place, owner) in after.queue.iter().enumerate() {
         if !before.queue.contains(owner) && !step.is_by(owner) {
             return Err(format!("{owner} has place {place} and has not asked"));
+        }
+    }
+    if let (Some(came), true, false) = (step.came, step.is_old, step.has_jumped) {
+        let is_new = |owner: &&String| !before.queue.contains(owner);
+        let back = after.queue.iter().position(|owner| step.is_by(owner));
+        let back = back.filter(|place| is_new(&&after.queue[*place]));
+        let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
+        let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
+        if let Some(later) = ahead.iter().find(came_later) {
+            return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
+        }
+        if back.is_some_and(|place| place + 1 < after.queue.len()) {
+            seen.push("came back in front of others");
         }
     }
     let order = |state: &State| -> Vec<_> {
@@ -220,7 +246,14 @@ fn check_grant(
     let ahead = before.queue.iter().take_while(|id| *id != holder);
     let has_left = |id: &String| script == Script::GiveUp && step.is_by(id);
     let is_granted = |id: &String| after.holders.contains(id);
-    let passed = ahead.filter(|id| !has_left(id) && !is_granted(id)).find(|id| hears(id));
+    let is_silent = |id: &String| !after.queue.contains(id) && (step.is_silent)(id);
+    let passed = ahead.filter(|id| !has_left(id) && !is_granted(id));
+    // Who comes back stands in front of those, and of the silent.
+    let came_later = |id: &String| {
+        let is_later = |came| step.has_jumped || (step.others)(id).is_some_and(|it| it > came);
+        is_asker && step.came.is_some_and(|came| is_later(came) || (step.is_silent)(id))
+    };
+    let passed = passed.filter(|id| !is_silent(id) && !came_later(id)).find(|id| hears(id));
     match passed {
         Some(passed) if !step.has_no_place => {
             Err(format!("{script:?} grants {holder} before {passed}"))

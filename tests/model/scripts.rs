@@ -166,8 +166,14 @@ pub(crate) struct Call {
 pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) -> Call {
     let owner = |number: &u64| site.kind.owner(uuid, *number);
     let mut call = match request {
-        Request::Acquire { number, lease } => {
+        Request::Acquire { number, lease, again: None } => {
             taking(Script::Acquire, site, *lease, owner(number), None)
+        }
+        Request::Acquire { number, lease, again: Some(again) } => {
+            let mut args = vec![lease.to_string(), owner(number), site.database.to_string()];
+            args.push(again.came.to_string());
+            args.extend(again.sent.map(|sent| sent.to_string()));
+            Call { script: Script::Acquire, keys: site.keys(), args }
         }
         Request::Try { number, lease } => taking(Script::Try, site, *lease, owner(number), None),
         Request::Release { number, chain } => leaving(Script::Release, site, owner(number), *chain),

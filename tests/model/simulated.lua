@@ -6,10 +6,11 @@ local redis = (function(real)
     local time = tonumber(real.call('get', 'sim:now'))
     local ms = math.floor(time / 1000)
     local is_full, has_written = real.call('exists', 'sim:full') == 1, false
-    local grows = {hset = true, hincrby = true, incrby = true, rpush = true, lpush = true, set = true}
+    local grows = {hset = true, hincrby = true, incrby = true, rpush = true, lpush = true, linsert = true,
+        set = true}
     local writes = {
         hset = true, hincrby = true, incrby = true, rpush = true, lpush = true, set = true, del = true,
-        lpop = true, lrem = true, pexpire = true, hdel = true,
+        linsert = true, lpop = true, lrem = true, pexpire = true, hdel = true,
     }
 
     local function mortal(key, ends)

@@ -1,7 +1,7 @@
 //! One random history: events in the order of simulated time, the real scripts for what the server
 //! does, `client.rs` for what processes of ours do, and a look at the rules after each.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use redis::Value;
 
@@ -24,6 +24,8 @@ const START: Time = 1_763_692_800_000_000;
 const AFTERMATH: Time = 100 * SECOND;
 /// So long after keys were lost some may not have taken their places again.
 const LOST: Time = 12 * SECOND;
+/// Who has not asked for so long may be passed.
+const SILENT: Time = 2 * SECOND;
 /// How late a copy of a request may come.
 const LATE: Time = 6 * SECOND;
 
@@ -122,6 +124,9 @@ pub(crate) struct Lock {
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token that somebody entered with.
     pub(crate) token: i64,
+    /// Of each owner that had a place: since when it says that it waits (ms, the server's clock), and
+    /// when it asked last.
+    heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
 
@@ -193,6 +198,7 @@ impl<'a> Simulation<'a> {
             claims: Vec::new(),
             disturbed: Vec::new(),
             token: 0,
+            heard: HashMap::new(),
             waits: Waits::default(),
         });
         let locks: Vec<_> = locks.collect();
@@ -369,7 +375,18 @@ impl<'a> Simulation<'a> {
         self.note(|| format!("{script:?} {args:?} -> {reply:?}"));
         self.note(|| format!("    {}", after.short()));
         self.send_messages(&after);
+        let has_jumped =
+            self.plan.faults.iter().any(|it| matches!(it, Fault::ClockBack | Fault::ClockForward));
+        let heard = &self.locks[lock].heard;
+        // Of one that asks again.
+        let came = args.get(3).filter(|_| script == Script::Acquire);
+        let came = came.and_then(|came| came.parse::<i64>().ok());
         let step = Step {
+            came,
+            is_old: came.is_some_and(|came| server / MS - came >= SILENT / MS),
+            has_jumped,
+            others: &|owner| heard.get(owner).map(|(came, _)| *came),
+            is_silent: &|owner| heard.get(owner).is_none_or(|(_, last)| self.now - last >= SILENT),
             script,
             owner: args.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
             before: &before,
@@ -380,6 +397,16 @@ impl<'a> Simulation<'a> {
         let seen = rules::check(&step, &site, |channel| self.listeners(channel))?;
         for what in seen {
             self.summary.add(what, 1);
+        }
+        if let (Script::Acquire, Some(owner)) = (script, args.get(1))
+            && after.queue.contains(owner)
+        {
+            let heard = &mut self.locks[lock].heard;
+            let first = (server / MS, self.now);
+            let (since, last) = heard.entry(owner.clone()).or_insert(first);
+            if let Some(came) = came {
+                (*since, *last) = (came, self.now);
+            }
         }
         self.keep(lock, after);
         Ok(reply)

@@ -30,11 +30,20 @@ impl Chain {
 /// A script call; `number` is that of the owner. Leases are milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    Acquire { number: u64, lease: i64 },
+    Acquire { number: u64, lease: i64, again: Option<Again> },
     Try { number: u64, lease: i64 },
     Release { number: u64, chain: Chain },
     GiveUp { number: u64, chain: Chain },
     Renew { number: u64, lease: i64 },
+}
+
+/// What a question says that is not the first one for its place; ms, by the server's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Again {
+    /// Since when it waits.
+    pub(crate) came: i64,
+    /// What the clock shows as it is sent, if the client may say who is silent.
+    pub(crate) sent: Option<i64>,
 }
 
 /// What a script answers.

@@ -28,7 +28,7 @@ fn owner(client: usize, number: u64) -> String {
 }
 
 fn acquire(number: u64) -> Request {
-    Request::Acquire { number, lease: LEASE }
+    Request::Acquire { number, lease: LEASE, again: None }
 }
 
 fn release(number: u64) -> Request {
@@ -275,7 +275,7 @@ fn a_shortcut_does_what_the_rest_would() {
     let requests = [READS, WRITES].map(|number| {
         let release = |since| Request::Release { number, chain: Chain { since, count: 1 } };
         [
-            Request::Acquire { number, lease: LEASE },
+            Request::Acquire { number, lease: LEASE, again: None },
             Request::Try { number, lease: LEASE },
             release(0),
             release(-9),
