@@ -244,6 +244,6 @@ pub(crate) fn stray(core: &Arc<Core>, owner: u64, news: &News<'_>) {
         News::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);
         }
-        News::Open { .. } => {}
+        News::Open { database, lock, .. } => hold::give_up_stray(core, owner, *database, lock),
     }
 }

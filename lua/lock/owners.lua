@@ -1,12 +1,26 @@
--- Which owners of one client have these locks.
+-- Which owners of one client have these locks, or a place in their queues.
 --
 -- KEYS 1..n the locks
 -- ARGV 1 the client's uuid
 -- reply: for each lock a list of those owners
 --
--- It changes nothing. pcall for each, as in renew.lua. Many readers may have a lock, but a hash of
+-- A master that lagged behind the one before it may have both still, of owners that are nobody's any more.
+-- It changes nothing. A queue that may not be read has nobody. pcall for each, as in renew.lua. Many readers may have a lock, but a hash of
 -- more fields than this is somebody's data.
 local MOST = 1000
+
+-- Puts into `reply` those that stand in a queue of this lock.
+local function places(reply, lock, prefix)
+    local queue = string.find(lock, '{', 1, true) and prefix .. '_tagged:' .. lock
+        or prefix .. ':{' .. lock .. '}'
+    local length = redis.pcall('llen', queue)
+    for i = 0, type(length) == 'number' and math.min(length, MOST) - 1 or -1 do
+        local owner = redis.pcall('lindex', queue, i)
+        if type(owner) == 'string' and string.sub(owner, 1, 37) == ARGV[1] .. ':' then
+            table.insert(reply, owner)
+        end
+    end
+end
 
 local replies = {}
 for i, lock in ipairs(KEYS) do
@@ -18,5 +32,7 @@ for i, lock in ipairs(KEYS) do
             table.insert(replies[i], owner)
         end
     end
+    places(replies[i], lock, 'redlatch_queue')
+    places(replies[i], lock, 'redlatch_rwlock_queue')
 end
 return replies

@@ -227,7 +227,7 @@ impl Site {
         }
     }
 
-    fn release_command(&self, hold: &Hold) -> Command {
+    pub(super) fn release_command(&self, hold: &Hold) -> Command {
         match &hold.line {
             None => self.scripts().release_command(&hold.owner, hold.details.chain),
             Some(line) => line.release_command(hold),
@@ -350,6 +350,22 @@ pub(crate) enum Leaving {
     Posted,
     /// `unlock`.
     Awaited,
+}
+
+/// An owner of this client that does not wait is first in line: a master that lagged behind the one
+/// before it has its place still. Nobody would come, and whoever stands behind it would wait.
+pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) {
+    if database != core.database() {
+        return;
+    }
+    // Its place alone, of whatever kind the lock is: what it holds others may share.
+    let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
+    for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
+        let queue = LockKeys::new(lock, mode, false).queue().to_string();
+        let owner = format!("{owner}{suffix}");
+        let command = Command::plain(&[b"LREM", queue.as_bytes(), b"1", owner.as_bytes()]);
+        core.watchdog.adopt(Orphan::stray(&name, command));
+    }
 }
 
 /// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or

@@ -227,6 +227,12 @@ impl Site {
         if let Some(seat) = seat {
             self.declare_all_lost(&seat, reason);
             self.orphan_lost(&seat, reason);
+            if reason == LostReason::Revoked {
+                // Deleted by force, most likely: no script of ours has served who is first in line.
+                // The release does, though it finds nothing to release.
+                let release = self.release_command(&seat.tenancy.hold);
+                self.core.watchdog.adopt(Orphan::stray(&self.name, release));
+            }
             self.vacant();
         }
     }

@@ -91,6 +91,34 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
 }
 
 #[test]
+fn places_that_nobody_waits_for_are_given_up_at_a_new_server() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
+    let client = client.connect().unwrap();
+    let lock = client.reentrant_lock("stale");
+    let guard = lock.lock_owned().unwrap();
+    let (owner, _) = holder(&mut old.connection(), "stale").unwrap();
+    guard.unlock().unwrap();
+    // The subscriber of who holds something hears of the other server.
+    let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
+    wait_subscribed(&old, &own_channel(&owner));
+    let mut redis = new.connection();
+    let () = redis::cmd("RPUSH").arg(("redlatch_queue:{stale}", &owner)).query(&mut redis).unwrap();
+    let () =
+        redis::cmd("RPUSH").arg(("redlatch_queue:{stale}", "other")).query(&mut redis).unwrap();
+    proxy.lead_to(&new);
+    proxy.cut_matching("SUBSCRIBE");
+    wait_until("its place is given up", SOON, || {
+        let places: Vec<String> =
+            redis::cmd("LRANGE").arg(("redlatch_queue:{stale}", 0, -1)).query(&mut redis).unwrap();
+        !places.contains(&owner)
+    });
+    drop(lock);
+}
+
+#[test]
 fn a_replica_is_asked_once_and_then_the_address_anew() {
     let _bounded = bounded();
     let (Some(old), Some(new)) = (real_server(), real_server()) else { return };

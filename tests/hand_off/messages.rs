@@ -316,3 +316,30 @@ fn who_got_the_lock_by_a_second_copy_of_its_request_keeps_it_whatever_it_is_told
     guest.leaves();
     wait_left(&server, "twice");
 }
+
+/// A master that lagged behind the one before it has places that were given up there. Whoever leaves the
+/// lock to Redisson tells the first in line, and nobody would come.
+#[test]
+fn a_place_that_nobody_waits_for_is_given_up_when_it_is_told_to_ask() {
+    let _bounded = bounded();
+    let server = server();
+    let client = warm(&server);
+    let mut redis = server.connection();
+    let guard = client.reentrant_lock("stale").lock().unwrap();
+    let owner = owner(&mut redis, "stale").unwrap();
+    guard.unlock().unwrap();
+    let writer = format!("{owner}:write");
+    let places = [
+        (queue_key("stale"), &owner),
+        ("redlatch_rwlock_queue:{stale}".to_owned(), &owner),
+        ("redlatch_rwlock_queue:{stale}".to_owned(), &writer),
+    ];
+    for (queue, owner) in &places {
+        let _: i64 = redis.rpush(queue, owner).unwrap();
+    }
+    let (_, number) = owner.split_once(':').unwrap();
+    let () = redis.publish(own_channel(&owner), format!("open {number} 0 0 stale")).unwrap();
+    wait_until("they are given up", SOON, || {
+        places.iter().all(|(queue, _)| redis.llen::<_, u64>(queue).unwrap() == 0)
+    });
+}

@@ -74,3 +74,24 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
         wait_left(&server, name);
     }
 }
+
+/// As Redisson's `forceUnlock` does it: nobody with a place listens in public.
+#[test]
+fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
+    let _bounded = bounded();
+    let server = server();
+    let (one, other) = (warm(&server), warm(&server));
+    let mut redis = server.connection();
+    once_within(UNIT, || {
+        let guard = one.reentrant_lock("forced").lock().unwrap();
+        let guest = Guest::in_line(&server, &other, "forced", 1);
+        // Time is the subject: it is held for long enough to be tracked, and the next question is far off.
+        thread::sleep(UNIT * 3);
+        let deleted = Instant::now();
+        release_as_redisson(&mut redis, "forced", &channel("forced"));
+        let took = guest.wait_in() - deleted;
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+        guest.leaves();
+        took
+    });
+}
