@@ -96,6 +96,10 @@
 //!   that is given back at once, as long as this process lives; else the lock is free when its
 //!   lease ends. Permits and counts may go back in the same way, and stay so.
 //!
+//! With one server the client follows the name of its host: every 5 s it is looked up, and where it
+//! leads to another server, which is no replica, all connections go there, though the old one may
+//! live on, and what is held is asked for there as above.
+//!
 //! With [`replica_acks`](ClientBuilder::replica_acks) a lock or a permit counts only when so many
 //! replicas have it, which makes that rarer; it says there what it proves. What keeps it from doing
 //! harm is a write that is conditional by itself. (Fencing tokens come from the same server, and
@@ -106,8 +110,9 @@
 //! A process usually has one [`Client`]. Its clones and all that it made share what it has: three
 //! background threads, however much is held (`redlatch-watch`, `redlatch-renew` and
 //! `redlatch-listen`; a fourth, `redlatch-calls`, while there is something to be called or
-//! logged; with Sentinels also `redlatch-follow`, which has a connection to one of them), and a
-//! few connections (4 to 16 for commands, by the distance of the server, or as many as
+//! logged; with Sentinels also `redlatch-follow`, which has a connection to one of them; where the URL
+//! has a name for its one server's host, and no IP address, `redlatch-follow` looks that up every
+//! 5 s), and a few connections (4 to 16 for commands, by the distance of the server, or as many as
 //! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
 //! wait, or when something was held for 100 ms; one for renewals). In a cluster that is for each
 //! server of which something is used, with a renewer and a subscriber for each, and

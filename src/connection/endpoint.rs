@@ -1,6 +1,8 @@
 //! Where the server is, and how a connection to it is opened.
 
 use std::fmt;
+#[cfg(not(all(test, shuttle)))]
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,8 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
 use super::host_port::HostPort;
 use super::login::Login;
+#[cfg(not(all(test, shuttle)))]
+use super::name::Name;
 #[cfg(not(all(test, shuttle)))]
 use super::sentinel::Sentinels;
 use super::server::{Runs, Server};
@@ -45,6 +49,9 @@ enum Target {
         address: ConnectionAddr,
         #[cfg(not(all(test, shuttle)))]
         tls: Tls,
+        /// Of the one server of a client, where its host has a name.
+        #[cfg(not(all(test, shuttle)))]
+        name: Option<Arc<Name>>,
     },
     /// Wherever they say.
     #[cfg(not(all(test, shuttle)))]
@@ -80,7 +87,23 @@ impl Endpoint {
             Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
                 .caused_by(source)
         })?;
-        Self::of_server(&info, config)
+        let endpoint = Self::of_server(&info, config)?;
+        #[cfg(not(all(test, shuttle)))]
+        let endpoint = endpoint.following_its_name();
+        Ok(endpoint)
+    }
+
+    /// The same, but where its name leads to another server, the connections go there.
+    #[cfg(not(all(test, shuttle)))]
+    fn following_its_name(mut self) -> Self {
+        let HostPort { host, port } = self.host_port();
+        let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
+        if let Target::At { name, .. } = &mut self.target
+            && is_name
+        {
+            *name = Some(Arc::new(Name::new(&host, port)));
+        }
+        self
     }
 
     fn of_server(info: &ConnectionInfo, config: &Config) -> Result<Self, Error> {
@@ -90,6 +113,8 @@ impl Endpoint {
             address: info.addr().clone(),
             #[cfg(not(all(test, shuttle)))]
             tls: Tls::new(info.addr(), config)?,
+            #[cfg(not(all(test, shuttle)))]
+            name: None,
         };
         let settings = Credentials::instead(&config.credentials, info.redis_settings());
         Ok(Self::at(target, Login::new(settings, config), timeouts, health))
@@ -104,8 +129,9 @@ impl Endpoint {
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
         let target = match &self.target {
             #[cfg(not(all(test, shuttle)))]
-            Target::At { address, tls } => {
-                Target::At { address: host_port.instead_of(address), tls: tls.clone() }
+            Target::At { address, tls, .. } => {
+                let address = host_port.instead_of(address);
+                Target::At { address, tls: tls.clone(), name: None }
             }
             #[cfg(all(test, shuttle))]
             Target::At { address } => Target::At { address: host_port.instead_of(address) },
@@ -193,8 +219,15 @@ impl Endpoint {
         let deadline = now.checked_add(within.min(self.connect_timeout)).unwrap_or(now);
         let (login, timeout) = (&self.login, self.response_timeout);
         let opened = match &self.target {
-            Target::At { address, tls } => {
-                Connection::open(address, tls, login, timeout, deadline, false, &|_| {})
+            Target::At { address, tls, name } => {
+                let opened =
+                    Connection::open(address, tls, login, timeout, deadline, false, &|_| {});
+                opened.and_then(|(mut connection, server)| match name {
+                    Some(name) if !name.watch(connection.closer(), &server) => {
+                        Err((redis::ErrorKind::Io, "its name leads to another address now").into())
+                    }
+                    _ => Ok((connection, server)),
+                })
             }
             Target::Named(sentinels) => sentinels.open(timeout, deadline),
         };
@@ -246,33 +279,58 @@ impl Endpoint {
     /// From here on `tell` is called when another server is the master: it must not block.
     pub(crate) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
         #[cfg(not(all(test, shuttle)))]
-        if let Target::Named(sentinels) = &self.target {
-            sentinels.on_moved(tell);
+        match &self.target {
+            Target::At { name, .. } => {
+                let health = Arc::clone(&self.health);
+                let told = move || {
+                    health.renamed();
+                    tell();
+                };
+                name.as_ref().inspect(|name| name.on_moved(told));
+            }
+            Target::Named(sentinels) => sentinels.on_moved(tell),
         }
         #[cfg(all(test, shuttle))]
         drop(tell);
     }
 
     /// The whole life of a thread that follows the master, until [`end`](Self::end). `None`: there
-    /// are no Sentinels.
-    pub(crate) fn follower(&self) -> Option<impl FnOnce() + Send + use<>> {
+    /// are neither Sentinels nor a name.
+    pub(crate) fn follower(&self) -> Option<Box<dyn FnOnce() + Send>> {
         #[cfg(not(all(test, shuttle)))]
-        match &self.target {
-            Target::At { .. } => None,
+        return match &self.target {
+            Target::At { address, tls, name } => {
+                let name = Arc::clone(name.as_ref()?);
+                let (address, tls, login) = (address.clone(), tls.clone(), self.login.clone());
+                let timeouts = (self.connect_timeout, self.response_timeout);
+                // One beside all others, which nobody uses.
+                let connect = move || {
+                    let now = Instant::now();
+                    let until = now.checked_add(timeouts.0).unwrap_or(now);
+                    let opened =
+                        Connection::open(&address, &tls, &login, timeouts.1, until, true, &|_| {});
+                    let (mut connection, server) = opened.ok()?;
+                    // A replica takes nothing, and may be about to become the master.
+                    let leads = server.is_master != Some(false);
+                    connection.closer().peer().filter(|_| leads).map(|peer| (peer, server))
+                };
+                Some(Box::new(move || name.follow(connect)))
+            }
             Target::Named(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
-                Some(move || sentinels.follow())
+                Some(Box::new(move || sentinels.follow()))
             }
-        }
+        };
         #[cfg(all(test, shuttle))]
-        None::<fn()>
+        None
     }
 
     /// The client ends: nobody looks for a master any more.
     pub(crate) fn end(&self) {
         #[cfg(not(all(test, shuttle)))]
-        if let Target::Named(sentinels) = &self.target {
-            sentinels.end();
+        match &self.target {
+            Target::At { name, .. } => drop(name.as_ref().inspect(|name| name.end())),
+            Target::Named(sentinels) => sentinels.end(),
         }
     }
 

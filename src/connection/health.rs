@@ -58,6 +58,10 @@ pub(crate) enum News {
         address: Arc<str>,
         from: Arc<str>,
     },
+    /// The name leads to another server now.
+    Renamed {
+        address: Arc<str>,
+    },
     /// A right is missing, and what that costs.
     Lacks {
         address: Arc<str>,
@@ -95,6 +99,11 @@ impl Health {
         if !first {
             self.tell(|address| News::Moved { address, from });
         }
+    }
+
+    /// From here on its name is another server's.
+    pub(super) fn renamed(&self) {
+        self.tell(|address| News::Renamed { address });
     }
 
     /// It does without something, and says so.
@@ -195,9 +204,11 @@ impl Health {
 impl News {
     pub(crate) fn level(&self) -> log::Level {
         match self {
-            Self::Out { .. } | Self::Refuses { .. } | Self::Moved { .. } | Self::Lacks { .. } => {
-                log::Level::Warn
-            }
+            Self::Out { .. }
+            | Self::Refuses { .. }
+            | Self::Moved { .. }
+            | Self::Renamed { .. }
+            | Self::Lacks { .. } => log::Level::Warn,
             Self::Back { .. } | Self::LetsIn { .. } | Self::Without { .. } => log::Level::Info,
         }
     }
@@ -224,6 +235,10 @@ impl fmt::Display for News {
                 f,
                 "the Sentinels' master is at {address} now, and was at {from}: what is held is asked \
                  for there"
+            ),
+            Self::Renamed { address } => write!(
+                f,
+                "the name of {address} leads to another server now: what is held is asked for there"
             ),
             Self::Lacks { address, what } | Self::Without { address, what } => {
                 write!(f, "the server at {address}: {what}")

@@ -12,6 +12,8 @@ mod login;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+#[cfg(not(all(test, shuttle)))]
+mod name;
 mod node;
 mod reply;
 #[cfg(not(all(test, shuttle)))]

@@ -6,13 +6,15 @@
 //! the socket's own timeout begins anew with every byte. So the deadline is kept here.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
+
+use super::name::look_up;
 
 /// A connection through which nothing was said for so long is asked whether it still is one, by the
 /// system. A firewall forgets those that are silent for minutes, and says nothing.
@@ -60,8 +62,7 @@ impl Socket {
     /// Connects to the first of the host's addresses that answers. The look-up of its name is the
     /// system's and has no deadline.
     pub(super) fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Self> {
-        let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-        Self::to_one_of(&addresses, deadline)
+        Self::to_one_of(&look_up(host, port)?, deadline)
     }
 
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
@@ -208,6 +209,14 @@ impl Closer {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
+    }
+
+    /// Where it leads; `None`: that is no address, or it was closed.
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        match &self.0.upgrade()?.stream {
+            Stream::Tcp(stream) => stream.peer_addr().ok(),
+            Stream::Unix(_) => None,
+        }
     }
 
     /// Whether there is nothing left to close.
