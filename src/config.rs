@@ -43,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) connections: Option<usize>,
     pub(crate) sharded_channels: Option<bool>,
     pub(crate) failover_timeout: Duration,
+    pub(crate) wait_warning: Option<Duration>,
     pub(crate) client_tracking: bool,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) sentinel_credentials: Option<Credentials>,
@@ -133,6 +134,7 @@ impl ClientBuilder {
             connections: None,
             sharded_channels: None,
             failover_timeout: Duration::from_secs(60),
+            wait_warning: Some(Duration::from_secs(60)),
             client_tracking: true,
             credentials: None,
             sentinel_credentials: None,
@@ -261,6 +263,17 @@ impl ClientBuilder {
     /// to a year. Defaults to 60 s.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
+        self
+    }
+
+    /// After how long a wait of a thread that holds another lock of this client is a warning in the
+    /// log, once for each wait: `a thread has waited 60 s for "B" while holding "A"`. Threads that
+    /// take the same locks in different orders may wait for each other for ever, since what they hold
+    /// is renewed meanwhile. Holds of owned guards belong to no thread, and are not known here.
+    ///
+    /// `None`: it is never said. Defaults to 60 s.
+    pub fn wait_warning(mut self, after: impl Into<Option<Duration>>) -> Self {
+        self.config.wait_warning = after.into();
         self
     }
 

@@ -58,6 +58,14 @@ mod tests;
 /// the process has the lock already, or waits for it, an attempt may reach Redis up to a
 /// millisecond later than it could, so that others can come along.
 ///
+/// # Several locks
+///
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
+/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
+/// once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
+/// holding "A"`.
+///
 /// # Waiters that die
 ///
 /// Who releases the lock hands it to the first in line whose process listens: a waiter whose

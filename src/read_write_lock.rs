@@ -63,6 +63,14 @@ use pair::{Found, Grant, Need, Pair};
 /// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and reads on. (This cannot be seen of an
 /// owned guard, which is no thread's.)
 ///
+/// # Several locks
+///
+/// A thread that holds one lock and waits for another waits for ever if the other's holder waits for
+/// the first: both are renewed meanwhile. Take several locks in the same order everywhere, or all at
+/// once ([`MultiLock`](crate::MultiLock)). After 60 s
+/// ([`wait_warning`](crate::ClientBuilder::wait_warning)) the log says `has waited 60 s for "B" while
+/// holding "A"`.
+///
 /// # Leases of readers
 ///
 /// A reader with a lease of its own ([`ReadLock::with_lease`]) that enters beside others of its

@@ -4,14 +4,14 @@
 
 mod common;
 
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::Commands as _;
-use redlatch::{Client, ClientBuilder, ErrorKind};
+use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// The logger of this process, which may be told to block.
@@ -518,5 +518,60 @@ fn each_line_says_whose_it_is() {
         wait_until("both lines are written", SOON, || LOGGER.lines(&of).len() == 2);
         let lines = LOGGER.lines(&of);
         assert!(lines.iter().all(|(_, line)| line.ends_with(&id)), "{lines:?}");
+    }
+}
+
+/// Two that take two locks in opposite orders wait for ever.
+#[test]
+fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let connect = || Client::builder(&server.url()).wait_warning(UNIT * 3).connect().unwrap();
+    let clients = [connect(), connect()];
+    for kind in ["plain", "fair"] {
+        let lock = |client: &Client, name: &str| -> Box<dyn Lock> {
+            let name = format!("{kind} {name}");
+            if kind == "fair" {
+                Box::new(client.fair_lock(&name))
+            } else {
+                Box::new(client.reentrant_lock(&name))
+            }
+        };
+        let token = CancelToken::new();
+        let barrier = Arc::new(Barrier::new(2));
+        let threads: Vec<_> = [("A", "B"), ("B", "A")]
+            .into_iter()
+            .zip(&clients)
+            .map(|((first, second), client)| {
+                let (first, second) = (lock(client, first), lock(client, second));
+                let (token, barrier) = (token.clone(), Arc::clone(&barrier));
+                spawn(move || {
+                    let _first = first.lock().unwrap();
+                    barrier.wait();
+                    second.lock_cancellable(&token).map(drop).unwrap_err().kind()
+                })
+            })
+            .collect();
+        let said = |waits: &str, holds: &str| {
+            let (waits, holds) = (format!("{kind} {waits}"), format!("{kind} {holds}"));
+            LOGGER.lines(&format!("for {waits:?} while holding {holds:?}"))
+        };
+        wait_until("both are warned", SOON, || {
+            !said("B", "A").is_empty() && !said("A", "B").is_empty()
+        });
+        // It looks again, and says no more.
+        thread::sleep(UNIT * 15);
+        for lines in [said("A", "B"), said("B", "A")] {
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            assert_eq!(lines[0].0, Level::Warn);
+        }
+        token.cancel();
+        for thread in threads {
+            assert_eq!(thread.join(), ErrorKind::Cancelled);
+        }
     }
 }

@@ -51,12 +51,13 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over.
+    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over, or for `at_most`.
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
         name: &Arc<str>,
         claim: &Claim<'_, N>,
+        at_most: Duration,
         news: impl Fn() -> bool,
     ) -> Result<(), Error> {
         self.check(core, name)?;
@@ -65,7 +66,8 @@ impl Listening {
             let _waking = channels.map(|heard| heard.wake(claim.thread));
             let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
             let until = channels.into_iter().map(|heard| heard.latest);
-            let until = until.chain([claim.wait.sleep_until(rest)]).flatten().min();
+            let until = until.chain([claim.wait.sleep_until(rest.min(at_most))]);
+            let until = until.flatten().min();
             doze(core, name, claim.thread, &claim.wait, until, || {
                 news() || channels.iter().any(|heard| heard.has_spoken() || heard.is_refused())
             })?;

@@ -18,6 +18,7 @@
 
 mod endurance;
 mod listening;
+mod long_wait;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
+use long_wait::LongWait;
 pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
@@ -144,6 +146,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     claim: &ClaimOf<'_, S>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut endurance = Endurance::default();
+    let mut long_wait = LongWait::default();
     loop {
         let entered = match synchronizer.enter(claim) {
             Ok(entered) => entered,
@@ -157,25 +160,27 @@ pub(crate) fn acquire<S: Synchronizer>(
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead.map(|lead| *lead),
             // Another thread has told it: the one that left the hold, or the one that led.
-            Enter::Queued(waiter) => match await_signal(synchronizer, &waiter, &claim.wait)? {
-                Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
-                Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
-                    None => continue,
-                    granted => return Ok(granted),
-                },
-                Some(Signal::Failed(error)) => {
-                    go_on(synchronizer, claim, &mut endurance, error)?;
-                    continue;
+            Enter::Queued(waiter) => {
+                match await_signal(synchronizer, &waiter, &claim.wait, &mut long_wait)? {
+                    Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
+                    Some(Signal::Granted(grant)) => match synchronizer.receive(grant)? {
+                        None => continue,
+                        granted => return Ok(granted),
+                    },
+                    Some(Signal::Failed(error)) => {
+                        go_on(synchronizer, claim, &mut endurance, error)?;
+                        continue;
+                    }
+                    None => return Ok(None),
                 }
-                None => return Ok(None),
-            },
+            }
         };
         // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): the first
         // in the process's queue is woken and leads. Of a lock it gets the lead, too; if there is
         // nobody, the place in Redis's queue is given up. Only `install` may lay the baton down
         // instead.
         let baton = Baton::new(synchronizer.site(), lead);
-        return lead_until_granted(synchronizer, baton, claim, endurance);
+        return lead_until_granted(synchronizer, baton, claim, endurance, long_wait);
     }
 }
 
@@ -184,10 +189,12 @@ fn await_signal<S: Synchronizer>(
     synchronizer: &S,
     waiter: &Arc<WaiterOf<S::Site>>,
     wait: &Wait<'_>,
+    long_wait: &mut LongWait,
 ) -> Result<Option<SignalOf<S::Site>>, Error> {
     let site = synchronizer.site();
     let (core, name) = site.whose();
     loop {
+        let at_most = long_wait.goes_on(core, name, waiter.thread());
         waiter.spin_if_called();
         if let Some(signal) = waiter.take_signal() {
             return Ok(Some(signal));
@@ -205,7 +212,7 @@ fn await_signal<S: Synchronizer>(
         wait.wakeable(waiter.thread(), || {
             // After the registration: a cancel before it woke nobody.
             if wait.check(core, name).is_ok() {
-                waiter.thread().parker().park_until(wait.sleep_until(slow_poll()));
+                waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
             }
         });
         synchronizer.look();
@@ -218,10 +225,11 @@ fn lead_until_granted<S: Synchronizer>(
     mut baton: Baton<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
     mut endurance: Endurance,
+    mut long_wait: LongWait,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
         let lead = baton.lead_or(|| synchronizer.inquiry(claim));
-        let granted = match await_grant(synchronizer, lead, claim, &mut endurance) {
+        let granted = match await_grant(synchronizer, lead, claim, &mut endurance, &mut long_wait) {
             Ok(granted) => granted,
             Err(error) => {
                 go_on(synchronizer, claim, &mut endurance, error)?;
@@ -245,6 +253,7 @@ fn await_grant<S: Synchronizer>(
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
     endurance: &mut Endurance,
+    long_wait: &mut LongWait,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut asked = false;
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
@@ -278,7 +287,8 @@ fn await_grant<S: Synchronizer>(
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
             // wait.
-            listening.sleep(core, name, claim, news)?;
+            let at_most = long_wait.goes_on(core, name, claim.thread);
+            listening.sleep(core, name, claim, at_most, news)?;
             if asked {
                 endurance.answered();
             }

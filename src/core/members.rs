@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::connection::slot_of;
-use crate::sync::{Mutex, Process, Registry};
+use crate::sync::{Mutex, Process, Registry, Thread};
 use crate::watchdog::Renewal;
 
 /// One name in one client, which all its handles share.
@@ -18,6 +18,11 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Renews what is held before its time, or asks the server whether it knows it.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
+    }
+
+    /// Whether this thread holds it.
+    fn is_held_by(&self, _thread: &Thread) -> bool {
+        false
     }
 
     /// Whether it is a lock, which owners of this client may have.
@@ -106,6 +111,13 @@ impl Members {
 
     pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
         self.kinds().iter().flat_map(|kind| kind.all()).collect()
+    }
+
+    /// The names of the locks that a thread holds.
+    pub(crate) fn held_by(&self, thread: &Thread) -> Vec<Arc<str>> {
+        let mut held = self.all();
+        held.retain(|it| it.is_held_by(thread));
+        held.iter().map(|it| Arc::clone(it.name())).collect()
     }
 
     /// Those whose names are in these slots of a cluster, which are in their order.

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::protocol::{LockKeys, Mode};
 use crate::script::lock::{Chain, LockScripts};
 use crate::script::{self, Trouble};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Thread};
 use crate::watchdog::{Alarm, Orphan, Renewal};
 
 /// One name in one client. Its re-entrant and fair locks share one, with all their handles. Its
@@ -329,6 +329,14 @@ impl Member for Site {
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let due = self.begin_renewal(true, clock::now());
         due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
+    }
+
+    fn is_held_by(&self, thread: &Thread) -> bool {
+        self.gate.with_seat(|seat| {
+            seat.is_some_and(|seat| {
+                seat.tenancies().any(|it| it.thread.id() == thread.id() && it.is_held())
+            })
+        })
     }
 
     fn has_owners(&self) -> bool {
