@@ -49,6 +49,9 @@ mod model_tests;
 ///
 /// # Fork
 ///
+/// A virtual machine that is cloned while it runs has the client twice, with one id: each copy takes
+/// the other's holds for its own. End the client before, or connect anew in the clone.
+///
 /// A forked child has a client's memory and sockets, and none of its threads. There every call of
 /// the client fails with kind [`Forked`](ErrorKind::Forked), guards say that they are lost, and
 /// drops do nothing: the parent keeps what it holds. Connect a new client in the child.

@@ -93,6 +93,10 @@ pub(crate) use self::site::ExpirableSite;
 /// be taken from it that early; if it is ahead, a dead one's come back that much later. Keep the
 /// clocks of such machines together to well within the leases.
 ///
+/// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, in
+/// Redisson too, and each takes the other's permits for its own when they lapse. A client that names
+/// one while it has a handle of the other gets [`Config`](ErrorKind::Config) from the later one.
+///
 /// # In Redis
 ///
 /// The number of free permits as text under the semaphore's name, and in the sorted set
@@ -571,6 +575,13 @@ impl ExpirableSemaphore {
         wait.check(self.session.core(), &self.site.name)?;
         if self.site.name.is_empty() {
             return Err(Error::nameless("a semaphore"));
+        }
+        if let Some(twin) = &self.site.twin {
+            let message = format!(
+                "this client uses the expirable semaphore {twin:?}, which has the same key for its \
+                 leases: each would give the other's permits back; use another name"
+            );
+            return Err(Error::new(ErrorKind::Config, message).of(&self.site.name));
         }
         Ok(())
     }

@@ -229,6 +229,30 @@ fn what_is_no_number_under_its_key_is_an_error_and_nothing_is_held() {
     }
 }
 
+/// Whoever waits, too: each request is refused, and none makes the next one count on from it.
+#[test]
+fn a_negative_number_is_nothing_to_count_tokens_on_from() {
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let client = client(&server);
+    for value in ["-1", "-1024", "-5000"] {
+        let () = redis.set(token_key("negative"), value).unwrap();
+        let lock = client.fenced_lock("negative");
+        for _ in 0..3 {
+            for error in
+                [lock.lock().map(drop).unwrap_err(), lock.try_lock().map(drop).unwrap_err()]
+            {
+                assert!(error.to_string().contains("no number from 0 to 2^53"), "{error}");
+            }
+        }
+        assert_eq!(redis.get::<_, String>(token_key("negative")).unwrap(), value);
+        assert!(!lock.is_locked().unwrap());
+    }
+    let () = redis.set(token_key("negative"), 0).unwrap();
+    client.fenced_lock("negative").lock().unwrap().unlock().unwrap();
+}
+
 #[test]
 fn without_the_right_to_the_tokens_nothing_is_taken() {
     let _bounded = bounded();

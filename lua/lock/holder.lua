@@ -39,8 +39,13 @@ local function take_tokens()
     local trouble = refused(token)
     local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
         or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
+    if type(token) == 'number' and token < TOKENS then
+        -- Left as it was, or the next request would count on from it.
+        redis.call('incrby', tokens, -TOKENS)
+        is_no_number = true
+    end
     if is_no_number or type(token) == 'number' and token >= 2^53 then
-        return redis.error_reply('TOKENS no number below 2^53 is there to count on from')
+        return redis.error_reply('TOKENS no number from 0 to 2^53 is there to count on from')
     end
     return trouble
 end

@@ -279,7 +279,7 @@ pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error
             "there would be more permits than Redis can count, which is 2^63 - 1"
         }
         "TOKENS" => {
-            "the key of its fencing tokens, redisson_lock_token:*, holds no number below 2^53 to count on \
+            "the key of its fencing tokens, redisson_lock_token:*, holds no number from 0 to 2^53 to count on \
              from: set one that is higher than those already seen"
         }
         "OOM" => "it has no memory left (maxmemory)",

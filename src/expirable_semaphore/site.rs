@@ -26,6 +26,8 @@ pub(crate) struct ExpirableSite {
     pub(super) core: Arc<Core>,
     pub(super) name: Arc<str>,
     pub(super) timeouts: Arc<str>,
+    /// Another semaphore of this client whose leases have the same key: it was there first.
+    pub(super) twin: Option<Arc<str>>,
     pub(super) route: Route,
     channel: Arc<str>,
     requests: Arc<Requests>,
@@ -37,7 +39,12 @@ pub(crate) struct ExpirableSite {
 impl ExpirableSite {
     /// The site of a name: one for all its handles.
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Arc<Self> {
-        core.members.of::<Self>().get(name, |name| Self {
+        let sites = core.members.of::<Self>();
+        let twin = ExpirableKeys::twin(name);
+        let twin = twin.and_then(|twin| sites.known(&twin)).filter(|site| site.twin.is_none());
+        let twin = twin.map(|site| Arc::clone(&site.name));
+        sites.get(name, |name| Self {
+            twin,
             route: core.route(&name),
             timeouts: ExpirableKeys::timeouts(&name).into(),
             channel: SemaphoreKeys::channel(&name).into(),

@@ -214,6 +214,15 @@ impl ExpirableKeys {
     pub(crate) fn timeouts(name: &str) -> String {
         suffixed(name, "timeout")
     }
+
+    /// The other name with the same key.
+    pub(crate) fn twin(name: &str) -> Option<String> {
+        if !name.contains('{') {
+            return Some(format!("{{{name}}}"));
+        }
+        let twin = name.strip_prefix('{')?.strip_suffix('}')?;
+        (!twin.contains('{')).then(|| twin.to_owned())
+    }
 }
 
 /// What belongs to one count-down latch.

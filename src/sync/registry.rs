@@ -105,6 +105,14 @@ impl<T> Registry<T> {
         one
     }
 
+    /// The one of this name, if there is one.
+    pub(crate) fn known(&self, name: &str) -> Option<Arc<T>> {
+        if self.process.is_forked() {
+            return None;
+        }
+        self.names.lock().get(name).and_then(Weak::upgrade)
+    }
+
     /// One is gone: forgets its name, unless a new one has taken it meanwhile.
     pub(crate) fn forget(&self, name: &str) {
         if self.process.is_forked() {

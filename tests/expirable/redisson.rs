@@ -309,3 +309,28 @@ fn a_java_service_with_a_wrong_clock_takes_nothing_from_who_is_renewed() {
     drop(semaphore.try_acquire_many(2).unwrap().unwrap());
     stays(&server, "skewed", 2, 0);
 }
+
+/// In Redisson's own format the leases of both have one key.
+#[test]
+fn a_client_that_names_two_semaphores_that_share_a_key_is_told() {
+    let _bounded = bounded();
+    let server = server();
+    for (first, second) in [("x", "{x}"), ("{y}", "y")] {
+        let client = client(&server);
+        let used = semaphore(&client, first, 1);
+        let permit = used.acquire().unwrap();
+        let refused = client.expirable_semaphore(second);
+        for error in [
+            refused.try_set_permits(1).map(drop).unwrap_err(),
+            refused.acquire().map(drop).unwrap_err(),
+            refused.available_permits().map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains(first), "{error}");
+        }
+        used.release(&permit.into_id()).unwrap();
+        assert_eq!(used.available_permits().unwrap(), 1);
+        let others = [format!("{{{first}}}z"), format!("{first}z")];
+        assert!(others.iter().all(|it| client.expirable_semaphore(it).permits().is_ok()));
+    }
+}
