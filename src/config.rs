@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::RedisConnectionInfo;
-
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+
+mod credentials;
+
+pub use credentials::Credentials;
+pub(crate) use credentials::{CredentialSource, Provider};
 
 /// Settings of a [`Client`], before it connects. Made by [`Client::builder`]. What is not usable is
 /// an error of [`connect`](Self::connect); no setting is changed later.
@@ -46,35 +49,13 @@ pub(crate) struct Config {
     pub(crate) wait_warning: Option<Duration>,
     pub(crate) client_tracking: bool,
     pub(crate) credentials: Option<Credentials>,
+    pub(crate) credentials_with: Option<Provider>,
+    /// Who asks for them, once the client connects.
+    pub(crate) credential_source: Option<Arc<CredentialSource>>,
     pub(crate) sentinel_credentials: Option<Credentials>,
     pub(crate) replica_acks: Option<ReplicaAcks>,
     #[cfg(feature = "tls")]
     pub(crate) tls: TlsSettings,
-}
-
-/// A user and a password that are in no URL.
-#[derive(Clone)]
-pub(crate) struct Credentials {
-    user: String,
-    password: String,
-}
-
-impl Credentials {
-    /// These instead of the URL's, if there are any.
-    pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
-        let settings = url.clone();
-        match these {
-            None => settings,
-            Some(Self { user, password }) if user.is_empty() => settings.set_password(password),
-            Some(Self { user, password }) => settings.set_username(user).set_password(password),
-        }
-    }
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Credentials")
-    }
 }
 
 /// How many replicas must have something before it counts, and how long that may take.
@@ -137,6 +118,8 @@ impl ClientBuilder {
             wait_warning: Some(Duration::from_secs(60)),
             client_tracking: true,
             credentials: None,
+            credentials_with: None,
+            credential_source: None,
             sentinel_credentials: None,
             replica_acks: None,
             #[cfg(feature = "tls")]
@@ -300,16 +283,57 @@ impl ClientBuilder {
     /// written otherwise. An empty user is the server's default one. With Sentinels it is for the
     /// servers that they watch.
     pub fn credentials(mut self, user: &str, password: &str) -> Self {
-        let (user, password) = (user.to_owned(), password.to_owned());
-        self.config.credentials = Some(Credentials { user, password });
+        self.config.credentials = Some(Credentials::new(user, password));
+        self
+    }
+
+    /// User and password for the server from `provider`, instead of those in the URL and of
+    /// [`credentials`](Self::credentials): for tokens that are good for minutes, and passwords that
+    /// are changed while the client lives. It is called for each connection that is opened, and
+    /// before credentials expire ([`Credentials::valid_for`]), when three quarters of their time
+    /// have gone: then connections that are open say the new ones (`AUTH`), and those for messages
+    /// are opened anew. With Sentinels it is for the servers that they watch, in a cluster for all
+    /// servers.
+    ///
+    /// It may block: it runs on a thread of its own (`redlatch-creds`), one call at a time, and
+    /// whoever opens a connection waits for it within
+    /// [`connect_timeout`](Self::connect_timeout). An error or a panic counts as a server that
+    /// cannot be reached: what waits goes on as in an outage, what is held is renewed over the
+    /// connections that there are, and the next connection asks again. Credentials that the server
+    /// refuses are asked for once more, at once. It must not use this client, whose calls may wait
+    /// for it.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use redlatch::{Client, Credentials};
+    ///
+    /// # fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// let client = Client::builder("rediss://redis.example")
+    ///     .credentials_with(|| {
+    ///         let token = token()?; // of the cloud's identity service
+    ///         Ok(Credentials::new("billing", &token).valid_for(Duration::from_secs(15 * 60)))
+    ///     })
+    ///     .connect()?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
+    pub fn credentials_with(
+        mut self,
+        provider: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.config.credentials_with = Some(Provider(Arc::new(provider)));
         self
     }
 
     /// User and password for the Sentinels, instead of `sentinelUsername` and `sentinelPassword` in
     /// the URL. An empty user is their default one.
     pub fn sentinel_credentials(mut self, user: &str, password: &str) -> Self {
-        let (user, password) = (user.to_owned(), password.to_owned());
-        self.config.sentinel_credentials = Some(Credentials { user, password });
+        self.config.sentinel_credentials = Some(Credentials::new(user, password));
         self
     }
 

@@ -112,7 +112,8 @@
 //! `redlatch-listen`; a fourth, `redlatch-calls`, while there is something to be called or
 //! logged; with Sentinels also `redlatch-follow`, which has a connection to one of them; where the URL
 //! has a name for its one server's host, and no IP address, `redlatch-follow` looks that up every
-//! 5 s), and a few connections (4 to 16 for commands, by the distance of the server, or as many as
+//! 5 s; with `credentials_with` also `redlatch-creds`), and a few connections (4 to 16 for commands, by
+//! the distance of the server, or as many as
 //! [`connections`](ClientBuilder::connections) says; one for messages, which is opened at the first
 //! wait, or when something was held for 100 ms; one for renewals). In a cluster that is for each
 //! server of which something is used, with a renewer and a subscriber for each, and
@@ -192,7 +193,7 @@ mod watchdog;
 pub use cancel::CancelToken;
 pub use client::Client;
 pub use condition::Condition;
-pub use config::ClientBuilder;
+pub use config::{ClientBuilder, Credentials};
 pub use count_down_latch::CountDownLatch;
 pub use error::{Error, ErrorKind, LostReason};
 pub use expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};

@@ -75,7 +75,7 @@ impl Endpoint {
             let url = url.map_err(|why| Error::new(ErrorKind::Config, why))?;
             let health = Arc::new(Health::new(&format!("{:?} (by its Sentinels)", url.service)));
             let settings = Credentials::instead(&config.credentials, url.server.redis_settings());
-            let login = Login::new(settings, config);
+            let login = Login::of_servers(settings, config);
             let sentinels = Sentinels::new(&url, &login, config, &health)?;
             let timeouts = [config.connect_timeout, config.response_timeout];
             return Ok(Self::at(Target::Named(Arc::new(sentinels)), login, timeouts, health));
@@ -117,7 +117,7 @@ impl Endpoint {
             name: None,
         };
         let settings = Credentials::instead(&config.credentials, info.redis_settings());
-        Ok(Self::at(target, Login::new(settings, config), timeouts, health))
+        Ok(Self::at(target, Login::of_servers(settings, config), timeouts, health))
     }
 
     /// A server of a cluster, before it is known how channels are spoken to there.
@@ -260,6 +260,11 @@ impl Endpoint {
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }
     }
 
+    /// Counts what connections that are open had to learn of new users and passwords.
+    pub(crate) fn login_renewals(&self) -> u64 {
+        self.login.renewals()
+    }
+
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
     }
@@ -364,7 +369,7 @@ impl Endpoint {
 
     /// The number of the database that the URL names.
     pub(crate) fn database(&self) -> i64 {
-        self.login.settings().db()
+        self.login.database()
     }
 
     /// Where the server is, for people. Never with a user or a password.

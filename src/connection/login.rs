@@ -1,10 +1,13 @@
 //! What a client says to a server that it connects to: who it is.
 
+use std::borrow::Cow;
+use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
-use redis::RedisConnectionInfo;
+use redis::{RedisConnectionInfo, RedisResult};
 
-use crate::config::Config;
+use crate::config::{Config, CredentialSource};
 
 /// With what a connection is opened.
 #[derive(Clone)]
@@ -12,15 +15,41 @@ pub(crate) struct Login {
     settings: RedisConnectionInfo,
     /// What the server calls the connection. Empty: nothing.
     name: Arc<str>,
+    /// Whom to ask for user and password, instead of the settings' own.
+    source: Option<Arc<CredentialSource>>,
 }
 
 impl Login {
     pub(super) fn new(settings: RedisConnectionInfo, config: &Config) -> Self {
-        Self { settings, name: Arc::clone(&config.connection_name) }
+        Self { settings, name: Arc::clone(&config.connection_name), source: None }
     }
 
-    pub(super) fn settings(&self) -> &RedisConnectionInfo {
-        &self.settings
+    /// For a server whose user and password may change.
+    pub(super) fn of_servers(settings: RedisConnectionInfo, config: &Config) -> Self {
+        Self { source: config.credential_source.clone(), ..Self::new(settings, config) }
+    }
+
+    /// With the user and the password of now.
+    pub(super) fn settings(&self, deadline: Instant) -> RedisResult<Cow<'_, RedisConnectionInfo>> {
+        let Some(source) = &self.source else { return Ok(Cow::Borrowed(&self.settings)) };
+        match source.ask(deadline) {
+            Ok(credentials) => Ok(Cow::Owned(credentials.in_place(&self.settings))),
+            Err(why) => Err(io::Error::other(format!("no user and password: {why}")).into()),
+        }
+    }
+
+    /// Whether the next connection may have another user or password than the last.
+    pub(super) fn may_change(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Counts what connections that are open had to learn.
+    pub(super) fn renewals(&self) -> u64 {
+        self.source.as_ref().map_or(0, |source| source.renewals())
+    }
+
+    pub(super) fn database(&self) -> i64 {
+        self.settings.db()
     }
 
     pub(super) fn name(&self) -> &str {

@@ -10,7 +10,7 @@ use redis::{
 
 use super::Command;
 use super::login::Login;
-use super::reply::turns_away;
+use super::reply::{is_refusal, turns_away};
 use super::resp::Replies;
 use super::server::Server;
 use super::socket::{Closer, Socket};
@@ -46,6 +46,7 @@ impl Connection {
         begun: &dyn Fn(Closer),
     ) -> RedisResult<(Self, Server)> {
         let open = || -> RedisResult<(Self, Server)> {
+            let settings = login.settings(deadline)?;
             let mut connection = Self {
                 stream: Stream::connect(address, deadline, tls)?,
                 replies: Replies::new(),
@@ -53,19 +54,26 @@ impl Connection {
                 write_timeout: response_timeout,
             };
             begun(connection.closer());
-            let greeted = connection.greet(login, deadline, with_role);
+            let greeted = connection.greet(&settings, login.name(), deadline, with_role);
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
             // It was cut off at once (CLIENT KILL, a server that is just starting): nothing was
             // sent but questions.
             Err(error) if error.is_connection_dropped() => open(),
+            // They were changed just now.
+            Err(error) if login.may_change() && is_refusal(&error) => open(),
             opened => opened,
         }
     }
 
-    fn greet(&mut self, login: &Login, deadline: Instant, with_role: bool) -> RedisResult<Server> {
-        let settings = login.settings();
+    fn greet(
+        &mut self,
+        settings: &RedisConnectionInfo,
+        name: &str,
+        deadline: Instant,
+        with_role: bool,
+    ) -> RedisResult<Server> {
         let steps = introduction(settings);
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
@@ -74,7 +82,7 @@ impl Connection {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
         // Behind what matters: a server that is full says so to the first, and hangs up.
-        let names = names(login.name());
+        let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);
         for (step, _) in steps {

@@ -30,7 +30,8 @@ impl Core {
         let lane = Arc::new(Lane::new(Arc::new(endpoint.unwrap())));
         let servers = Servers::One(Arc::new(Node::new(lane, 1)));
         let alive = crossbeam_channel::bounded(0).0;
-        Self::new(servers, config, Duration::ZERO, alive, crate::client::stray).unwrap()
+        let id = crate::protocol::ClientId::random().unwrap();
+        Self::new(id, servers, config, Duration::ZERO, alive, crate::client::stray).unwrap()
     }
 
     /// Connects, and starts the subscriber.

@@ -46,6 +46,8 @@ pub(crate) struct Renewer {
     names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
+    /// See [`Endpoint::login_renewals`].
+    login_renewals: u64,
     /// The server's lanes are used where no connection of its own can be had.
     node: Arc<Node>,
     /// Those that are not done yet.
@@ -66,7 +68,19 @@ impl Renewer {
         let (link, orphans, ask_again) = (None, Vec::new(), None);
         let node = Arc::clone(node);
         let last_run = endpoint.incarnation();
-        Self { core, server, names_a_call, endpoint, link, node, orphans, ask_again, last_run }
+        let login_renewals = endpoint.login_renewals();
+        Self {
+            core,
+            server,
+            names_a_call,
+            endpoint,
+            link,
+            login_renewals,
+            node,
+            orphans,
+            ask_again,
+            last_run,
+        }
     }
 
     /// Opens its connection now. At the first renewal the server may be full, or its password
@@ -589,6 +603,11 @@ impl Renewer {
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
+        let renewals = self.endpoint.login_renewals();
+        if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
+            // It was opened with a user or a password that ends before long.
+            self.link = None;
+        }
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),

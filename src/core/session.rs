@@ -2,17 +2,21 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use log::Level;
 
 use super::errands::Errands;
 use super::renewer::Renewer;
 use super::{Core, Stray};
-use crate::config::Config;
-use crate::connection::{Cluster, Endpoint, Lane, Node, Servers, connection_name, greet, may_wait};
+use crate::config::{Config, CredentialSource, Credentials};
+use crate::connection::{
+    Cluster, Command, Endpoint, Failure, Lane, Node, Outcome, Posted, Servers, connection_name,
+    greet, may_wait, reply_code,
+};
 use crate::error::{Error, ErrorKind};
 use crate::protocol::ClientId;
 use crate::script;
@@ -35,7 +39,14 @@ impl Session {
             Error::new(ErrorKind::Config, message).caused_by(source)
         })?;
         let connection_name = connection_name(config.name.as_deref(), id.as_str());
-        let config = Config { connection_name, ..config };
+        let credential_source =
+            config.credentials_with.as_ref().map(CredentialSource::start).transpose();
+        let credential_source = credential_source.map_err(|source| {
+            let message = "the thread that asks for user and password cannot be started".to_owned();
+            Error::new(ErrorKind::Config, message).caused_by(source)
+        })?;
+        let credential_source = credential_source.map(Arc::new);
+        let config = Config { connection_name, credential_source, ..config };
         let (servers, round_trip) = Self::find(url, &config)?;
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) = Core::new(id, servers, config, round_trip, alive.clone(), stray)?;
@@ -115,6 +126,21 @@ impl fmt::Debug for Session {
 impl Core {
     /// From here on it hears of what becomes of its servers.
     fn watch_servers(self: &Arc<Self>) {
+        if let Some(source) = &self.config.credential_source {
+            let core = Arc::downgrade(self);
+            source.on_renewed(move |renewed| {
+                let Some(core) = core.upgrade() else { return };
+                match renewed {
+                    Ok(credentials) => core.log_in_again(credentials),
+                    Err(why) => core.watchdog.log(Level::Warn, || {
+                        format!(
+                            "there is no new user and password for connections whose own expire before \
+                             long ({why}): asked for again soon"
+                        )
+                    }),
+                }
+            });
+        }
         let core = Arc::downgrade(self);
         let watch = move |node: &Arc<Node>| {
             let Some(core) = core.upgrade() else { return };
@@ -138,6 +164,42 @@ impl Core {
                     renew(slots);
                 });
             }
+        }
+    }
+}
+
+impl Core {
+    /// New credentials for connections that are open. The renewers open theirs anew by themselves.
+    fn log_in_again(&self, credentials: &Credentials) {
+        let (user, password) = credentials.parts();
+        let mut parts: Vec<&[u8]> = vec![b"AUTH"];
+        parts.extend(user.map(str::as_bytes));
+        parts.push(password.as_bytes());
+        let command = Command::plain(&parts);
+        for node in self.servers.all() {
+            // One without a connection asks for them when it opens one.
+            for lane in node.lanes().iter().filter(|lane| lane.is_open()) {
+                // Its reply is read in the order of all others. Refused, the connection goes on as
+                // it was, and the next one asks anew.
+                let core = Weak::clone(&self.itself);
+                let receiver = move |outcome: Outcome| {
+                    if let Err(Failure::Refused(cause)) = outcome
+                        && let Some(core) = core.upgrade()
+                    {
+                        core.watchdog.log(Level::Warn, || {
+                            let code = reply_code(&cause.error);
+                            format!(
+                                "the server at {} refuses new credentials ({code})",
+                                cause.address
+                            )
+                        });
+                    }
+                };
+                if lane.post(command.clone(), Arc::new(receiver)) == Posted::LookAfter {
+                    self.watchdog.look_after(lane);
+                }
+            }
+            self.pubsub.open_anew(node.number());
         }
     }
 }
@@ -212,6 +274,7 @@ impl Threads {
             lane.close();
         }
         nodes.iter().for_each(|node| node.endpoint.end());
+        core.config.credential_source.as_ref().inspect(|source| source.end());
         core.watchdog.shut_down();
         core.alive.lock().take();
         self.await_threads(begun);

@@ -396,6 +396,14 @@ impl PubSub {
         }
     }
 
+    /// The connection to this server is to be opened anew, with another user or password.
+    pub(crate) fn open_anew(&self, server: usize) {
+        let state = self.state.lock();
+        let subscriber = state.desks.get(&server).map(|desk| Arc::clone(&desk.subscriber));
+        drop(state);
+        subscriber.inspect(|subscriber| subscriber.end_connection());
+    }
+
     /// From here on messages to this owner reach `who`, who [dismisses](Self::dismiss) it in the
     /// end.
     pub(crate) fn expect(&self, owner: u64, who: Weak<dyn Addressee>) {

@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod idle;
+mod logins;
 mod names;
 mod pushes;
 mod roles;
