@@ -7,6 +7,7 @@ use super::*;
 fn whoever_finds_a_free_lock_grants_it_to_the_first_in_line() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     let (one, waiting) = (client(&server), [warm(&server), warm(&server)]);
     let lock = one.reentrant_lock("found");
@@ -42,13 +43,14 @@ fn whoever_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         wait_left(&server, "found");
     }
-    assert_eq!(lapsed(&mut redis), 0);
+    assert_eq!(lapses.so_far(), 0);
 }
 
 #[test]
 fn a_queue_that_is_gone_is_made_anew() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     let guard = client(&server).reentrant_lock("evicted").lock().unwrap();
     let guests = [1, 2].map(|places| Guest::in_line(&server, &client(&server), "evicted", places));
@@ -67,7 +69,7 @@ fn a_queue_that_is_gone_is_made_anew() {
     });
     running.into_iter().for_each(|(_entered, thread)| thread.join().unwrap());
     wait_left(&server, "evicted");
-    assert_eq!(lapsed(&mut redis), 0);
+    assert_eq!(lapses.so_far(), 0);
 }
 
 #[test]

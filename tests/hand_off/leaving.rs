@@ -77,10 +77,11 @@ fn a_leader_that_gives_up_leaves_its_place_to_the_next_thread() {
 fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     // One thread each: with more, the place goes from one to the next.
     let clients: [Client; 6] = std::array::from_fn(|_| warm(&server));
-    let before = lapsed(&mut redis);
+    let before = lapses.so_far();
     let (inside, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let counts: Vec<_> = (0..6).map(|_| Arc::new(<[AtomicU64; 2]>::default())).collect();
     let threads: Vec<_> = (0..6)
@@ -114,7 +115,7 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
     threads.into_iter().for_each(Running::join);
     println!("{} in vain, {} granted", total(0), total(1));
     wait_left(&server, "moment");
-    assert_eq!(lapsed(&mut redis), before, "what nobody had had to lapse");
+    assert_eq!(lapses.so_far(), before, "what nobody had had to lapse");
     // Nothing goes on in the background.
     let mut before = 0;
     wait_until("nobody sends anything any more", SOON, || {
@@ -129,6 +130,7 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     let one = warm(&server);
     let is_shut_down = |guest: Guest| {
@@ -180,13 +182,14 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
     last.wait_in();
     last.leaves();
     wait_left(&server, "ends");
-    assert_eq!(lapsed(&mut redis), 0);
+    assert_eq!(lapses.so_far(), 0);
 }
 
 #[test]
 fn a_shutdown_that_crosses_the_grant_keeps_the_lock_from_nobody() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     let mut random = Random::new();
     let one = client(&server);
@@ -209,5 +212,5 @@ fn a_shutdown_that_crosses_the_grant_keeps_the_lock_from_nobody() {
         assert!(queue(&mut redis, "crossing").is_empty());
     }
     println!("{entered} were in");
-    assert_eq!(lapsed(&mut redis), 0);
+    assert_eq!(lapses.so_far(), 0);
 }

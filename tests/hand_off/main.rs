@@ -252,6 +252,44 @@ fn warm(server: &Server) -> Client {
     client
 }
 
+/// The keys that end by themselves from here on. Those that say which places are heard of are to end so.
+struct Lapses {
+    sender: Connection,
+    listener: Connection,
+    seen: Vec<String>,
+}
+
+impl Lapses {
+    fn of(server: &Server) -> Self {
+        let (mut sender, mut listener) = (server.connection(), server.connection());
+        let events = ["SET", "notify-keyspace-events", "Ex"];
+        redis::cmd("CONFIG").arg(&events).exec(&mut sender).unwrap();
+        let channels = ["__keyevent@0__:expired", "end"];
+        listener
+            .send_packed_command(&redis::cmd("SUBSCRIBE").arg(&channels).get_packed_command())
+            .unwrap();
+        Self { sender, listener, seen: Vec::new() }
+    }
+
+    /// How many have ended.
+    fn so_far(&mut self) -> usize {
+        let () = self.sender.publish("end", "").unwrap();
+        loop {
+            let Some(message) = redis::Msg::from_value(&self.listener.recv_response().unwrap())
+            else {
+                continue;
+            };
+            if message.get_channel_name() == "end" {
+                return self.seen.len();
+            }
+            let key: String = message.get_payload().unwrap();
+            if !key.starts_with("redlatch_asked") {
+                self.seen.push(key);
+            }
+        }
+    }
+}
+
 fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap()
 }

@@ -82,10 +82,10 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let proxy = Proxy::before(&server);
     let clients: Vec<_> = (0..3).map(|_| warm(&server)).collect();
     let cut_off = behind(&server, &proxy);
-    let mut redis = server.connection();
     let mut random = Random::new();
     for round in 0..10 {
         at_once(|| {
@@ -113,7 +113,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
             wait_left(&server, "broken");
         });
     }
-    assert_eq!(lapsed(&mut redis), 0, "a lease had to end");
+    assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
 /// A connection that is dead and open costs a poll, again and again, unless somebody finds out.
@@ -190,19 +190,20 @@ fn a_message_for_another_lock_or_database_grants_nothing() {
 fn what_nobody_waits_for_is_given_back_at_once() {
     let _bounded = bounded();
     let server = server();
+    let mut lapses = Lapses::of(&server);
     let mut redis = server.connection();
     let (one, other) = (warm(&server), warm(&server));
     for name in ["stray", "str{a}y"] {
         let guard = one.reentrant_lock(name).lock().unwrap();
         let own = owner(&mut redis, name).unwrap();
         let (uuid, _) = own.split_once(':').unwrap();
-        let before = lapsed(&mut redis);
+        let before = lapses.so_far();
         let () = redis.rpush(queue_key(name), format!("{uuid}:777777")).unwrap();
         let () = redis.rpush(queue_key(name), format!("{uuid}:777778")).unwrap();
         let guest = Guest::in_line(&server, &other, name, 3);
         guard.unlock().unwrap();
         guest.wait_in();
-        assert_eq!(lapsed(&mut redis), before, "{name}: a lease had to end");
+        assert_eq!(lapses.so_far(), before, "{name}: a lease had to end");
         guest.leaves();
         wait_left(&server, name);
     }
