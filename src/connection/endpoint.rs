@@ -4,7 +4,9 @@ use std::fmt;
 #[cfg(not(all(test, shuttle)))]
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(not(all(test, shuttle)))]
+use std::time::Instant;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult};
 
