@@ -167,8 +167,12 @@ take_anew(",
     mutant(
         "the time of Redisson's waiters passes behind dead ones of ours",
         Script::KeepAlive,
-        "new = math.min(math.max(score, base), base + fair_wait)",
-        "new = math.min(score, base + fair_wait)",
+        "new = base
+            elseif score then
+                new = math.min(math.max(score, base), base + fair_wait)",
+        "new = math.min(score, base)
+            elseif score then
+                new = math.min(score, base + fair_wait)",
         731,
     ),
     mutant(
