@@ -29,7 +29,7 @@ use model::client::{MS, SECOND};
 use model::histories::Histories;
 use model::mutant::find_out_all;
 use model::plan::Plan;
-use model::scripts::Scripts;
+use model::scripts::{Script, Scripts};
 use model::simulation::Simulation;
 use model::store::Store;
 use mutants::MUTANTS;
@@ -87,6 +87,19 @@ fn plan(seed: u64) -> Plan {
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
     let plan = Plan { java, is_fenced: false, ..plan };
     if seed % 7 == 4 { plan.slow() } else { plan }
+}
+
+/// Three readers count as very many, of which those who leave look at one only.
+#[test]
+fn random_histories_keep_the_rules_among_very_many_readers() {
+    let Some(server) = real_server() else { return };
+    let (few, fewest) = ("MANY, LOOKS = 64, 16", "MANY, LOOKS = 2, 1");
+    let scripts = Scripts::broken(&ReadWriteLock, Script::Holders, few, fewest);
+    let mut store = Store::new(&server, &scripts);
+    for seed in 0..14 {
+        let mut simulation = Simulation::new(&mut store, &ReadWriteLock, seed, plan(seed), None);
+        simulation.run().unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+    }
 }
 
 /// Readers and writers of ours take turns, and nobody waits for long, also beside Redisson.

@@ -81,10 +81,11 @@ end
 -- nothing done. A lock never stays without an end, and no reader without its timeout: what may be
 -- refused comes first. (Not on a server that can be asked: with a PEXPIRE the script has written, and
 -- memory is no reason to refuse any more.)
-local function hold(owner, lease)
-    local left = redis.pcall('pttl', lock)
-    local trouble = refused(left) or denied('pexpire', lock, lease)
-    if not trouble and not redis.acl_check_cmd then
+-- `lasts`: others hold it for so long at least, as this script has seen to.
+local function hold(owner, lease, lasts)
+    local left = lasts or redis.pcall('pttl', lock)
+    local trouble = refused(left) or not lasts and denied('pexpire', lock, lease) or nil
+    if not trouble and not lasts and not redis.acl_check_cmd then
         -- It changes nothing: of a lock that is free, or by what it has.
         trouble = refused(redis.pcall('pexpire', lock, left > 0 and left or lease))
     end
@@ -109,29 +110,90 @@ local function hold(owner, lease)
     return trouble
 end
 
+-- How long a reader's hold lasts: the longest of its levels, below 0 if all have lapsed.
+-- (A count that nobody can have must not stop the server.)
+local MOST = 1000
+local function longest_of(reader, count)
+    local longest = -2
+    for n = math.min(tonumber(count) or 0, MOST), 1, -1 do
+        longest = math.max(longest, redis.call('pttl', timeout(reader, n)))
+    end
+    return longest
+end
+
+-- What `owner` leaves when it leaves: how long the longest of the other readers lasts (0: none does),
+-- whether one of them writes, whether one of them is ours. The fields of dead readers are taken along:
+-- those of ours, and among many those of Redisson's. (Its unlock of a lease that is over is an error if
+-- the field has gone.)
+local MANY, LOOKS = 64, 16
+local function others(owner, size)
+    local fields = redis.call('hgetall', lock)
+    local longest, writer, ours, dead = 0, false, false, {}
+    for i = 1, #fields, 2 do
+        local field = fields[i]
+        if field == owner or field == 'mode' then
+            -- It does not stay.
+        elseif writes(field) then
+            writer = true
+        else
+            local left = longest_of(field, fields[i + 1])
+            longest = math.max(longest, left)
+            if left >= 0 or not is_ours(field) and size <= MANY then
+                ours = ours or is_ours(field)
+            else
+                dead[#dead + 1] = field
+            end
+        end
+    end
+    return longest, writer, ours, dead
+end
+
+-- The same of a lock that many read, without a look at all of them: a few at random. nil: all are to be
+-- looked at, since none of these lasts, or none is ours, or who leaves might be the only one that has
+-- the lock for so long. Else the lock keeps the time to live that it has, at most twice as long as the
+-- longest of these lasts; and when all but MANY have left, it is that of the longest again.
+local function some(owner)
+    local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
+    if refused(fields) then
+        return nil
+    end
+    local longest, ours, dead = 0, false, {}
+    for i = 1, #fields, 2 do
+        local field = fields[i]
+        if field ~= owner and field ~= 'mode' then
+            local left = longest_of(field, fields[i + 1])
+            longest = math.max(longest, left)
+            if left < 0 then
+                dead[#dead + 1] = field
+            elseif is_ours(field) then
+                ours = true
+            end
+        end
+    end
+    local left = redis.call('pttl', lock)
+    local is_its_own = redis.call('pttl', timeout(owner, 1)) >= left - 2
+    if longest > 0 and ours and not (is_its_own and left > 2 * longest) then
+        return left, dead
+    end
+end
+
 -- Ends the hold of `owner`, who has one; whether the lock is free now, and whether it is left to
 -- Redisson's alone. As Redisson does: readers who are left keep it for as long as the longest of them,
 -- and if all have lapsed it is free.
 -- What is asked comes before the change. DEL and HDEL are allowed without memory.
-local MOST = 1000
-local function drop(owner)
-    local fields = redis.call('hgetall', lock)
-    local longest, writer, ours = 0, false, false
-    for i = 1, #fields, 2 do
-        local field, count = fields[i], tonumber(fields[i + 1])
-        if field == owner or field == 'mode' then
-            count = 0
-        elseif writes(field) then
-            writer, count = true, 0
-        else
-            ours = ours or is_ours(field)
-        end
-        -- (A count that nobody can have must not stop the server.)
-        for n = math.min(count or 0, MOST), 1, -1 do
-            longest = math.max(longest, redis.call('pttl', timeout(field, n)))
-        end
+-- `keeps`: it is a grant that is taken back; the dead stay.
+local function drop(owner, keeps)
+    -- (A writer has one field more at most.)
+    local size = writes(owner) and 3 or redis.call('hlen', lock)
+    local longest, writer, ours, dead, left = 0, false, false, {}, nil
+    if size > MANY and not writes(owner) and redis.call('hget', lock, 'mode') == 'read' then
+        left, dead = some(owner)
+        ours = true
     end
-    local free = longest == 0 and not writer
+    if not left and size > 2 then
+        longest, writer, ours, dead = others(owner, size)
+    end
+    local free = not left and longest == 0 and not writer
     if free then
         redis.call('del', lock)
     else
@@ -142,7 +204,10 @@ local function drop(owner)
             redis.call('hset', lock, 'mode', 'write')
         end
         redis.call('hdel', lock, owner)
-        if not writer then
+        for i = 1, keeps and 0 or #dead, MOST do
+            redis.pcall('hdel', lock, unpack(dead, i, math.min(i + MOST - 1, #dead)))
+        end
+        if not writer and not left then
             if writes(owner) then
                 redis.call('hset', lock, 'mode', 'read')
             end
@@ -173,49 +238,92 @@ local function behind(owner)
     return 0
 end
 
+-- The channels of these processes, as `channel_of`, up to the first that wants to write; false: it does
+-- not listen. They are asked for by one command.
+local function channels_of(line)
+    local channels = {}
+    for i, owner in ipairs(line) do
+        if writes(owner) then
+            break
+        end
+        channels[i] = 'redisson_lock__channel:{redlatch:' .. string.sub(owner, 1, 36) .. '}'
+    end
+    local heard = #channels > 0 and redis.pcall('pubsub', 'numsub', unpack(channels))
+    for i = 1, heard and not refused(heard) and #channels or 0 do
+        channels[i] = heard[2 * i] > 0 and channels[i]
+    end
+    return channels
+end
+
 -- Grants the lock to who is first in line and listens; if that is a reader, to all readers up to the
 -- next writer. The first result: whether anybody was granted it. `asker` needs no message, since it
 -- reads the reply, and gets `lease`; the second is whether it was its turn, the third why it got
 -- nothing all the same, or why nobody could be taken off the queue.
 -- A writer who is first and has to wait for readers is passed if it is dead.
 -- A grant's message is the last that is done about it: nobody hears of one that is taken back.
+-- Thousands of readers may be let in at once, and nobody else is served meanwhile. What is the same for
+-- each of them is asked for once, and more and more of them are looked at together.
+local MOST_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, stuck()
+    -- The first in line, as they were read last, with their channels, and which of them is next. How the
+    -- lock is held, for how long at least, and how many wait behind readers; nil: to be asked.
+    local line, channels, at, together = nil, {}, 1, 1
+    local mode, lasts, waiting
     while not trouble do
-        local head = redis.pcall('lindex', queue, 0)
-        local mode = redis.pcall('hget', lock, 'mode')
-        trouble = refused(head) or refused(mode)
+        if mode == nil then
+            mode = redis.pcall('hget', lock, 'mode')
+        end
+        if not line then
+            line = {redis.pcall('lindex', queue, 0)}
+        elseif not line[at] then
+            together = math.min(4 * together, MOST_TOGETHER)
+            line, at = redis.pcall('lrange', queue, 0, together - 1), 1
+            channels = channels_of(line)
+        end
+        local head = line[at]
+        trouble = refused(line) or refused(head) or refused(mode)
         if type(head) ~= 'string' or trouble or mode == 'write'
             or not mode and redis.pcall('exists', lock) ~= 0 then
             break
         end
-        local channel = head ~= asker and channel_of(head)
+        local channel = channels[at]
+        if head ~= asker and channel == nil then
+            channel = channel_of(head)
+        end
         local dead = head ~= asker and not channel
         if not dead and mode and writes(head) then
             break
         end
         trouble = refused(redis.pcall('lpop', queue))
+        at = at + 1
         if trouble then
             break
         elseif dead then
             -- It is passed.
+            if writes(head) then
+                waiting = nil
+            end
         elseif head == asker then
             asked, trouble = true, hold(head, lease)
             if trouble then
                 break
             end
-            granted = true
+            granted, mode = true, nil
         else
-            local refusal = hold(head, PROVISIONAL)
+            local refusal = hold(head, PROVISIONAL, lasts)
+            waiting = waiting or behind(head)
             local heard = refusal or tell(channel, head, 'grant', string.format(
                 '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, writes(head) and 'write' or 'read',
-                behind(head), start, count))
+                waiting, start, count))
             if type(heard) == 'number' and heard > 0 then
-                granted = true
+                granted, mode = true, writes(head) and 'write' or 'read'
+                lasts = PROVISIONAL
             else
                 if not refusal then
-                    drop(head)
+                    drop(head, true)
                 end
+                mode, lasts, waiting = nil, nil, nil
                 if type(heard) == 'table' then
                     -- Not the head's fault: it has its place again, and asks for itself some time.
                     enqueue('lpush', head)

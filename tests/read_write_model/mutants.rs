@@ -29,14 +29,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "only the first reader is let in",
         Script::Holders,
-        "                granted = true\n            else",
+        "                lasts = PROVISIONAL\n            else",
         "                return true\n            else",
         0,
     ),
     script(
         "readers behind the one who asks are not let in",
         Script::Holders,
-        "            granted = true\n        else",
+        "            granted, mode = true, nil\n        else",
         "            return true, asked\n        else",
         0,
     ),
@@ -78,7 +78,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "the first reader that leaves ends the others' hold",
         Script::Holders,
-        "local free = longest == 0 and not writer",
+        "local free = not left and longest == 0 and not writer",
         "local free = not writer",
         0,
     ),
@@ -274,7 +274,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     seldom(
         "a refused message is not undone",
         Script::Holders,
-        "                if not refusal then\n                    drop(head)\n                end",
+        "                if not refusal then\n                    drop(head, true)\n                end",
         "",
         scenarios::mute_release,
     ),
@@ -291,6 +291,27 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "elseif mode and redis.call('hexists', lock, owner) == 1 then",
         "elseif false then",
         scenarios::twice,
+    ),
+    seldom(
+        "who leaves a crowd does not see that it alone has the lock for so long",
+        Script::Holders,
+        "not (is_its_own and left > 2 * longest)",
+        "true",
+        scenarios::crowd_leaves,
+    ),
+    seldom(
+        "who leaves a crowd leaves the dead",
+        Script::Holders,
+        "                dead[#dead + 1] = field\n            end\n        end\n    end\n    return longest",
+        "            end\n        end\n    end\n    return longest",
+        scenarios::the_dead_leave,
+    ),
+    seldom(
+        "of many who are let in the dead are, too",
+        Script::Holders,
+        "channels[i] = heard[2 * i] > 0 and channels[i]",
+        "channels[i] = channels[i]",
+        scenarios::let_in_together,
     ),
     seldom(
         "readers behind a dead writer wait for Redisson's",

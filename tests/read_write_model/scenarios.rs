@@ -184,6 +184,128 @@ fn a_timeout_that_has_lapsed_is_made_anew() {
     lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// So many read: what is done for each of them is done for many at once.
+const CROWD: usize = 250;
+
+/// Readers of so many processes have the lock, the first of them for `longest` ms.
+fn crowd(direct: &mut Direct, longest: i64) {
+    let () = direct.command(&["HSET", "prices", "mode", "read"]);
+    let () = direct.command(&["PEXPIRE", "prices", &longest.to_string()]);
+    for client in 1..=CROWD {
+        let reader = owner(client, READS);
+        let lease = if client == 1 { longest } else { LEASE };
+        let timeout = format!("{}:1", timeouts("prices", &reader));
+        let () = direct.command(&["HSET", "prices", &reader, "1"]);
+        let () = direct.command(&["SET", &timeout, "1", "PX", &lease.to_string()]);
+    }
+}
+
+fn lasts(direct: &mut Direct) -> i64 {
+    direct.command(&["PTTL", "prices"])
+}
+
+/// A release to very many lets each of them in once and tells it so, up to the next writer.
+pub(crate) fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(CROWD + 1, &acquire(WRITES));
+    let mut listeners: Vec<_> =
+        (1..=CROWD).map(|client| hear(server, &mut direct, client)).collect();
+    let _writer = hear(server, &mut direct, CROWD + 3);
+    // Somebody hears everything: the dead, too, are told something that is heard.
+    let mut monitor = server.connection();
+    redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
+    let readers: Vec<_> = (1..=CROWD).map(|client| owner(client, READS)).collect();
+    let (dead, last) = (owner(CROWD + 2, READS), owner(CROWD + 3, WRITES));
+    let queue = direct.site.queue.clone();
+    for place in readers[..99].iter().chain([&dead]).chain(&readers[99..]).chain([&last]) {
+        let () = direct.command(&["RPUSH", &queue, place]);
+    }
+    let reply = direct.raw(CROWD + 1, &release(WRITES)).map_err(|error| error.to_string())?;
+    ensure(reply == Value::Int(1), "it is not handed on")?;
+    let (mut holders, places) = there(&mut direct);
+    holders.sort();
+    let mut all = readers.clone();
+    all.sort();
+    ensure(holders == all, &format!("{} were let in", holders.len()))?;
+    ensure(places == [last], &format!("{places:?} wait"))?;
+    let timeouts: Vec<String> = direct.command(&["KEYS", "*rwlock_timeout*"]);
+    ensure(timeouts.len() == CROWD, "one reads without a timeout")?;
+    for listener in &mut listeners {
+        let told = listener.hears();
+        ensure(matches!(told.what, What::Grant { places: 1, .. }), "it is told something else")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn very_many_readers_are_let_in_together_and_each_is_told() {
+    let Some(server) = real_server() else { return };
+    let_in_together(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Whoever leaves looks at a few of very many only, and cuts nobody's lease; when few are left, the lock
+/// lasts as long as the longest of them. One alone that has it for much longer is noticed.
+pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    crowd(&mut direct, 10 * LEASE);
+    for client in 2..=100 {
+        direct.run(client, &release(READS));
+        ensure(lasts(&mut direct) > 9 * LEASE, "the lease of the longest is cut")?;
+    }
+    direct.run(1, &release(READS));
+    let left = lasts(&mut direct);
+    ensure(left > LEASE / 2 && left <= LEASE, "the lock lasts for longer than its readers")?;
+    let () = direct.command(&["PEXPIRE", "prices", &(2 * LEASE).to_string()]);
+    for client in 101..CROWD {
+        direct.run(client, &release(READS));
+        ensure(lasts(&mut direct) > LEASE / 2, "the lease of the others is cut")?;
+    }
+    let left = lasts(&mut direct);
+    ensure(left > 0 && left <= LEASE, "the lock lasts for longer than its last reader")?;
+    let reply = direct.raw(CROWD, &release(READS)).map_err(|error| error.to_string())?;
+    ensure(reply == Value::Int(0), "nobody is left, and it is not free")
+}
+
+#[test]
+fn of_very_many_readers_each_leaves_and_cuts_nobodys_lease() {
+    let Some(server) = real_server() else { return };
+    crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// Those who were killed leave nothing behind for as long as others come and go.
+pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    for dead in [10, CROWD - 2] {
+        let mut direct = direct(server, scripts);
+        crowd(&mut direct, LEASE);
+        let few = CROWD - 2 - dead;
+        for client in 1..=dead + few {
+            let reader = owner(client, READS);
+            let timeout = format!("{}:1", timeouts("prices", &reader));
+            let () = direct.command(&["DEL", &timeout]);
+            if client > dead {
+                let () = direct.command(&["HDEL", "prices", &reader]);
+            }
+        }
+        direct.run(CROWD - 1, &release(READS));
+        // (A few at random are looked at, and the one that lives may be among them.)
+        for _ in 0..100 {
+            if there(&mut direct).0.len() > 1 {
+                direct.run(CROWD + 1, &acquire(READS));
+                direct.run(CROWD + 1, &release(READS));
+            }
+        }
+        ensure(there(&mut direct).0 == [owner(CROWD, READS)], "the fields of the dead stay")?;
+        ensure(lasts(&mut direct) > 0, "one that lives has lost it")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_fields_of_dead_readers_go_while_others_read_on() {
+    let Some(server) = real_server() else { return };
+    the_dead_leave(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
 /// What a server that was the master does not know is for the new one to end.
 pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
