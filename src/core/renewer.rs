@@ -351,7 +351,11 @@ impl Renewer {
             if mended.is_some() {
                 self.last_run = run;
             }
-            self.warn_of_counts(&members, mended);
+            // A server that does not say which run it is may be the same one. Then only what was put
+            // right shows that it is another.
+            if self.endpoint.says_its_run() || mended.is_some_and(|mended| mended != [0, 0]) {
+                self.warn_of_counts(&members, mended);
+            }
         } else if !met {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
         }
