@@ -259,7 +259,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
 fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
     let _bounded = bounded();
     let server = server();
-    let client = quick(&server);
+    let client = Client::builder(&server.url()).fair_wait_timeout(FAIR_WAIT);
+    let client = client.failover_timeout(Duration::ZERO).connect().unwrap();
     let lock = client.fair_lock("away");
     lock.lock().unwrap().unlock().unwrap();
     server.kill();
