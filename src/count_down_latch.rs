@@ -118,7 +118,8 @@ impl CountDownLatch {
                 if site.core.is_shut_down() {
                     "whether it was counted is not known, and the client has ended: look at the count"
                 } else {
-                    "it is counted in the background, once: do not count down again"
+                    "it is counted in the background, once, and that is given up four minutes after \
+                     the request was made: do not count down again"
                 }
             }
             Trouble::Forgotten(_) => {

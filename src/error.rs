@@ -227,7 +227,7 @@ impl Error {
     }
 
     pub(crate) fn nameless(what: &str) -> Self {
-        Self::new(ErrorKind::Config, format!("{what} needs a name that is not empty"))
+        Self::new(ErrorKind::Config, format!("the name is empty: {what} needs one"))
     }
 
     pub(crate) fn cancelled(name: &Arc<str>) -> Self {

@@ -130,6 +130,13 @@ fn a_server_that_asks_who_the_client_is_lets_in_whom_it_knows() {
     let [others, its_key] = identity(&other);
     let stranger = builder().tls_client_certificate(others, its_key.clone()).connect();
     assert_eq!(stranger.map(drop).unwrap_err().kind(), ErrorKind::Redis);
+    wait_until("the server's refusal is read", Duration::from_secs(20), || {
+        let identity = identity(&other);
+        let [others, its_key] = identity;
+        let stranger = builder().tls_client_certificate(others, its_key).connect();
+        let error = stranger.map(drop).unwrap_err();
+        error.to_string().contains("refuses the client certificate") && !error.is_transient()
+    });
     let mixed = builder().tls_client_certificate(certificate, its_key).connect();
     let error = mixed.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");

@@ -703,3 +703,35 @@ fn a_refusal_says_which_server_refused() {
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut redis).unwrap();
     says_where("a replica");
 }
+
+/// A key that something else made: its type is named, the script that met it is not.
+#[test]
+fn a_key_of_another_type_is_called_by_its_type() {
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::connect(&server.url()).unwrap();
+    let mut raw = server.connection();
+    let prefix = "type";
+    for (command, holds) in
+        [("SET", "a string"), ("RPUSH", "a list"), ("SADD", "a set"), ("HSET", "a hash")]
+    {
+        let name = format!("{prefix}:{command}");
+        let mut made = redis::cmd(command);
+        made.arg(&name).arg("field");
+        if command == "HSET" {
+            made.arg("value");
+        }
+        if command == "SET" {
+            made = redis::cmd("SET");
+            made.arg(&name).arg("1");
+        }
+        made.exec(&mut raw).unwrap();
+        let error = match command {
+            "HSET" => client.semaphore(&name).try_acquire().map(drop).unwrap_err(),
+            _ => client.reentrant_lock(&name).try_lock().map(drop).unwrap_err(),
+        };
+        let said = format!("{error:#}");
+        assert!(said.contains(&format!("the key holds {holds}:")), "{said}");
+        assert!(!said.contains("script"), "{said}");
+    }
+}

@@ -428,13 +428,13 @@ impl Drop for Looking<'_> {
 /// looks after it that is a server which could not be reached, or a connection that broke.
 pub(crate) fn unfollowed(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
-        Failure::Refused(Cause { error, address }) => match redirect_of(&error) {
-            None => Failure::Refused(Cause { error, address }),
-            Some(Redirect::Halfway) => Failure::Reset(Cause { error, address }),
+        Failure::Refused(cause) => match redirect_of(&cause.error) {
+            None => Failure::Refused(cause),
+            Some(Redirect::Halfway) => Failure::Reset(cause),
             Some(_) => {
                 let what = "the key's slot has moved, or is on its way";
                 let error = Arc::new(RedisError::from((redis::ErrorKind::Io, what)));
-                Failure::Unsent(Cause { error, address })
+                Failure::Unsent(Cause::said(error, cause.address))
             }
         },
         failure => failure,
@@ -595,14 +595,14 @@ impl Slot {
     /// The last word of servers that sent a command to each other until its time was over.
     fn nobody(failure: Failure) -> Failure {
         match failure {
-            Failure::Refused(Cause { error, address })
+            Failure::Refused(Cause { error, address, .. })
                 if matches!(
                     redirect_of(&error),
                     Some(Redirect::Moved { .. } | Redirect::Ask { .. })
                 ) =>
             {
                 let word = "CLUSTERDOWN the servers do not agree whose the slot is";
-                Failure::Refused(Cause { error: Arc::new(error_reply(word)), address })
+                Failure::Refused(Cause::said(Arc::new(error_reply(word)), address))
             }
             failure => failure,
         }

@@ -21,7 +21,7 @@ use super::server::{Runs, Server};
 use super::tls::Tls;
 #[cfg(not(all(test, shuttle)))]
 use super::url::SentinelUrl;
-use super::url::{FORMS, explain_url};
+use super::url::explain_url;
 use super::{Channels, Connection, Health};
 use crate::config::{Config, Credentials};
 use crate::error::{Error, ErrorKind};
@@ -86,8 +86,7 @@ impl Endpoint {
             return Err(Error::new(ErrorKind::Config, why));
         }
         let info = url.into_connection_info().map_err(|source| {
-            Error::new(ErrorKind::Config, format!("the URL is not usable. {FORMS}"))
-                .caused_by(source)
+            Error::new(ErrorKind::Config, "the URL is not usable".to_owned()).caused_by(source)
         })?;
         let endpoint = Self::of_server(&info, config)?;
         #[cfg(not(all(test, shuttle)))]

@@ -19,6 +19,8 @@ pub(crate) struct Health {
     /// A copy of whether the state is `Out`, to be read for nothing.
     out: AtomicBool,
     state: Mutex<State>,
+    /// Whether a connection was ever opened.
+    met: AtomicBool,
     /// Since when it refuses connections, if it does.
     refuses: Mutex<Option<Instant>>,
     /// What was said to be lacking: once is enough.
@@ -84,7 +86,8 @@ impl Health {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
         let (refuses, lacks) = (Mutex::new(None), Mutex::default());
-        Self { address, out, state, refuses, lacks, told: OnceLock::new() }
+        let met = AtomicBool::new(false);
+        Self { address, out, state, met, refuses, lacks, told: OnceLock::new() }
     }
 
     /// Where the server is, for people.
@@ -181,12 +184,18 @@ impl Health {
 
     /// A connection was opened, from `begun` on.
     pub(crate) fn opened(&self, begun: Instant) {
+        self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
         if let Some(since) = refuses.take() {
             self.tell(|address| News::LetsIn { address, after: since.elapsed() });
         }
         drop(refuses);
         self.works(begun);
+    }
+
+    /// Whether a connection was ever opened.
+    pub(crate) fn was_met(&self) -> bool {
+        self.met.load(Ordering::Relaxed)
     }
 
     /// Whether there is an outage, as far as anybody has noticed.

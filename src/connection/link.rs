@@ -43,11 +43,21 @@ pub(crate) enum Failure {
 pub(crate) struct Cause {
     pub(crate) error: Arc<RedisError>,
     pub(crate) address: Arc<str>,
+    /// Whether there was ever a connection to the server: its address is right then.
+    pub(crate) met: bool,
+    /// What the key of the command's name holds, if the server refused its type and said so.
+    pub(crate) holds: Option<&'static str>,
 }
 
 impl Cause {
     pub(crate) fn new(error: impl Into<RedisError>, health: &Health) -> Self {
-        Self { error: Arc::new(error.into()), address: health.address() }
+        let error = Arc::new(error.into());
+        Self { error, address: health.address(), met: health.was_met(), holds: None }
+    }
+
+    /// What a server itself said.
+    pub(crate) fn said(error: Arc<RedisError>, address: Arc<str>) -> Self {
+        Self { error, address, met: true, holds: None }
     }
 }
 
@@ -427,7 +437,7 @@ impl Link {
     }
 
     fn cause(&self, error: impl Into<RedisError>) -> Cause {
-        Cause { error: Arc::new(error.into()), address: Arc::clone(&self.address) }
+        Cause::said(Arc::new(error.into()), Arc::clone(&self.address))
     }
 
     fn after_write(&self, error: RedisError) -> Failure {

@@ -124,6 +124,11 @@ pub(super) const NO_MASTER: &str = "NOMASTER";
 /// And there will be none: none of them knows the name.
 pub(super) const NO_SERVICE: &str = "NOSERVICE";
 
+/// What an error says behind which the server asks who the client is, as a part of TLS.
+pub(super) const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
+/// And of one that it was shown.
+pub(super) const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
+
 /// What a server says of itself to whoever it does not let in, before any question.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")

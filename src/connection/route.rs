@@ -5,9 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use redis::Value;
+
 use super::cluster::Slot;
 use super::lane::{self, Lane};
-use super::{Command, Outcome};
+use super::{Command, Failure, Outcome, reply_code};
 
 /// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs
 /// in the order it was written; in a cluster, over one of whichever server has the name's slot now.
@@ -39,16 +41,43 @@ impl Route {
         }
     }
 
+    /// An outcome, with what the key holds if its type was refused.
+    fn with_type(&self, outcome: Outcome, command: &Command) -> Outcome {
+        let mut cause = match outcome {
+            Err(Failure::Refused(cause)) => cause,
+            outcome => return outcome,
+        };
+        if reply_code(&cause.error) == "WRONGTYPE"
+            && let Some(key) = command.key()
+        {
+            // One that may not be asked for is done without.
+            cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
+                Ok(Value::SimpleString(name)) => match &*name {
+                    "hash" => Some("a hash"),
+                    "list" => Some("a list"),
+                    "set" => Some("a set"),
+                    "stream" => Some("a stream"),
+                    "string" => Some("a string"),
+                    "zset" => Some("a sorted set"),
+                    _ => None,
+                },
+                _ => None,
+            };
+        }
+        Err(Failure::Refused(cause))
+    }
+
     /// See [`Lane::call_twice`].
     pub(crate) fn call_twice(
         &self,
         command: &Command,
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
-        match self {
+        let (outcome, in_doubt) = match self {
             Self::Server(lane) => lane.call_twice(command, copy),
             Self::Slot(slot) => slot.call_twice(command, copy),
-        }
+        };
+        (self.with_type(outcome, command), in_doubt)
     }
 
     /// See [`Lane::begin`].

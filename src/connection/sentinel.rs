@@ -350,7 +350,7 @@ impl Sentinels {
         let said = refusals.iter().map(|(host_port, refusal)| format!("{host_port} {refusal}"));
         let old = stale.iter().map(|answer| format!("{} knows less than was known", answer.by));
         let said: Vec<_> = said.chain(old).collect();
-        let said = format!("{:?}: {}", self.service, said.join("; "));
+        let said = format!("asked for {:?}, {}", self.service, said.join("; "));
         let is_transient =
             !stale.is_empty() || refusals.iter().any(|(_, refusal)| refusal.is_transient());
         if is_transient { no_master(said) } else { error(NO_SERVICE, said) }

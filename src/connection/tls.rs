@@ -12,6 +12,8 @@ use redis::ConnectionAddr;
 use redis::{ErrorKind as Cause, RedisError, RedisResult};
 
 #[cfg(feature = "tls")]
+use super::reply::{NO_CERTIFICATE, REFUSED_CERTIFICATE};
+#[cfg(feature = "tls")]
 use super::socket::Socket;
 use crate::config::Config;
 use crate::error::Error;
@@ -95,19 +97,36 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
         }
         cause = this.source();
     }
-    (Cause::Client, "the TLS handshake failed", error.to_string()).into()
+    let said = error.to_string();
+    (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// Of an error behind the handshake: the server wants a certificate, which it says only then.
+/// Of an error behind the handshake: the server wants a certificate, or refuses the one that it was
+/// shown, which it says only then.
 #[cfg(feature = "tls")]
 pub(super) fn wants_certificate(error: RedisError) -> RedisError {
-    let said = error.to_string().to_lowercase().replace([' ', '_'], "");
-    if said.contains("certificaterequired") {
-        return (Cause::Client, "the TLS handshake failed", CERTIFICATE_REQUIRED.to_owned()).into();
+    match about_certificate(&error.to_string()) {
+        Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
+        None => error,
     }
-    error
 }
 
-/// What it says.
+/// What the server's alert says of the client's certificate, if that is what it is about.
 #[cfg(feature = "tls")]
-const CERTIFICATE_REQUIRED: &str = "the server wants a certificate of the client";
+fn about_certificate(said: &str) -> Option<String> {
+    const REFUSALS: [&str; 7] = [
+        "AccessDenied",
+        "BadCertificate",
+        "CertificateExpired",
+        "CertificateRevoked",
+        "CertificateUnknown",
+        "UnknownCA",
+        "UnsupportedCertificate",
+    ];
+    let (_, alert) = said.split_once("received fatal alert: ")?;
+    if alert.starts_with("CertificateRequired") {
+        return Some(NO_CERTIFICATE.to_owned());
+    }
+    let why = REFUSALS.into_iter().find(|why| alert.starts_with(why))?;
+    Some(format!("{REFUSED_CERTIFICATE} ({why})"))
+}

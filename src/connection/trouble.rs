@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
-use super::reply::{NO_MASTER, NO_SERVICE};
+use super::reply::{NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE};
 use super::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind, Passing};
 
@@ -50,7 +50,7 @@ impl Trouble {
 
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
-        let Cause { error, address } = failure.cause().clone();
+        let Cause { error, address, .. } = failure.cause().clone();
         let what = match &failure {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
@@ -99,7 +99,7 @@ pub(crate) fn unexpected(value: &Value) -> Trouble {
 /// Why no connection can be had.
 pub(crate) fn unreachable(cause: &Cause) -> Error {
     use redis::ErrorKind as Kind;
-    let Cause { error: source, address } = cause;
+    let Cause { error: source, address, met, .. } = cause;
     let server = format!("the server at {address}");
     let detail = source.detail().unwrap_or_default();
     let (kind, what) = match (source.kind(), source.code().unwrap_or_default()) {
@@ -117,11 +117,11 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             ),
         ),
         (_, NO_MASTER) => {
-            let message = format!("the Sentinels name no master that answers; of {detail}");
+            let message = format!("no master can be had: {detail}");
             return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
         (_, NO_SERVICE) => {
-            let message = format!("the Sentinels know no master; of {detail}");
+            let message = format!("no master can be had: {detail}");
             return Error::new(ErrorKind::Config, message);
         }
         _ if detail.contains("max number of clients") => {
@@ -138,6 +138,17 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             let message = format!("what answers at {address} is no Redis server");
             return Error::new(ErrorKind::Protocol, message);
         }
+        (Kind::Client, _) if detail.starts_with(NO_CERTIFICATE) => (
+            ErrorKind::Redis,
+            format!("{server} asks who the client is: show it a tls_client_certificate"),
+        ),
+        (Kind::Client, _) if detail.starts_with(REFUSED_CERTIFICATE) => (
+            ErrorKind::Redis,
+            format!(
+                "{server} refuses the client certificate: does the server trust the authority that \
+                 signed the tls_client_certificate, and has it not expired?"
+            ),
+        ),
         (Kind::Client, _) => (
             ErrorKind::Redis,
             format!(
@@ -153,14 +164,14 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
             return passing(Error::new(ErrorKind::Redis, message), source);
         }
         _ if source.is_timeout() => {
-            let message = format!(
-                "no connection to {server} within connect_timeout ({source}); is the address right?"
-            );
+            let hint = if *met { "" } else { "; is the address right?" };
+            let message =
+                format!("no connection to {server} within connect_timeout ({source}){hint}");
             return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
         _ => {
-            let message =
-                format!("no connection to {server} ({source}); does it run, is the address right?");
+            let hint = if *met { "does it run?" } else { "does it run, and is the address right?" };
+            let message = format!("no connection to {server} ({source}); {hint}");
             return Error::new(ErrorKind::Redis, message).passing_as(Passing::Outage);
         }
     };
@@ -169,7 +180,7 @@ pub(crate) fn unreachable(cause: &Cause) -> Error {
 
 /// Too few replicas have what was written.
 pub(crate) fn unacknowledged(cause: &Cause) -> Error {
-    let Cause { error, address } = cause;
+    let Cause { error, address, .. } = cause;
     if error.code().is_some() {
         let refused = refused(cause, Rights::ReplicaAcks);
         return refused.after("whether replicas have it is not known: ");
@@ -249,7 +260,8 @@ impl Rights {
 
 /// What an error reply means to a user, who needs these rights. Our words say the cause; where
 /// there are none, the server's do, and then they are not the source, too.
-pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error {
+pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
+    let Cause { error, address, .. } = cause;
     let (code, detail) = (reply_code(error), error.detail().unwrap_or_default());
     let told = |hint: &str| {
         let message = format!("the server at {address} refuses it: {hint}");
@@ -269,9 +281,12 @@ pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error
         );
         return told(&hint).caused_by_shared(error.clone());
     }
+    if code == "WRONGTYPE" {
+        let plain = Arc::new(without_script(error));
+        return told(&wrong_type(cause.holds, rights)).caused_by_shared(plain);
+    }
     let hint = match code {
         "NOAUTH" => "it wants a password: put it into the URL",
-        "WRONGTYPE" => "the key holds something else: use another name",
         "ERR" if detail.contains("not an integer") => {
             "the key holds something else: use another name"
         }
@@ -299,6 +314,26 @@ pub(crate) fn refused(Cause { error, address }: &Cause, rights: Rights) -> Error
         _ => return told(&error.to_string()),
     };
     told(hint).caused_by_shared(error.clone())
+}
+
+/// What a refused type means. `holds`: what is under the name's own key.
+fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
+    let own = match rights {
+        Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",
+        _ => "a hash",
+    };
+    match holds {
+        Some(other) if other != own => format!("the key holds {other}: use another name"),
+        // It is one of the keys beside it.
+        _ => "a key of this name holds something else: use another name".to_owned(),
+    }
+}
+
+/// The error without what servers say of the script in which it was met.
+fn without_script(error: &RedisError) -> RedisError {
+    let detail = error.detail().unwrap_or_default();
+    let detail = detail.split_once(" script: ").map_or(detail, |(said, _)| said);
+    error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
 /// Whether a server says that it knows no such command, to a client or to a script, which it does
@@ -351,7 +386,7 @@ mod tests {
     use super::*;
 
     fn said(text: &str) -> Cause {
-        Cause { error: Arc::new(error_reply(text)), address: "there:1".into() }
+        Cause::said(Arc::new(error_reply(text)), "there:1".into())
     }
 
     #[test]
@@ -400,10 +435,7 @@ mod tests {
 
     #[test]
     fn what_was_sent_and_not_answered_is_not_known() {
-        let broken = || Cause {
-            error: Arc::new(io::Error::other("broken").into()),
-            address: "there:1".into(),
-        };
+        let broken = || Cause::said(Arc::new(io::Error::other("broken").into()), "there:1".into());
         let state = |trouble: Trouble| {
             let error = trouble.into_error();
             (error.is_transient(), error.outcome_unknown())
@@ -419,6 +451,49 @@ mod tests {
         // The question before it was not answered: it was not sent.
         let unknown = Trouble::Unknown(loading()).into_error();
         assert_eq!(state(Trouble::Unsent(unknown)), (true, false));
+    }
+
+    #[test]
+    fn a_key_of_another_type_is_said_without_the_hash_of_a_script() {
+        let error = refused(
+            &said(
+                "WRONGTYPE Operation against a key holding the wrong kind of value script: \
+                 f_6e92b3c1, on @user_script:27.",
+            ),
+            Rights::Locks,
+        );
+        let all = format!("{error:#}");
+        assert!(all.contains("the wrong kind of value") && !all.contains("script"), "{all}");
+    }
+
+    #[test]
+    fn the_address_is_doubted_only_before_the_first_connection() {
+        for error in [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut] {
+            for met in [false, true] {
+                let cause = Cause {
+                    met,
+                    ..Cause::said(Arc::new(io::Error::from(error).into()), "there:1".into())
+                };
+                let error = unreachable(&cause).to_string();
+                assert_eq!(error.contains("address right?"), !met, "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_master_each_sentinels_word_is_part_of_a_sentence() {
+        for (text, sentence) in [
+            (
+                "NOMASTER the Sentinels did not answer in time",
+                "no master can be had: the Sentinels did not answer in time",
+            ),
+            (
+                "NOSERVICE asked for \"x\", here:1 knows no master of this name",
+                "no master can be had: asked for \"x\", here:1 knows no master of this name",
+            ),
+        ] {
+            assert_eq!(unreachable(&said(text)).to_string(), sentence);
+        }
     }
 
     #[test]

@@ -433,7 +433,7 @@ impl Subscriber {
 
     fn refused(&self, error: &RedisError) -> Error {
         let address = self.node.endpoint.health().address();
-        let cause = Cause { error: Arc::new(error.clone()), address };
+        let cause = Cause::said(Arc::new(error.clone()), address);
         connection::refused(&cause, Rights::Subscriptions)
     }
 }

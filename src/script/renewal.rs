@@ -133,7 +133,7 @@ fn is_renewed(
         Value::Int(0) => Ok(Held::No),
         Value::BulkString(refusal) => {
             let error = Arc::new(error_reply(&String::from_utf8_lossy(&refusal)));
-            Err(refused(&Cause { error, address: address() }, rights))
+            Err(refused(&Cause::said(error, address()), rights))
         }
         other => Err(unexpected(&other).into_error()),
     }

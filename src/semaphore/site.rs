@@ -89,7 +89,7 @@ impl SemaphoreSite {
                      server may have given: look at available_permits"
                 } else {
                     "no permit is taken; what the server may have given is given back in the \
-                     background"
+                     background, and that is given up four minutes after the request was made"
                 }
             }
             Trouble::Forgotten(_) => {
@@ -337,7 +337,7 @@ impl Release {
             Trouble::Unknown(_) => {
                 let copy = site.scripts().release_command(self.ticket, self.permits.into(), true);
                 site.run(copy, self.ticket, self.permits.into());
-                site.in_the_background()
+                if site.core.is_shut_down() { NO_BACKGROUND } else { FOR_FOUR_MINUTES }
             }
             Trouble::Forgotten(_) => {
                 site.requests.close(self.ticket);
@@ -363,6 +363,9 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a master that comes next may not know";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background, once: do not release them again";
+/// Of a [numbered request](Orphan::numbered), for as long as it is valid.
+const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, once, and that is given up four minutes after \
+     the request was made: do not release them again";
 const NO_BACKGROUND: &str =
     "the client has ended and may not have given the permits back: look at available_permits";
 

@@ -290,7 +290,7 @@ mod tests {
         let command = || Command::plain(&[b"PING"]);
         let cause = || {
             let error = redis::RedisError::from(io::Error::other("no reply"));
-            Cause { error: Arc::new(error), address: "a server".into() }
+            Cause::said(Arc::new(error), "a server".into())
         };
         let (short, long) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let begun = clock::now();
@@ -335,7 +335,7 @@ mod tests {
 
     fn refusal(code: &str) -> Outcome {
         let error = Arc::new(error_reply(&format!("{code} for a reason")));
-        Err(Failure::Refused(Cause { error, address: "a server".into() }))
+        Err(Failure::Refused(Cause::said(error, "a server".into())))
     }
 
     #[test]

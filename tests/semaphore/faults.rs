@@ -52,6 +52,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
         fired += times;
         assert_eq!(proxy.fired(), fired);
         is_clear(&error, "unknown", "given back in the background");
+        is_clear(&error, "unknown", "given up four minutes after the request was made");
         proxy.release();
         stays(&server, "unknown", 5);
     }

@@ -68,7 +68,7 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
         let name = name.into_iter().find(|it| cluster.home(it).port() == server.port()).unwrap();
         let node = core.servers.home(name.as_bytes());
         let error = Arc::new(RedisError::from(std::io::Error::other("broken")));
-        let cause = Cause { error, address: "there".into() };
+        let cause = Cause::said(error, "there".into());
         core.told_subscriber(&node, &Err(Failure::Reset(cause)));
         wait_until("it is sent there", SOON, || published(server));
         let others = &cluster.servers()[number + 1..];
