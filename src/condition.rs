@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
+use crate::connection::was_cut;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::fair_lock::FairLock;
 use crate::hold::{Folded, HoldState, Leaving, Site, Stay, Tenancy, Terms};
@@ -183,7 +184,9 @@ impl Condition {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep, and not the time until the lock is had again.
+    /// `wait` bounds the sleep and the requests before it and within it. What comes after it does
+    /// not count: the question whether the thread was notified, and the time until the lock is had
+    /// again.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_for(&self, guard: &LockGuard, wait: Duration) -> Result<bool, Error> {
         self.wait_within(guard, Wait::at_most(wait))
@@ -244,7 +247,17 @@ impl Condition {
         if !place.listen(&wait).map_err(before)? {
             return Ok(false);
         }
-        match place.stand(&tenancy.hold.owner) {
+        let stands = {
+            let _limited = wait.limits(&site.core);
+            let stands = place.stand(&tenancy.hold.owner);
+            if was_cut() {
+                // Its time is over, and it has left nothing: what it may have asked for is undone.
+                wait.check_cancelled(&site.name).map_err(before)?;
+                return Ok(false);
+            }
+            stands
+        };
+        match stands {
             Ok(true) => {}
             Ok(false) => {
                 site.lose(&tenancy, LostReason::Revoked);

@@ -190,9 +190,9 @@ impl ClientBuilder {
     /// How long the server may take to answer. Past it the outcome of a command is unknown: the
     /// caller gets an error, and what may have been taken is released in the background.
     ///
-    /// A wait's own deadline bounds its sleep, not this, and neither does a cancel: a
-    /// `try_lock_for` of 10 ms on a server that has stopped answering ends with an error after this
-    /// time; where a connection has to be opened first, after
+    /// A wait's own limit, deadline or cancel token ends a request sooner: a `try_lock_for` of
+    /// 100 ms on a server that has stopped answering ends with an error after 100 ms. A call without
+    /// one ends with an error after this time; where a connection has to be opened first, after
     /// [`connect_timeout`](Self::connect_timeout) and this; where it waits behind another thread's
     /// request on the same connection, after at most twice the sum of the two (16 s); and where
     /// that connection breaks and the request is sent once more, after three times the sum.

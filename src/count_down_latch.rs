@@ -10,7 +10,7 @@ use crate::acquire::{
 use crate::cancel::CancelToken;
 #[cfg(doc)]
 use crate::client::Client;
-use crate::connection::Route;
+use crate::connection::{Route, was_cut};
 use crate::core::{Core, Member, Session};
 use crate::error::{Error, ErrorKind};
 use crate::protocol::LatchKeys;
@@ -184,8 +184,9 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless:
-    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says for how long at most.
+    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
+    /// that is further off). It ends a request that is on its way, too: with `false` if the server
+    /// has answered this call before, else with an error.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_for(&self, wait: Duration) -> Result<bool, Error> {
         self.await_open(Wait::at_most(wait))
@@ -213,8 +214,8 @@ impl CountDownLatch {
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), until the cancel. It ends a sleep at once; a request that is on its
-    /// way is waited for as in [`wait_for`](Self::wait_for).
+    /// As [`wait`](Self::wait), until the cancel. It ends a sleep at once, and a request that is on
+    /// its way.
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
@@ -283,7 +284,12 @@ impl CountDownLatch {
         self.check(&wait)?;
         if wait.is_over() {
             // Whoever leads may have asked long ago, and sleep.
-            return Ok(self.count()? == 0);
+            let _limited = wait.limits(self.session.core());
+            let open = self.count().map(|count| count == 0);
+            if was_cut() {
+                wait.check_cancelled(&self.site.name)?;
+            }
+            return open;
         }
         let thread = Thread::current();
         Ok(acquire(self, &Claim { thread: &thread, need: (), wait })?.is_some())

@@ -115,9 +115,10 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
-    /// may have taken the lock: [`response_timeout`](crate::ClientBuilder::response_timeout) says
-    /// for how long at most.
+    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
+    /// that is further off). It ends a request that is on its way, too: with `None` if the server
+    /// has answered this call before, else with an error. What the server may have granted is given
+    /// back in the background.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
@@ -129,7 +130,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// As [`try_lock_for`](Self::try_lock_for). A deadline that has passed leaves one try at most.
+    /// As [`try_lock_for`](Self::try_lock_for). A deadline that has passed leaves one try at
+    /// most.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
 
@@ -142,8 +144,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock), until the cancel. It ends a sleep at once; a request that is on its
-    /// way is waited for as in [`try_lock_for`](Self::try_lock_for).
+    /// As [`lock`](Self::lock), until the cancel. It ends a sleep at once, and a request that is on
+    /// its way as the time does in [`try_lock_for`](Self::try_lock_for).
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
 
     /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to

@@ -444,8 +444,8 @@ impl MultiLock {
         levels: &mut Levels,
     ) -> Result<(), Error> {
         let rest = &self.parts[levels.len()..];
-        if rest.len() < 2 && wait.blocks() {
-            // It is waited for in any case.
+        if wait.blocks() && (rest.len() < 2 || wait.is_limited()) {
+            // Each is waited for in any case; by its own verb, which ends with the wait.
             return Ok(());
         }
         let until = rest.iter().map(|part| part.handle().site.deadline()).max();

@@ -295,9 +295,10 @@ impl Semaphore {
     ///
     /// # Blocking
     ///
-    /// `wait` bounds the sleep. A request that is on its way is waited for nevertheless, since it
-    /// may have taken the permit: [`response_timeout`](crate::ClientBuilder::response_timeout) says
-    /// for how long at most.
+    /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
+    /// that is further off). It ends a request that is on its way, too: with `None` if the server
+    /// has answered this call before, else with an error. What the server may have given is given
+    /// back in the background.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::at_most(wait))
@@ -363,8 +364,8 @@ impl Semaphore {
     ///
     /// # Blocking
     ///
-    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once; a request that is
-    /// on its way is waited for as in [`try_acquire_for`](Self::try_acquire_for).
+    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once, and a request that
+    /// is on its way as the time does in [`try_acquire_for`](Self::try_acquire_for).
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
         self.acquire_many_cancellable(1, token)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
+use crate::connection::{Limit, Limited};
 use crate::core::Core;
 use crate::error::Error;
 use crate::sync::Thread;
@@ -42,6 +43,9 @@ enum Patience {
     Forever,
 }
 
+/// What a first request has though the limit is shorter: two round trips where they take longer.
+const LEAST: Duration = Duration::from_millis(15);
+
 impl<'a> Wait<'a> {
     /// Not at all: now or not.
     pub const NONE: Self = Self { patience: Patience::None, cancel: None };
@@ -79,6 +83,33 @@ impl<'a> Wait<'a> {
             Patience::None => true,
             Patience::Until(deadline) => Instant::now() >= deadline,
             Patience::Forever => false,
+        }
+    }
+
+    /// What ends the calling thread's requests within this wait, until what is returned is dropped.
+    /// The first request has a little time in any case: who comes with a deadline that has passed
+    /// has one try.
+    pub(crate) fn limits(&self, core: &Core) -> Limited {
+        let until = match self.patience {
+            Patience::Until(deadline) => {
+                let least = LEAST.max(core.round_trip.saturating_mul(2));
+                Instant::now().checked_add(least).map(|least| deadline.max(least))
+            }
+            Patience::None | Patience::Forever => None,
+        };
+        Limit::set(Limit::new(until, self.cancel))
+    }
+
+    /// Whether a request may be ended sooner than the server's silence ends it.
+    pub(crate) fn is_limited(&self) -> bool {
+        matches!(self.patience, Patience::Until(_)) || self.cancel.is_some()
+    }
+
+    /// This time, or the end of the wait.
+    pub(crate) fn until_or(&self, until: Instant) -> Instant {
+        match self.patience {
+            Patience::Until(deadline) => until.min(deadline),
+            Patience::None | Patience::Forever => until,
         }
     }
 

@@ -99,7 +99,10 @@ impl Contender {
             };
             let guard = match self.random.below(6) {
                 0 => lock.try_lock(),
-                1 => lock.try_lock_for(Duration::from_millis(self.random.below(20))),
+                1 => {
+                    let wait = Duration::from_millis(self.random.below(20));
+                    lock.try_lock_for(wait).or_else(unanswered)
+                }
                 _ => lock.lock().map(Some),
             };
             if let Some(guard) = guard.expect("no fault of the server's here") {

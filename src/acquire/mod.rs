@@ -33,6 +33,7 @@ use long_wait::LongWait;
 pub(crate) use queue::{Baton, Queue, Queued, Signal, Waiter, Wake};
 use queue::{SignalOf, WaiterOf};
 
+use crate::connection::was_cut;
 use crate::core::Core;
 use crate::error::Error;
 use crate::sync::{Thread, clock, jitter};
@@ -140,10 +141,29 @@ type InquiryOf<S> = <<S as Synchronizer>::Site as Queued>::Inquiry;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, InquiryOf<S>>;
 
-/// Waits until granted, or until the wait is over (`None`).
+/// Waits until granted, or until the wait is over (`None`). The wait's end ends a request, too, that
+/// is not answered: then it is `None` if the server has answered another one in this call, and else
+/// the error.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
+) -> Result<Option<GrantOf<S>>, Error> {
+    let (core, name) = synchronizer.site().whose();
+    let _limited = claim.wait.limits(core);
+    let mut answered = false;
+    match enter_and_wait(synchronizer, claim, &mut answered) {
+        Err(error) if was_cut() => {
+            claim.wait.check_cancelled(name)?;
+            if answered { Ok(None) } else { Err(error) }
+        }
+        outcome => outcome,
+    }
+}
+
+fn enter_and_wait<S: Synchronizer>(
+    synchronizer: &S,
+    claim: &ClaimOf<'_, S>,
+    answered: &mut bool,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut endurance = Endurance::default();
     let mut long_wait = LongWait::default();
@@ -180,7 +200,8 @@ pub(crate) fn acquire<S: Synchronizer>(
         // nobody, the place in Redis's queue is given up. Only `install` may lay the baton down
         // instead.
         let baton = Baton::new(synchronizer.site(), lead);
-        return lead_until_granted(synchronizer, baton, claim, endurance, long_wait);
+        let lasting = Lasting { endurance, long_wait, answered };
+        return lead_until_granted(synchronizer, baton, claim, lasting);
     }
 }
 
@@ -219,20 +240,27 @@ fn await_signal<S: Synchronizer>(
     }
 }
 
+/// What a call keeps over its requests.
+struct Lasting<'a> {
+    endurance: Endurance,
+    long_wait: LongWait,
+    /// The server has answered one of them.
+    answered: &'a mut bool,
+}
+
 /// Waits on behalf of the process, until a grant stays or the wait is over.
 fn lead_until_granted<S: Synchronizer>(
     synchronizer: &S,
     mut baton: Baton<'_, S::Site>,
     claim: &ClaimOf<'_, S>,
-    mut endurance: Endurance,
-    mut long_wait: LongWait,
+    mut lasting: Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     loop {
         let lead = baton.lead_or(|| synchronizer.inquiry(claim));
-        let granted = match await_grant(synchronizer, lead, claim, &mut endurance, &mut long_wait) {
+        let granted = match await_grant(synchronizer, lead, claim, &mut lasting) {
             Ok(granted) => granted,
             Err(error) => {
-                go_on(synchronizer, claim, &mut endurance, error)?;
+                go_on(synchronizer, claim, &mut lasting.endurance, error)?;
                 continue;
             }
         };
@@ -252,8 +280,7 @@ fn await_grant<S: Synchronizer>(
     synchronizer: &S,
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
-    endurance: &mut Endurance,
-    long_wait: &mut LongWait,
+    Lasting { endurance, long_wait, answered }: &mut Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
     let mut asked = false;
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
@@ -279,9 +306,21 @@ fn await_grant<S: Synchronizer>(
             lead.listening.catch_up();
             // If it fails, the next leader asks at once: what was heard is used up.
             lead.listening.ask_at = 0;
-            match synchronizer.ask(lead, claim)? {
-                Try::Granted(grant) => return Ok(Some(grant)),
-                Try::Busy(sleep) => lead.listening.ask_after(sleep),
+            let asked_at = wait.is_limited().then(Instant::now);
+            match synchronizer.ask(lead, claim) {
+                Ok(Try::Granted(grant)) => return Ok(Some(grant)),
+                Ok(Try::Busy(sleep)) => {
+                    **answered = true;
+                    lead.listening.ask_after(sleep);
+                }
+                // A grant that came before the end of the wait wins.
+                Err(error) if was_cut() => {
+                    // Who came to lead at the end of its time was kept waiting by others of its
+                    // process, and not by the server.
+                    **answered |= asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT);
+                    return synchronizer.collect(lead, claim).map(Some).ok_or(error);
+                }
+                Err(error) => return Err(error),
             }
             asked = true;
         } else {
@@ -310,7 +349,8 @@ fn go_on<S: Synchronizer>(
     error: Error,
 ) -> Result<(), Error> {
     let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
-    if !wait.blocks() {
+    // Its own end is no trouble of the server's.
+    if !wait.blocks() || was_cut() {
         return Err(error);
     }
     let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
@@ -319,6 +359,10 @@ fn go_on<S: Synchronizer>(
     doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
+
+/// A request that was given less time says nothing of the server. (The first one of who need not
+/// queue has more: see [`Wait::limits`].)
+const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// Sleeps until there is `news`, or until `until`.
 pub(crate) fn doze(

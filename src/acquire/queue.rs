@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Lead;
+use crate::connection::was_cut;
 use crate::core::Core;
 use crate::error::Error;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -263,8 +264,12 @@ pub(crate) trait Queued {
         told.into_iter().for_each(Wake::now);
     }
 
-    /// The server is in trouble: fails those who queued before the leader's request.
+    /// The server is in trouble: fails those who queued before the leader's request. Not if it was
+    /// the leader's own limit that ended that: they have other ones, and one of them asks next.
     fn fail_before(&self, arrival: u64, error: &Error) {
+        if was_cut() {
+            return;
+        }
         self.tell_until(arrival, || Signal::Failed(error.clone()));
     }
 

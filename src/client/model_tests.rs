@@ -15,6 +15,7 @@ use crate::core::{Core, Session};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Site, Tenancy};
 use crate::lock::{Lock, LockGuard};
+use crate::script::renewal::Held;
 use crate::sync::{clock, explore};
 use crate::watchdog::Job;
 
@@ -75,7 +76,11 @@ fn take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
 fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock(),
-        1 => lock.try_lock_until(Instant::now()),
+        1 => match lock.try_lock_until(Instant::now()) {
+            // The model's steps take real time: it was over before the answer.
+            Err(error) if error.is_transient() => Ok(None),
+            taken => taken,
+        },
         _ => {
             let token = CancelToken::new();
             let elsewhere = token.clone();
@@ -302,7 +307,8 @@ fn take_away(keeps: bool, breaks: bool) {
                             let owner = server.owner(NAME);
                             let is_there = owner.as_deref() == Some(&*due.owner.text());
                             let lease = due.lease.unwrap_or_default();
-                            (due.renewed)(clock::now(), lease, Ok(is_there));
+                            let held = if is_there { Held::Yes } else { Held::No };
+                            (due.renewed)(clock::now(), lease, Ok(held));
                         }
                     }
                     _ => thread::yield_now(),

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::acquire::{Endurance, await_confirmation};
-use crate::connection::{Command, Outcome, ReplyReceiver};
+use crate::connection::{Command, Outcome, ReplyReceiver, was_cut};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Expected, HoldState, Site, Tenancy};
@@ -138,7 +138,10 @@ impl<'a> ConditionPlace<'a> {
             let moved = self.seen != version && self.own.is_confirmed();
             if moved || clock::now() >= look_at {
                 self.seen = version;
-                match self.look(false) {
+                let limited = wait.limits(core);
+                let (looked, was_cut) = (self.look(false), was_cut());
+                drop(limited);
+                match looked {
                     Ok(Looked::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
                             // The message of that is on its way, or was lost.
@@ -150,6 +153,8 @@ impl<'a> ConditionPlace<'a> {
                         endurance.answered();
                         look_at = clock::now().saturating_add(Self::poll());
                     }
+                    // The end of the wait, of which the last look says what it is.
+                    Err(_) if was_cut => continue,
                     // Whether it still stands there the server knows that answers next.
                     Err(error) => {
                         let limit = core.config.failover_timeout;

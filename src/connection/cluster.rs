@@ -20,6 +20,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, RedisResult, Value};
 
 use super::host_port::HostPort;
+use super::limit::{self, Limit};
 use super::reply::{Redirect, redirect, redirect_of};
 use super::url::ClusterUrl;
 use super::{
@@ -34,7 +36,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, own_thread};
 
 mod slots;
 
@@ -532,11 +534,15 @@ impl Slot {
         mut copy: Option<impl FnOnce() -> Command>,
         until: Instant,
     ) -> (Outcome, bool) {
+        let limit = Limit::current();
+        let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
+        let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
             outcome = halfway(outcome);
-            if redirect(&outcome).is_none() && outcome.is_err() && Instant::now() >= until {
+            let is_over = Instant::now() >= until || is_cut();
+            if redirect(&outcome).is_none() && outcome.is_err() && is_over {
                 return (outcome, in_doubt);
             }
             match &outcome {
@@ -544,9 +550,14 @@ impl Slot {
                 Err(Failure::Refused(cause)) => match redirect_of(&cause.error) {
                     None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, host_port }) => {
-                        self.cluster.learn_one(slot, &host_port);
+                        self.find_out(limit.as_ref(), move |cluster| {
+                            cluster.learn_one(slot, &host_port);
+                        });
                     }
-                    Some(Redirect::Ask { .. }) if self.is_over(until) => {
+                    Some(Redirect::Ask { .. }) if self.is_over(until) || is_cut() => {
+                        if limit.is_some() {
+                            limit::cuts();
+                        }
                         return (outcome.map_err(Self::nobody), in_doubt);
                     }
                     Some(Redirect::Ask { host_port }) => {
@@ -558,14 +569,16 @@ impl Slot {
                             continue;
                         }
                     }
-                    Some(Redirect::Later | Redirect::Halfway) => self.cluster.look(),
+                    Some(Redirect::Later | Redirect::Halfway) => {
+                        self.find_out(limit.as_ref(), Cluster::look);
+                    }
                 },
-                Err(Failure::Unsent(_)) => self.cluster.look(),
+                Err(Failure::Unsent(_)) => self.find_out(limit.as_ref(), Cluster::look),
                 // It has run.
                 Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
                 // It may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
-                    self.cluster.look();
+                    self.find_out(limit.as_ref(), Cluster::look);
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
                     // Another thread may know of the next server already.
                     if is_slow && Arc::ptr_eq(&asked, &self.lane()) {
@@ -578,13 +591,38 @@ impl Slot {
                     in_doubt = true;
                 }
             }
-            if self.is_over(until.checked_sub(pause).unwrap_or(until)) {
+            if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_cut() {
+                if limit.is_some() {
+                    limit::cuts();
+                }
                 return (outcome.map_err(Self::nobody), in_doubt);
             }
-            thread::sleep(pause);
+            match &limit {
+                None => thread::sleep(pause),
+                Some(limit) => limit.sleep(pause),
+            }
             pause = Self::longer(pause);
             asked = self.lane();
             outcome = asked.call_once(copied.as_ref().unwrap_or(command));
+        }
+    }
+
+    /// Asks who has the slot. Connections may have to be opened for that: for who has a limit another
+    /// thread does, which nobody waits for any more when that is over.
+    fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
+        let Some(limit) = limit else { return ask(&self.cluster) };
+        let (done, ended) = mpsc::channel::<()>();
+        let cluster = Arc::clone(&self.cluster);
+        let asks = own_thread("redlatch-asker", None, move || {
+            ask(&cluster);
+            drop(done);
+        });
+        let latest = Instant::now() + SAYS_WITHIN.saturating_mul(4);
+        while asks.is_ok() && !limit.is_over() && Instant::now() < latest {
+            let pause = limit.soon(latest).saturating_duration_since(Instant::now());
+            if ended.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                return;
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The first words with a server: whether it is one that this library can work with, and how far
 //! away it is.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -16,7 +17,7 @@ const SCRIPT: &str = "return ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
 /// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
-pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error> {
+pub(crate) fn greet(lane: &Arc<Lane>, endpoint: &Endpoint) -> Result<Duration, Error> {
     lane.connect().map_err(|failure| unreachable(failure.cause()))?;
     let located = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
     look_at(&endpoint.server().unwrap_or_default()).map_err(located)?;
@@ -42,7 +43,7 @@ pub(crate) fn greet(lane: &Lane, endpoint: &Endpoint) -> Result<Duration, Error>
 
 /// Whether the server lets the client wait for replicas. How many there are is not asked: they come
 /// and go.
-pub(crate) fn may_wait(lane: &Lane) -> Result<(), Error> {
+pub(crate) fn may_wait(lane: &Arc<Lane>) -> Result<(), Error> {
     let none = ReplicaAcks { count: 0, within: Duration::ZERO };
     match lane.call_once(&Command::wait(none)) {
         Err(Failure::Refused(cause)) => Err(refused(&cause, Rights::ReplicaAcks)),
@@ -63,7 +64,7 @@ fn unanswered(failure: Failure) -> Error {
 }
 
 /// One that does not say is taken for a master: the first change tells.
-fn is_replica(lane: &Lane) -> bool {
+fn is_replica(lane: &Arc<Lane>) -> bool {
     let info = lane.call_once(&Command::plain(&[b"INFO", b"replication"]));
     let says = |line: &str| match &info {
         Ok(Value::BulkString(text)) => {

@@ -69,7 +69,11 @@ enum Pending {
 
 /// Takes the first commands of a queue: so many as may be owed at once.
 fn next_packet(queue: &mut VecDeque<Pending>) -> VecDeque<Pending> {
-    let rest = queue.split_off(queue.len().min(MOST_UNREAD));
+    take_first(queue, MOST_UNREAD)
+}
+
+fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
+    let rest = queue.split_off(queue.len().min(most));
     std::mem::replace(queue, rest)
 }
 
@@ -80,7 +84,15 @@ impl Pending {
 
     /// Whether somebody waits for the reply to this very command.
     fn is_call(&self) -> bool {
-        matches!(self, Self::Call(_, call) if call.waits_until.is_none())
+        matches!(self, Self::Call(_, call) if !call.is_for_others())
+    }
+
+    /// As a link sends it: whether somebody sleeps until it is answered.
+    fn into_parts(self) -> (Command, Arc<dyn ReplyReceiver>, bool) {
+        match self {
+            Self::Call(command, call) => (command, call, true),
+            Self::Post(command, receiver) => (command, receiver, false),
+        }
     }
 
     fn fail(self, failure: &Failure) {
@@ -326,15 +338,19 @@ impl fmt::Debug for Lane {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc;
     use std::thread;
 
     use redis::Value;
     use redlatch_testkit::{Server, wait_until};
 
     use super::*;
+    use crate::cancel::CancelToken;
     use crate::config::ReplicaAcks;
-    use crate::connection::Outcome;
+    use crate::connection::{Limit, Outcome};
 
     const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
@@ -397,6 +413,68 @@ mod tests {
         assert!(matches!(reply.take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
+    /// A server that answers the first ECHO in two halves, the second one when it is told to, and all
+    /// others at once.
+    fn halting() -> (String, mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let ((halted, is_halted), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut halts = true;
+            // The last part of each command, behind its length.
+            while let Some(Ok(head)) = lines.next() {
+                let parts: usize = head[1..].parse().unwrap();
+                let last = (0..2 * parts).map(|_| lines.next().unwrap().unwrap()).last().unwrap();
+                if last == "server" {
+                    stream.write_all(b"-ERR not here\r\n").unwrap();
+                    continue;
+                }
+                let reply = format!("${}\r\n{last}\r\n", last.len());
+                let (one, other) = reply.as_bytes().split_at(reply.len() / 2);
+                stream.write_all(one).unwrap();
+                if std::mem::take(&mut halts) {
+                    halted.send(()).unwrap();
+                    goes_on.recv().unwrap();
+                }
+                stream.write_all(other).unwrap();
+            }
+        });
+        (url, is_halted, go_on, server)
+    }
+
+    #[test]
+    fn half_a_reply_is_kept_for_who_reads_after_the_one_that_leaves() {
+        let (url, is_halted, go_on, server) = halting();
+        let endpoint = Endpoint::new(&url, LONG, LONG).unwrap();
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
+        lane.connect().unwrap();
+        let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+        let token = CancelToken::new();
+        let others = {
+            let (lane, token) = (Arc::clone(&lane), token.clone());
+            thread::spawn(move || {
+                is_halted.recv().unwrap();
+                let next = Arc::clone(&lane);
+                let others = thread::spawn(move || next.call_once(&echo(b"others")));
+                wait_until("it is queued", LONG, || !lane.state.lock().queue.is_empty());
+                token.cancel();
+                others.join().unwrap().unwrap()
+            })
+        };
+        let limited = Limit::set(Limit::new(None, Some(&token)));
+        let outcome = lane.call_once(&echo(b"the first"));
+        drop(limited);
+        assert!(matches!(outcome, Err(Failure::TimedOut(_))), "{outcome:?}");
+        go_on.send(()).unwrap();
+        assert_eq!(others.join().unwrap(), Value::BulkString(b"others".to_vec()));
+        let last = lane.call_once(&echo(b"the last")).unwrap();
+        assert_eq!(last, Value::BulkString(b"the last".to_vec()));
+        drop(lane);
+        server.join().unwrap();
+    }
+
     /// One reply too few was counted: whoever comes next must not take another command's for its
     /// own.
     #[test]
@@ -404,7 +482,7 @@ mod tests {
         const TIMEOUT: Duration = Duration::from_secs(10);
         let server = Server::start().unwrap();
         let endpoint = Endpoint::new(&server.url(), TIMEOUT, TIMEOUT).unwrap();
-        let lane = Lane::new(Arc::new(endpoint));
+        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
         lane.connect().unwrap();
         let _look = lane.post(echo(b"first"), Arc::new(Panics));

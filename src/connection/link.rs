@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use super::limit::Limit;
 use super::reply::is_wrong_server_reply;
 use super::{Channels, Command, Connection, Endpoint, Health};
 use crate::config::ReplicaAcks;
-use crate::sync::{Mutex, clock};
+use crate::sync::{Mutex, Thread, clock};
 
 /// A connection that has been silent for longer is looked at before it is trusted with a command: a
 /// firewall on the way may have forgotten it, and then the command's outcome would not be known.
@@ -82,6 +83,33 @@ impl Failure {
 /// mutex held; it must not block and must not send.
 pub(crate) trait ReplyReceiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
+
+    /// How long somebody sleeps for it, if anybody does who could read it.
+    fn patience(&self) -> Option<Patience> {
+        None
+    }
+
+    /// Somebody slept for it, and has left. What the server has not run by then must not be sent
+    /// again: it would run behind the command that undoes it.
+    fn has_left(&self) -> bool {
+        false
+    }
+
+    /// Who read leaves, and the one that sleeps for this reads from now on: whom to wake. Called
+    /// under the lane's mutex.
+    fn takes_over(&self) -> Option<Arc<Thread>> {
+        None
+    }
+}
+
+/// How long somebody waits for a reply: the least patient first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Patience {
+    /// Only for what was written before, until then.
+    ForOthers(Instant),
+    Until(Instant),
+    UntilCancelled,
+    Unlimited,
 }
 
 impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
@@ -100,6 +128,10 @@ pub(crate) struct Link {
     /// How many WAITs are owed, and when the server has answered them at the latest.
     waits: u32,
     waits_until: Instant,
+    /// Since when a reply is owed; later, if one has come since.
+    owes_since: Instant,
+    /// Somebody sleeps for a reply that nobody reads: who did has left.
+    is_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<Health>,
@@ -153,6 +185,8 @@ impl Link {
             unacknowledged: VecDeque::new(),
             waits: 0,
             waits_until: begun,
+            owes_since: begun,
+            is_left: false,
             response_timeout: endpoint.response_timeout(),
             channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
@@ -175,18 +209,26 @@ impl Link {
 
     /// Whether it can be trusted with a command. After a `false` it is of no use any more.
     pub(crate) fn is_alive(&mut self) -> bool {
-        // One master: where another server has taken over, nothing more is written to this one.
+        if self.is_trusted() {
+            return true;
+        }
         if self.connection.is_closed() {
             return false;
-        }
-        self.trusted_at = clock::now();
-        if self.trusted_at.saturating_sub(self.heard_at) < TRUSTED {
-            return true;
         }
         let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
         self.write(Command::plain(&[b"PING"]).bytes()).is_ok()
             && self.settle_all(until).is_ok()
             && self.read(until).is_ok()
+    }
+
+    /// Whether it can be trusted with a command without a look.
+    pub(super) fn is_trusted(&mut self) -> bool {
+        // One master: where another server has taken over, nothing more is written to this one.
+        if self.connection.is_closed() {
+            return false;
+        }
+        self.trusted_at = clock::now();
+        self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
     }
 
     /// This time, or longer where the server is far off; never longer than for any reply.
@@ -269,6 +311,29 @@ impl Link {
         &mut self,
         batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
     ) -> Result<(), Failure> {
+        let bytes = self.owe(batch);
+        self.write(&bytes)
+    }
+
+    /// As [`send`](Self::send), for who leaves when its limit is over: the rest is written by
+    /// whoever reads or writes next.
+    pub(super) fn send_limited(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+        limit: &Limit,
+    ) -> Result<(), Failure> {
+        let bytes = self.owe(batch);
+        self.wrote_at = Instant::now();
+        self.connection.append(&bytes);
+        self.write_limited(limit).map(drop)
+    }
+
+    /// The replies to these are owed; what is to be written for that.
+    fn owe(
+        &mut self,
+        batch: impl IntoIterator<Item = (Command, Arc<dyn ReplyReceiver>, bool)>,
+    ) -> Vec<u8> {
+        self.begins_to_owe();
         let mut bytes = Vec::new();
         let mut acks = None;
         for (command, receiver, awaited) in batch {
@@ -283,7 +348,102 @@ impl Link {
         if let Some(acks) = acks {
             self.owe_wait(acks, &mut bytes);
         }
-        self.write(&bytes)
+        bytes
+    }
+
+    fn begins_to_owe(&mut self) {
+        if self.owed.is_empty() {
+            self.owes_since = Instant::now();
+        }
+    }
+
+    /// When the server has answered nothing for so long that the link is of no use.
+    fn dead_at(&self) -> Instant {
+        later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
+    }
+
+    /// Writes what is unwritten. `false`: the limit was over first.
+    fn write_limited(&mut self, limit: &Limit) -> Result<bool, Failure> {
+        loop {
+            let dead_at = self.dead_at();
+            match self.connection.write_in_part(limit.soon(dead_at)) {
+                Ok(true) => return Ok(true),
+                Ok(false) if Instant::now() >= dead_at => {
+                    let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
+                    let late = self.after_write(late.into());
+                    return Err(self.fail(late));
+                }
+                Ok(false) if limit.is_over() => return Ok(false),
+                Ok(false) => {}
+                Err(error) => {
+                    let failure = self.after_write(error);
+                    return Err(self.fail(failure));
+                }
+            }
+        }
+    }
+
+    /// As [`read_awaited`](Self::read_awaited), for who leaves when its limit is over. What was read
+    /// of a reply by then is kept for who reads next.
+    ///
+    /// It reads on where `most` replies are owed, whoever waits for them.
+    pub(super) fn read_limited(&mut self, limit: &Limit, most: usize) -> Result<(), Failure> {
+        let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
+        while awaited > 0
+            || self.owed.len() >= most
+            || self.unacknowledged.iter().any(|it| it.awaited)
+        {
+            self.is_left = true;
+            if !self.write_limited(limit)? {
+                return Ok(());
+            }
+            let Some(owed) = self.owed.pop_front() else { break };
+            let reply = match self.receive_limited(limit) {
+                Ok(Some(reply)) => reply,
+                left => {
+                    self.owed.push_front(owed);
+                    return left.map(drop).map_err(|failure| self.fail(failure));
+                }
+            };
+            let counts = owed.awaited;
+            match self.settled(owed, reply)? {
+                None => awaited -= usize::from(counts),
+                Some(eval) => self.connection.append(&eval),
+            }
+        }
+        self.is_left = false;
+        Ok(())
+    }
+
+    /// Reads one reply. `None`: the limit was over first.
+    fn receive_limited(&mut self, limit: &Limit) -> Result<Option<Value>, Failure> {
+        loop {
+            let dead_at = self.dead_at();
+            match self.connection.receive_in_part(limit.soon(dead_at)) {
+                Ok(reply) => return Ok(Some(self.received(reply))),
+                Err(error) if error.is_timeout() && Instant::now() < dead_at => {
+                    if limit.is_over() {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => {
+                    // Others may have written since, each for a moment: that is no sign of life.
+                    if error.is_timeout() {
+                        self.health.failed(self.owes_since, &error);
+                    }
+                    return Err(self.after_write(error));
+                }
+            }
+        }
+    }
+
+    /// Those who sleep for replies that nobody reads, in order.
+    pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
+        let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
+        let owed = self.owed.iter().filter(|it| it.awaited);
+        let all =
+            unacknowledged.map(|it| &it.receiver).chain(owed.filter_map(|it| it.receiver.as_ref()));
+        all.filter(|_| self.is_left)
     }
 
     /// Asks, behind all that is in `bytes`, whether replicas have it.
@@ -315,6 +475,7 @@ impl Link {
             _ => None,
         };
         let bytes = text.map_or_else(|| command.bytes_for(self.channels), Cow::Owned);
+        self.begins_to_owe();
         self.wrote_at = Instant::now();
         let written = self.connection.send_packed_command(&bytes, self.wrote_at);
         drop(bytes);
@@ -344,6 +505,7 @@ impl Link {
                 until = self.deadline_in(patience);
             }
         }
+        self.is_left = false;
         Ok(())
     }
 
@@ -379,6 +541,7 @@ impl Link {
             let Some(owed) = self.owed.pop_front() else { break };
             self.settle(owed, until)?;
         }
+        self.is_left = false;
         Ok(())
     }
 
@@ -392,6 +555,15 @@ impl Link {
                 return Err(self.fail(failure));
             }
         };
+        match self.settled(owed, reply)? {
+            None => Ok(true),
+            Some(eval) => self.write(&eval).map(|()| false),
+        }
+    }
+
+    /// Hands over the reply to `owed`. `Some`: the server did not know the script, so the command is
+    /// owed again, behind all others, and this is to be written for it.
+    fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
             let shifted = self.shifted();
@@ -399,10 +571,11 @@ impl Link {
         }
         let Some(receiver) = owed.receiver else {
             self.acknowledged(&reply, &owed.command);
-            return Ok(true);
+            return Ok(None);
         };
         if !owed.retried
             && is_noscript(&reply)
+            && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
             // The scripts were flushed: of none is it known any more.
@@ -413,8 +586,7 @@ impl Link {
                 // The WAIT that was written with it is answered before it runs.
                 self.owe_wait(acks, &mut eval);
             }
-            self.write(&eval)?;
-            return Ok(false);
+            return Ok(Some(eval));
         }
         match reply {
             // It has granted nothing, and who was refused waits for nobody.
@@ -426,7 +598,7 @@ impl Link {
             }
             reply => receiver.receive(Ok(reply)),
         }
-        Ok(true)
+        Ok(None)
     }
 
     fn said(&self, reply: Value) -> Outcome {
@@ -483,29 +655,34 @@ impl Link {
     /// Reads one reply. All of a batch have one deadline, so a server that dribbles is found out.
     fn receive(&mut self, until: Instant) -> Outcome {
         match self.connection.receive_until(until) {
-            Ok(reply) => {
-                self.is_wrong |= is_wrong_server_reply(&reply);
-                // Not before: orphans would be sent, find it wrong, open the next one, and so on.
-                if !self.is_wrong
-                    && let Some(endpoint) = self.untold.take()
-                {
-                    endpoint.answers();
-                }
-                // The last one, to what was written last: others may have lain here for long.
-                if self.owed.is_empty() {
-                    self.heard_at = self.trusted_at;
-                    self.health.works(self.wrote_at);
-                }
-                Ok(reply)
-            }
-            Err(error) => {
-                // Not the short patience for replies that nobody waits for.
-                if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
-                    self.health.failed(self.wrote_at, &error);
-                }
-                Err(self.after_write(error))
-            }
+            Ok(reply) => Ok(self.received(reply)),
+            Err(error) => Err(self.not_received(error)),
         }
+    }
+
+    fn received(&mut self, reply: Value) -> Value {
+        self.owes_since = self.owes_since.max(self.wrote_at);
+        self.is_wrong |= is_wrong_server_reply(&reply);
+        // Not before: orphans would be sent, find it wrong, open the next one, and so on.
+        if !self.is_wrong
+            && let Some(endpoint) = self.untold.take()
+        {
+            endpoint.answers();
+        }
+        // The last one, to what was written last: others may have lain here for long.
+        if self.owed.is_empty() {
+            self.heard_at = self.trusted_at;
+            self.health.works(self.wrote_at);
+        }
+        reply
+    }
+
+    fn not_received(&self, error: RedisError) -> Failure {
+        // Not the short patience for replies that nobody waits for.
+        if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
+            self.health.failed(self.wrote_at, &error);
+        }
+        self.after_write(error)
     }
 
     /// Tells everybody who is owed a reply that none will come.

@@ -7,6 +7,7 @@ mod greet;
 mod health;
 mod host_port;
 mod lane;
+mod limit;
 mod link;
 mod login;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub(crate) use endpoint::Endpoint;
 pub(crate) use greet::{greet, may_wait};
 pub(crate) use health::{Health, News};
 pub(crate) use lane::{Lane, Posted};
+pub(crate) use limit::{Limit, Limited, was_cut};
 pub(crate) use link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 pub(crate) use login::connection_name;
 pub(crate) use node::Node;

@@ -164,6 +164,7 @@ impl Peer {
 pub(crate) struct Connection {
     server: Arc<Server>,
     id: usize,
+    unwritten: Vec<u8>,
 }
 
 #[expect(clippy::needless_pass_by_ref_mut, reason = "called as the real one")]
@@ -177,11 +178,35 @@ impl Connection {
         let id = state.connections.len();
         state.connections.push(Peer::default());
         drop(state);
-        Ok(Self { server, id })
+        Ok(Self { server, id, unwritten: Vec::new() })
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// All of it, or nothing yet: a command that is written in part is not seen by the server.
+    pub(super) fn write_in_part(&mut self, _deadline: Instant) -> RedisResult<bool> {
+        if self.unwritten.is_empty() {
+            return Ok(true);
+        }
+        if up_to(1) == 0 {
+            return Ok(false);
+        }
+        self.send_packed_command(b"", Instant::now()).map(|()| true)
+    }
+
+    /// As on a network, a reply may take its time.
+    pub(super) fn receive_in_part(&mut self, _deadline: Instant) -> RedisResult<Value> {
+        if up_to(1) == 0 {
+            return Err(io::Error::from(io::ErrorKind::WouldBlock).into());
+        }
+        self.recv_response()
     }
 
     pub(crate) fn send_packed_command(&mut self, bytes: &[u8], _: Instant) -> RedisResult<()> {
-        let commands = parse(bytes);
+        let bytes = [std::mem::take(&mut self.unwritten), bytes.to_vec()].concat();
+        let commands = parse(&bytes);
         let mut state = self.server.state();
         if state.connections[self.id].broken {
             return Err(broken());
@@ -221,6 +246,9 @@ impl Connection {
     }
 
     pub(crate) fn receive_until(&mut self, _deadline: Instant) -> RedisResult<Value> {
+        if !self.unwritten.is_empty() {
+            self.send_packed_command(b"", Instant::now())?;
+        }
         self.recv_response()
     }
 

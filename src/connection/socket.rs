@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::name::look_up;
@@ -28,6 +30,8 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 const LATE: Duration = Duration::from_millis(10);
 /// What has come before the deadline is read in so many pieces: over TLS a record is two.
 const LOOKS: u32 = 16;
+/// A write that may leave in the middle has so much time at least.
+const LEAST: Duration = Duration::from_millis(1);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
@@ -39,6 +43,8 @@ pub(super) struct Socket {
     armed: [Duration; 2],
     /// How often it was looked, after the deadline, for what has come before it.
     looks: u32,
+    /// Who reads or writes may leave at the deadline, and somebody else goes on.
+    in_part: bool,
 }
 
 struct OpenSocket {
@@ -117,7 +123,8 @@ impl Socket {
 
     fn new(stream: Stream, deadline: Instant) -> Self {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
-        Self { open, deadline, left: None, armed: [Duration::MAX; 2], looks: 0 }
+        let armed = [Duration::MAX; 2];
+        Self { open, deadline, left: None, armed, looks: 0, in_part: false }
     }
 
     /// Until when what is read and written from here on must be done.
@@ -125,6 +132,38 @@ impl Socket {
         self.deadline = deadline;
         self.left = None;
         self.looks = 0;
+        self.in_part = false;
+    }
+
+    /// The same for who leaves then, and leaves the rest to somebody else: what is read or written
+    /// by then ends with `WouldBlock`, after which TLS goes on as well. It is as punctual as the
+    /// system's timers; a socket's own timeout is late by several of its ticks.
+    pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
+        self.set_deadline(deadline);
+        self.in_part = true;
+    }
+
+    /// Sleeps until it can be read, or written to.
+    fn await_turn(&self, way: Way) -> io::Result<()> {
+        let flags = match way {
+            Way::Read => PollFlags::IN,
+            Way::Write => PollFlags::OUT,
+        };
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).ok();
+            let mut ready = [match &self.open.stream {
+                Stream::Tcp(stream) => PollFd::new(stream, flags),
+                Stream::Unix(stream) => PollFd::new(stream, flags),
+            }];
+            match poll(&mut ready, timeout.as_ref()) {
+                // What was there before the deadline is read, however late it is.
+                Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// The same, from `now` on.
@@ -154,6 +193,10 @@ impl Socket {
             }
             left => left?,
         };
+        self.set_timeout(way, left, anew)
+    }
+
+    fn set_timeout(&mut self, way: Way, left: Duration, anew: bool) -> io::Result<()> {
         let armed = &mut self.armed[way as usize];
         if anew || *armed > left.saturating_add(LATE) {
             match (&self.open.stream, way) {
@@ -175,10 +218,22 @@ impl Socket {
     ) -> io::Result<usize> {
         let mut anew = false;
         loop {
-            self.arm(way, anew)?;
+            match (self.in_part, way) {
+                (false, _) => self.arm(way, anew)?,
+                (true, Way::Read) => self.await_turn(way)?,
+                // There is room, but perhaps not for all of it.
+                (true, Way::Write) => {
+                    self.await_turn(way)?;
+                    let left = self.deadline.saturating_duration_since(Instant::now());
+                    self.set_timeout(way, left.max(LEAST), anew)?;
+                }
+            }
             match attempt(&self.open.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.in_part {
+                        return Err(error);
+                    }
                     // Nothing is there.
                     if self.looks > 0 {
                         return Err(late());

@@ -22,6 +22,8 @@ use super::tls::{TlsStream, wants_certificate};
 pub(crate) struct Connection {
     stream: Stream,
     replies: Replies,
+    /// What somebody has left behind who had no more time to write it: it goes before all else.
+    unwritten: Vec<u8>,
     read_timeout: Duration,
     write_timeout: Duration,
 }
@@ -50,6 +52,7 @@ impl Connection {
             let mut connection = Self {
                 stream: Stream::connect(address, deadline, tls)?,
                 replies: Replies::new(),
+                unwritten: Vec::new(),
                 read_timeout: response_timeout,
                 write_timeout: response_timeout,
             };
@@ -121,15 +124,44 @@ impl Connection {
     }
 
     fn write(&mut self, bytes: &[u8]) -> RedisResult<()> {
-        match &mut self.stream {
-            Stream::Plain(socket) => socket.write_all(bytes)?,
-            #[cfg(feature = "tls")]
-            Stream::Tls(stream) => {
-                stream.write_all(bytes)?;
-                stream.flush()?;
+        if !self.unwritten.is_empty() {
+            let rest = std::mem::take(&mut self.unwritten);
+            self.stream.write_all(&rest)?;
+        }
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    /// Will be written: by [`write_in_part`](Self::write_in_part), or before whatever is written or
+    /// read next.
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// Writes what is unwritten until `deadline`. `false`: there is more. Then the connection is as
+    /// good as before.
+    pub(super) fn write_in_part(&mut self, deadline: Instant) -> RedisResult<bool> {
+        while !self.unwritten.is_empty() {
+            self.stream.socket().set_deadline_in_part(deadline);
+            match self.stream.write(&self.unwritten) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(written) => drop(self.unwritten.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// As [`receive_until`](Self::receive_until); but after the deadline (an error that
+    /// [is a timeout](RedisError::is_timeout)) the connection is as good as before. What was read of a
+    /// reply is kept for who reads next.
+    pub(super) fn receive_in_part(&mut self, deadline: Instant) -> RedisResult<Value> {
+        self.stream.socket().set_deadline_in_part(deadline);
+        match &mut self.stream {
+            Stream::Plain(socket) => self.replies.take_reply(socket),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => self.replies.take_reply(stream),
+        }
     }
 
     /// Reads what comes next within the read timeout, a reply or a pushed message: for a
@@ -142,6 +174,9 @@ impl Connection {
     /// connection is of no use any more.
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
+        if !self.unwritten.is_empty() {
+            self.write(&[])?;
+        }
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take_reply(socket),
             #[cfg(feature = "tls")]
@@ -199,6 +234,32 @@ impl Stream {
             _ => {
                 Err((Cause::InvalidClientConfig, "this build cannot connect to such an address")
                     .into())
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(bytes),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => {
+                let written = stream.write(bytes)?;
+                match stream.flush() {
+                    // It is encrypted, and goes out before the next bytes or with the next read.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(written),
+                    flushed => flushed.map(|()| written),
+                }
+            }
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.write_all(bytes),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => {
+                stream.write_all(bytes)?;
+                stream.flush()
             }
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
+use super::limit::was_cut;
 use super::reply::{NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE};
 use super::{Cause, Failure, reply_code};
 use crate::error::{Error, ErrorKind, Passing};
@@ -52,6 +53,16 @@ impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
         let Cause { error, address, .. } = failure.cause().clone();
         let what = match &failure {
+            Failure::Unsent(cause) if was_cut() => {
+                let message = format!(
+                    "the call's own time was over before the server at {address} was asked"
+                );
+                let error = Error::new(ErrorKind::Redis, message);
+                return Self::Unsent(error.caused_by_shared(cause.error.clone()).transient(true));
+            }
+            Failure::TimedOut(_) if was_cut() => {
+                format!("the call's own time was over before the server at {address} answered")
+            }
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),

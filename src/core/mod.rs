@@ -32,8 +32,8 @@ pub(crate) use session::Session;
 
 use crate::config::Config;
 use crate::connection::{
-    self, Command, Failure, Lane, Node, Outcome, Posted, ReplyReceiver, Rights, Route, Servers,
-    slot_of, unfollowed,
+    self, Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Rights, Route,
+    Servers, slot_of, unfollowed,
 };
 use crate::error::{Error, ErrorKind};
 use crate::protocol::{self, ClientId};
@@ -212,6 +212,8 @@ impl Core {
 
     fn post_to(&self, lane: &Arc<Lane>, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if self.closed.load(Ordering::SeqCst) {
+            // Nobody sends it again after this: who leaves with its limit must not leave a hold.
+            let _unlimited = Limit::set(None);
             receiver.receive(lane.call_unless_out(&command));
             return;
         }

@@ -86,7 +86,7 @@ impl Session {
         Ok((Servers::One(Arc::new(Node::new(lane, lanes(round_trip)))), round_trip))
     }
 
-    fn greet(lane: &Lane, config: &Config) -> Result<Duration, Error> {
+    fn greet(lane: &Arc<Lane>, config: &Config) -> Result<Duration, Error> {
         let round_trip = greet(lane, lane.endpoint())?;
         if config.replica_acks.is_some() {
             may_wait(lane)?;

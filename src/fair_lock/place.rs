@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::FairQueue;
 use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
-use crate::connection::Command;
+use crate::connection::{Command, was_cut};
 use crate::core::Core;
 use crate::error::Error;
 use crate::hold::{
@@ -163,6 +163,11 @@ impl FairPlace {
         if std::mem::take(&mut self.leads) {
             let answered = company.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
+                if was_cut() {
+                    // The end of the one who asked is not theirs: each asks for itself, at once.
+                    let _unanswered = lead.inquiry.candidate.heard(reply, |_| true);
+                    return (newcomer, Ok(lead));
+                }
                 let answer = lead.inquiry.answered(&mut lead.listening, reply).map(|answer| {
                     if let Try::Busy(sleep) = answer {
                         lead.listening.ask_after(sleep);

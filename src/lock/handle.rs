@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
+use crate::connection::Limit;
 use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms, check_lease};
@@ -148,6 +149,8 @@ impl Handle {
         if self.session.core().is_shut_down() {
             // The end of the client released what was held then; this came after it.
             self.site.lose(&tenancy, LostReason::ShutDown);
+            // Nobody sends it again after the end, so no limit ends it.
+            let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
         }

@@ -91,8 +91,8 @@ macro_rules! lock_verbs {
             ///
             /// # Blocking
             ///
-            /// As [`lock`](Self::lock), until the cancel, which ends a sleep at once; a request
-            /// that is on its way is waited for.
+            /// As [`lock`](Self::lock), until the cancel, which ends a sleep and a request that is
+            /// on its way.
             pub fn lock_cancellable(
                 &self,
                 token: &crate::CancelToken,

@@ -45,7 +45,7 @@ pub(super) fn acquire(
         let mut failed: Vec<Error> = Vec::new();
         for (part, trying) in parts.iter().zip(begin(parts, thread)) {
             // Each from now on: a healthy server has answered while a silent one was waited for.
-            match trying(until(part.handle())) {
+            match trying(wait.until_or(until(part.handle()))) {
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
                 Ok(None) => {}
                 Err(error) => failed.push(at_server(part, error)),

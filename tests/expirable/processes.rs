@@ -46,7 +46,7 @@ fn contend(job: &Job) {
                     let wait = Duration::from_micros(random.below(3_000));
                     let taken = match random.below(6) {
                         0 => semaphore.try_acquire_many(need).unwrap(),
-                        1 => semaphore.try_acquire_many_for(need, wait).unwrap(),
+                        1 => if_answered(semaphore.try_acquire_many_for(need, wait)),
                         2 => semaphore.with_lease(LONG).try_acquire_many(need).unwrap(),
                         _ => Some(semaphore.acquire_many(need).unwrap()),
                     };

@@ -23,7 +23,7 @@ fn timeouts_and_cancels_that_race_with_grants_leave_nothing() {
                 for _ in 0..rounds {
                     let guard = if at < 4 {
                         let wait = Duration::from_micros(random.below(1_500));
-                        lock.try_lock_for(wait).unwrap()
+                        if_answered(lock.try_lock_for(wait))
                     } else {
                         let mine = token.lock().unwrap().clone();
                         match lock.lock_cancellable(&mine) {
@@ -79,7 +79,10 @@ fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Rand
             spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let guard = match random.below(4) {
-                        0 => lock.try_lock_for(Duration::from_micros(random.below(5_000))),
+                        0 => {
+                            let wait = Duration::from_micros(random.below(5_000));
+                            lock.try_lock_for(wait).or_else(unanswered)
+                        }
                         _ => lock.lock().map(Some),
                     };
                     let released = guard.and_then(|guard| {

@@ -91,7 +91,7 @@ fn who_waits_for_a_moment_only_leaves_neither_place_nor_hold() {
             let count = Arc::clone(&counts[at]);
             spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    let guard = lock.try_lock_for(Duration::from_millis(1)).unwrap();
+                    let guard = if_answered(lock.try_lock_for(Duration::from_millis(1)));
                     count[usize::from(guard.is_some())].fetch_add(1, Ordering::SeqCst);
                     if guard.is_none() {
                         continue;

@@ -295,7 +295,7 @@ fn timeouts_and_cancels_that_race_with_the_opening_strand_nobody() {
                     if at < 2 {
                         let (wait, begun) =
                             (Duration::from_micros(random.below(600)), Instant::now());
-                        let open = latch.wait_for(wait).unwrap();
+                        let open = if_answered(latch.wait_for(wait).map(Some)).unwrap_or(false);
                         assert!(open || begun.elapsed() >= wait);
                         opened += u64::from(open);
                     } else {

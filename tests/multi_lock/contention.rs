@@ -30,7 +30,7 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                     let all = MultiLock::new(&locks).unwrap();
                     let guard = match random.below(4) {
                         0 => all.try_lock().unwrap(),
-                        1 => all.try_lock_for(Duration::from_millis(random.below(5))).unwrap(),
+                        1 => if_answered(all.try_lock_for(Duration::from_millis(random.below(5)))),
                         _ => Some(all.try_lock_for(LONG).unwrap().expect("they have locked up")),
                     };
                     let Some(guard) = guard else { continue };

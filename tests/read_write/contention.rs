@@ -23,7 +23,9 @@ fn worker() {
                     let side: &dyn Lock = if writes { lock.write() } else { lock.read() };
                     let guard = match random.below(6) {
                         0 => side.try_lock().unwrap(),
-                        1 => side.try_lock_for(Duration::from_millis(random.below(20))).unwrap(),
+                        1 => {
+                            if_answered(side.try_lock_for(Duration::from_millis(random.below(20))))
+                        }
                         _ => Some(side.lock().unwrap()),
                     };
                     let Some(guard) = guard else { continue };

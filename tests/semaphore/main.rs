@@ -89,7 +89,7 @@ impl Contender {
         let wait = Duration::from_micros(self.random.below(3_000));
         let permit = match self.random.below(6) {
             0 => self.semaphore.try_acquire_many(need)?,
-            1 => self.semaphore.try_acquire_many_for(need, wait)?,
+            1 => self.semaphore.try_acquire_many_for(need, wait).or_else(unanswered)?,
             2 => {
                 let token = CancelToken::new();
                 let cancel = token.clone();

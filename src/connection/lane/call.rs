@@ -5,31 +5,53 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Combiner, Lane, Pending};
+use super::{Combiner, Lane, MOST_UNREAD, Pending, State, take_first};
 use crate::connection::Command;
-use crate::connection::link::{Cause, Failure, Outcome, ReplyReceiver};
+use crate::connection::limit::{self, Limit};
+use crate::connection::link::{Cause, Failure, Link, Outcome, Patience, ReplyReceiver};
 use crate::connection::reply::is_wrong_server_error;
-use crate::sync::{Mutex, Thread};
+use crate::sync::{Mutex, Thread, own_thread};
 
 /// Whose thread sleeps until it has the reply to its command, or is to combine.
 pub(super) struct Call {
     pub(super) thread: Arc<Thread>,
     pub(super) state: Mutex<CallState>,
-    /// It only waits for what was written before it, until then: see [`Lane::await_combiner`].
-    pub(super) waits_until: Option<Instant>,
+    /// Those that are [`ForOthers`](Patience::ForOthers) only wait for what was written before: see
+    /// [`Lane::await_combiner`].
+    pub(super) patience: Patience,
 }
 
 pub(super) enum CallState {
+    /// To be written, or written and not answered.
     Queued,
+    /// Its thread is to combine. Said under the lane's mutex, as is a `Done` of who leaves: nobody
+    /// who has left is told to.
     Combines,
+    /// Answered, or its thread leaves with this.
     Done(Outcome),
+    /// Its thread has left.
+    Gone,
 }
 
 impl Call {
     /// The calling thread's.
-    fn queued(waits_until: Option<Instant>) -> Arc<Self> {
+    fn queued(patience: Patience) -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
-        Arc::new(Self { thread: Thread::current(), state, waits_until })
+        Arc::new(Self { thread: Thread::current(), state, patience })
+    }
+
+    /// What its thread is told, which goes on by that.
+    fn told(&self) -> CallState {
+        let mut state = self.state.lock();
+        let told = std::mem::replace(&mut *state, CallState::Gone);
+        if !matches!(told, CallState::Done(_)) {
+            *state = CallState::Queued;
+        }
+        told
+    }
+
+    pub(super) fn is_for_others(&self) -> bool {
+        matches!(self.patience, Patience::ForOthers(_))
     }
 }
 
@@ -44,21 +66,27 @@ impl Lane {
 
     /// As [`call_once`](Self::call_once), but not in an outage: who drops a hundred permits of a
     /// client that has ended waits for that once.
-    pub(crate) fn call_unless_out(&self, command: &Command) -> Outcome {
+    pub(crate) fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
         if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
     }
 
     /// Sends a command once and waits for its reply. It may wait for the packet of others that is
     /// on its way, and goes with the next one: each connects, if it must, and waits for its
     /// replies.
-    pub(crate) fn call_once(&self, command: &Command) -> Outcome {
-        self.call_until(command, None)
+    ///
+    /// If the calling thread has a [`Limit`] it does not wait for longer than that: see
+    /// [`call_limited`](Self::call_limited).
+    pub(crate) fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
+        match Limit::current() {
+            None => self.call_until(command, None),
+            Some(limit) => self.call_limited(None, command, &limit),
+        }
     }
 
     /// As [`call_once`](Self::call_once); after a reset it sends `copy`, if there is time left by
     /// then: a call whose connections break one after the other ends, too. `true`: it did.
     pub(crate) fn call_twice(
-        &self,
+        self: &Arc<Self>,
         command: &Command,
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
@@ -80,12 +108,15 @@ impl Lane {
     /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way:
     /// the word that says so goes before it, and the script's text with it. (The word is good for
     /// one command, and a script that is not known yet would be a second one.)
-    pub(crate) fn call_asking(&self, command: &Command) -> Outcome {
+    pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
         let command = command.by_text(self.endpoint.channels());
-        let call = Call::queued(None);
+        let asking = Command::plain(&[b"ASKING"]);
+        if let Some(limit) = Limit::current() {
+            return self.call_limited(Some(asking), &command, &limit);
+        }
+        let call = Call::queued(Patience::Unlimited);
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
-        let asking = Command::plain(&[b"ASKING"]);
         state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
         state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
         if !std::mem::replace(&mut state.combining, true) {
@@ -101,7 +132,7 @@ impl Lane {
     pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
-            let call = Call::queued(None);
+            let call = Call::queued(Patience::Unlimited);
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
@@ -124,15 +155,10 @@ impl Lane {
     /// Sleeps until somebody has the reply, or combines when told to.
     fn follow(&self, call: &Arc<Call>, deadline: Option<Instant>) -> Outcome {
         loop {
-            let mut state = call.state.lock();
-            match std::mem::replace(&mut *state, CallState::Queued) {
+            match call.told() {
                 CallState::Done(outcome) => return outcome,
-                CallState::Combines => {
-                    drop(state);
-                    self.combine_queue();
-                }
-                CallState::Queued => {
-                    drop(state);
+                CallState::Combines => self.combine_queue(),
+                CallState::Queued | CallState::Gone => {
                     call.thread.parker().park_until(deadline);
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline)
                         && let Some(failure) = self.abandon(call)
@@ -144,13 +170,137 @@ impl Lane {
         }
     }
 
+    /// As [`call_once`](Self::call_once) for who has a limit: it leaves when that is over, wherever
+    /// it stands then, and never waits for a connection to be opened in its own thread.
+    ///
+    /// | when it leaves its command is | what it is told | what becomes of it |
+    /// |---|---|---|
+    /// | in the queue | `Unsent` | taken out: it never runs |
+    /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads its reply, which nobody hears |
+    /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and what was read of a reply |
+    ///
+    /// If it combines it hands the link on, first to whom has most time: to one in the queue, or one
+    /// whose command is written and who becomes the reader. If nobody else waits the link stays with
+    /// the lane, and who comes next, or the look at an idle link, reads the late reply before its
+    /// own. The link is given up only when the server has answered nothing for as long as
+    /// `response_timeout`, whoever wrote meanwhile. Where there is no link, or one that was silent
+    /// for long, a thread of its own combines in its place, with the whole time that opening a link
+    /// may take: it serves all who wait then.
+    ///
+    /// What a command that may run takes is given back by those who sent it, as after any other
+    /// lost reply: they have its owner, ids or number (`watchdog/orphan.rs`).
+    fn call_limited(
+        self: &Arc<Self>,
+        before: Option<Command>,
+        command: &Command,
+        limit: &Limit,
+    ) -> Outcome {
+        let patience = limit.until().map_or(Patience::UntilCancelled, Patience::Until);
+        let call = Call::queued(patience);
+        let mut state = self.state.lock();
+        // Both at once: nothing comes between.
+        state.queue.extend(before.map(|before| {
+            Pending::Post(before, Arc::new(|_: Outcome| {}) as Arc<dyn ReplyReceiver>)
+        }));
+        state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
+        if !std::mem::replace(&mut state.combining, true) {
+            *call.state.lock() = CallState::Combines;
+        }
+        drop(state);
+        loop {
+            match call.told() {
+                CallState::Done(outcome) => return outcome,
+                CallState::Combines => self.combine_limited(&call, limit),
+                CallState::Queued | CallState::Gone => {
+                    let sleep = || call.thread.parker().park_until(limit.until());
+                    limit.wakeable(&call.thread, sleep);
+                }
+            }
+            if limit.is_over()
+                && let Some(failure) = self.abandon(&call)
+            {
+                limit::cuts();
+                return Err(failure);
+            }
+        }
+    }
+
+    /// Combines until its limit is over, for itself and those in the queue.
+    fn combine_limited(self: &Arc<Self>, call: &Arc<Call>, limit: &Limit) {
+        let mut state = self.state.lock();
+        if limit.is_over() {
+            // Told to when its time was over: somebody else does.
+            self.leaves(&mut state, call);
+            let link = state.link.take();
+            drop(state);
+            drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
+            return;
+        }
+        if !state.link.as_mut().is_some_and(Link::is_trusted) {
+            drop(state);
+            let lane = Arc::clone(self);
+            if let Err(error) = own_thread("redlatch-opener", None, move || lane.combine_queue()) {
+                let failure = Failure::Unsent(Cause::new(error, self.endpoint.health()));
+                let mut state = self.state.lock();
+                state.queue.retain(|pending| !pending.is(call));
+                let link = state.link.take();
+                drop(state);
+                call.receive(Err(failure));
+                drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
+            }
+            return;
+        }
+        drop(state);
+        self.gather();
+        let mut state = self.state.lock();
+        let link = state.link.take();
+        // It must not owe more and more where one after the other leaves.
+        let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, Link::owed));
+        let packet = take_first(&mut state.queue, room);
+        state.served = packet.len();
+        drop(state);
+        let mut combiner = Combiner::new(self, link, Duration::ZERO).with_limit(limit);
+        let begun = Instant::now();
+        combiner.write_and_read_limited(packet, limit);
+        let mut state = self.state.lock();
+        state.round_trip = begun.elapsed();
+        if limit.is_over() {
+            self.leaves(&mut state, call);
+        }
+        drop(state);
+        drop(combiner);
+    }
+
+    /// Its time is over. Before it hands the link on, or it would be told to combine once more.
+    fn leaves(&self, state: &mut State, call: &Arc<Call>) {
+        let mut own = call.state.lock();
+        if matches!(*own, CallState::Queued) {
+            *own = CallState::Done(Err(self.give_up(state, call)));
+            limit::cuts();
+        }
+    }
+
+    /// Takes a call out of the queue: whether it may run is what is returned.
+    fn give_up(&self, state: &mut State, call: &Arc<Call>) -> Failure {
+        let late = io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over");
+        let late = Cause::new(late, self.endpoint.health());
+        match state.queue.iter().position(|pending| pending.is(call)) {
+            Some(at) => {
+                state.queue.remove(at);
+                Failure::Unsent(late)
+            }
+            // Some combiner has it, and has written it or is about to.
+            None => Failure::TimedOut(late),
+        }
+    }
+
     /// While somebody combines, sleeps until what was written so far is read, or until `until`. If
     /// it is told to combine, it reads until there is `enough`, as [`look_until`](Self::look_until)
     /// does. It must not merely hand the role on: of two that wait, each would hand it to the
     /// other's next PING for as long as they have time, and nobody would write or read. But calls
     /// go first: they may have more time to open a connection.
     pub(super) fn await_combiner(&self, until: Instant, enough: impl Fn() -> bool) {
-        let call = Call::queued(Some(until));
+        let call = Call::queued(Patience::ForOthers(until));
         let ping = Command::plain(&[b"PING"]);
         let mut state = self.state.lock();
         if !state.combining {
@@ -159,11 +309,10 @@ impl Lane {
         state.queue.push_back(Pending::Call(ping, Arc::clone(&call)));
         drop(state);
         loop {
-            let told = std::mem::replace(&mut *call.state.lock(), CallState::Queued);
-            match told {
+            match call.told() {
                 CallState::Done(_) => return,
                 CallState::Combines => break,
-                CallState::Queued => {
+                CallState::Queued | CallState::Gone => {
                     call.thread.parker().park_until(Some(until));
                     if Instant::now() >= until && self.abandon(&call).is_some() {
                         return;
@@ -175,6 +324,8 @@ impl Lane {
         let leaves = rest.is_zero() || enough();
         let mut state = self.state.lock();
         state.queue.retain(|pending| !pending.is(&call));
+        // Its PING may be written: nobody hands the link to who has left.
+        *call.state.lock() = CallState::Gone;
         if leaves || state.queue.iter().any(Pending::is_call) {
             let link = state.link.take();
             drop(state);
@@ -188,19 +339,14 @@ impl Lane {
 
     /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
-        let late = io::Error::new(io::ErrorKind::TimedOut, "too many threads wait for the server");
-        let late = Cause::new(late, self.endpoint.health());
         // The next combiner is chosen under this mutex: it cannot be a thread that has just left.
         let mut state = self.state.lock();
-        if !matches!(*call.state.lock(), CallState::Queued) {
+        let mut own = call.state.lock();
+        if !matches!(*own, CallState::Queued) {
             return None;
         }
-        let Some(at) = state.queue.iter().position(|pending| pending.is(call)) else {
-            // Some combiner has it, and has written it or is about to.
-            return Some(Failure::TimedOut(late));
-        };
-        state.queue.remove(at);
-        Some(Failure::Unsent(late))
+        *own = CallState::Gone;
+        Some(self.give_up(&mut state, call))
     }
 
     /// Combines for the whole queue, in which the caller's own command stands too.
@@ -213,6 +359,10 @@ impl Lane {
         drop(state);
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
+        if queue.is_empty() {
+            // Its own command is written, and who was to read the reply has left.
+            combiner.on_link(Link::read_awaited);
+        }
         let _heard = combiner.write_and_read(queue);
         self.state.lock().round_trip = begun.elapsed();
         drop(combiner);
@@ -241,7 +391,29 @@ const LONGEST_GATHER: Duration = Duration::from_micros(500);
 
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
-        *self.state.lock() = CallState::Done(outcome);
-        self.thread.parker().unpark();
+        let mut state = self.state.lock();
+        // Not what comes for who leaves: of that it undoes what there is.
+        if matches!(*state, CallState::Queued | CallState::Combines) {
+            *state = CallState::Done(outcome);
+            drop(state);
+            self.thread.parker().unpark();
+        }
+    }
+
+    fn patience(&self) -> Option<Patience> {
+        matches!(*self.state.lock(), CallState::Queued).then_some(self.patience)
+    }
+
+    fn has_left(&self) -> bool {
+        matches!(*self.state.lock(), CallState::Done(_) | CallState::Gone)
+    }
+
+    fn takes_over(&self) -> Option<Arc<Thread>> {
+        let mut state = self.state.lock();
+        if !matches!(*state, CallState::Queued) {
+            return None;
+        }
+        *state = CallState::Combines;
+        Some(Arc::clone(&self.thread))
     }
 }

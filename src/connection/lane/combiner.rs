@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::call::CallState;
 use super::{Lane, MOST_UNREAD, Pending, next_packet};
 use crate::connection::Command;
-use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
+use crate::connection::limit::Limit;
+use crate::connection::link::{Failure, Link, Outcome, Patience, ReplyReceiver};
 
 /// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
 pub(super) struct Combiner<'a> {
@@ -18,6 +18,8 @@ pub(super) struct Combiner<'a> {
     within: Duration,
     /// How long what somebody sleeps for may take to be read.
     patience: Duration,
+    /// What ends all of that for the thread that combines.
+    limit: Option<&'a Limit>,
     /// Whether the thread was panicking when it took that.
     was_panicking: bool,
 }
@@ -25,7 +27,14 @@ pub(super) struct Combiner<'a> {
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
         let patience = lane.endpoint.response_timeout();
-        Self { lane, link, within, patience, was_panicking: thread::panicking() }
+        let was_panicking = thread::panicking();
+        Self { lane, link, within, patience, limit: None, was_panicking }
+    }
+
+    /// For who leaves when its limit is over, and hands the link on in whatever state.
+    pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// For whose own time is shorter than a reply's.
@@ -74,12 +83,21 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
+    /// Writes a packet over the link that is there, and reads what somebody sleeps for, until the
+    /// limit is over. What went wrong, each that it concerns has heard of.
+    pub(super) fn write_and_read_limited(&mut self, packet: VecDeque<Pending>, limit: &Limit) {
+        let batch: Vec<_> = packet.into_iter().map(Pending::into_parts).collect();
+        self.on_link(|link| {
+            if !batch.is_empty() {
+                link.send_limited(batch, limit)?;
+            }
+            link.read_limited(limit, MOST_UNREAD)
+        });
+    }
+
     /// Writes commands in one packet and reads what somebody sleeps for.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
-        let batch = packet.into_iter().map(|pending| match pending {
-            Pending::Call(command, call) => (command, call as Arc<dyn ReplyReceiver>, true),
-            Pending::Post(command, receiver) => (command, receiver, false),
-        });
+        let batch = packet.into_iter().map(Pending::into_parts);
         let patience = self.patience;
         match self.link() {
             Ok(link) => link.send(batch).and_then(|()| link.read_awaited_within(patience)),
@@ -99,6 +117,7 @@ impl<'a> Combiner<'a> {
     /// What the background thread would do with what is owed, and with posts that have no link.
     fn look_after(&mut self, queue: VecDeque<Pending>) {
         let patience = self.lane.endpoint.response_timeout();
+        let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
             // Whatever goes wrong, each that it concerns has heard of.
@@ -132,17 +151,20 @@ impl Drop for Combiner<'_> {
                     Pending::Post(..) => None,
                 })
             };
-            // Calls first. Of those that only wait the most patient: what it reads for the others
-            // fails when its own time is over.
-            let next = calls()
-                .find(|call| call.waits_until.is_none())
-                .or_else(|| calls().max_by_key(|call| call.waits_until));
-            if let Some(call) = next.cloned() {
+            // Calls without a limit first. Else the most patient: what it reads for the others has
+            // to be handed on when its own time is over, or fails if it only waits for others.
+            let unlimited = calls().find(|call| call.patience == Patience::Unlimited).cloned();
+            let next = unlimited.map(|call| call as Arc<dyn ReplyReceiver>).or_else(|| {
+                let queued = calls().map(|call| Arc::clone(call) as Arc<dyn ReplyReceiver>);
+                // Their commands are written, and the thread that read for them leaves.
+                let left = self.link.iter().flat_map(Link::left).cloned();
+                queued.chain(left).max_by_key(|receiver| receiver.patience())
+            });
+            // Before the lane's mutex is free: see `Lane::abandon`.
+            if let Some(reader) = next.and_then(|next| next.takes_over()) {
                 state.link = self.link.take();
-                // Before the lane's mutex is free: see `Lane::abandon`.
-                *call.state.lock() = CallState::Combines;
                 drop(state);
-                call.thread.parker().unpark();
+                reader.parker().unpark();
                 return;
             }
             // Only posts: a combiner never resigns with commands unwritten. Without a connection,
@@ -169,7 +191,11 @@ impl Drop for Combiner<'_> {
                 Pending::Post(command, receiver) => Some((command, receiver, false)),
                 Pending::Call(..) => None,
             });
-            self.on_link(|link| link.send(posts));
+            let limit = self.limit;
+            self.on_link(|link| match limit {
+                None => link.send(posts),
+                Some(limit) => link.send_limited(posts, limit),
+            });
         }
     }
 }

@@ -9,8 +9,11 @@ use redis::Value;
 use shuttle::thread;
 
 use super::{Lane, MOST_UNREAD, Posted};
+use crate::cancel::CancelToken;
 use crate::connection::model::{RETURN_ARGUMENT, Server};
-use crate::connection::{Command, Endpoint, Failure, Outcome, ReplyReceiver, Script};
+use crate::connection::{
+    Command, Endpoint, Failure, Limit, Outcome, ReplyReceiver, Script, was_cut,
+};
 use crate::sync::{Mutex, explore};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -116,6 +119,37 @@ impl Play {
         posts
     }
 
+    /// Calls until its token is cancelled, which happens at any time; and one that waits as long as
+    /// it takes.
+    fn leaver(&self, me: usize) -> Vec<Arc<Heard>> {
+        if me == 0 {
+            return self.user(me);
+        }
+        let token = CancelToken::new();
+        let cancels = {
+            let token = token.clone();
+            thread::spawn(move || token.cancel())
+        };
+        let mut posts = Vec::new();
+        {
+            let _limited = Limit::set(Limit::new(None, Some(&token)));
+            for round in 0..ROUNDS - 1 {
+                let what = format!("call {me} {round}");
+                let command = if round == 0 { returned(&what) } else { echo(&what) };
+                match self.lane.call_once(&command) {
+                    Ok(reply) => assert_eq!(reply, Value::BulkString(what.into_bytes())),
+                    Err(Failure::Reset(_) | Failure::Unsent(_)) => {}
+                    Err(Failure::TimedOut(_)) => assert!(was_cut() && token.is_cancelled()),
+                    Err(other) => panic!("{other:?}"),
+                }
+                // As a place in a queue that is given up by who leaves.
+                posts.push(self.post(&format!("post {me} {round}")));
+            }
+        }
+        cancels.join().unwrap();
+        posts
+    }
+
     /// What the background thread does once it was asked.
     fn background(&self) {
         for _ in 0..LOOKS {
@@ -141,7 +175,27 @@ fn returned(what: &str) -> Command {
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
+/// Whether a reply may be left unread by who does not wait for it any more: whoever comes next reads
+/// it before its own.
+fn play_leaving(breaks: usize) {
+    let (play, _posts) = play_with(breaks, Play::leaver, true);
+    let what = "the next one";
+    match play.lane.call_once(&echo(what)) {
+        Ok(reply) => assert_eq!(reply, Value::BulkString(what.as_bytes().to_vec())),
+        Err(Failure::Reset(_) | Failure::Unsent(_)) => assert!(breaks > 0),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
 fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>, Vec<Arc<Heard>>) {
+    play_with(breaks, user, false)
+}
+
+fn play_with(
+    breaks: usize,
+    user: fn(&Play, usize) -> Vec<Arc<Heard>>,
+    leaves: bool,
+) -> (Arc<Play>, Vec<Arc<Heard>>) {
     let play = Play::new(breaks);
     let background = {
         let play = Arc::clone(&play);
@@ -156,13 +210,19 @@ fn play(breaks: usize, user: fn(&Play, usize) -> Vec<Arc<Heard>>) -> (Arc<Play>,
     let posts: Vec<_> = users.into_iter().flat_map(|user| user.join().unwrap()).collect();
     background.join().unwrap();
 
+    while leaves && play.lane.state.lock().combining {
+        // A thread that opens a connection in the place of one that has left.
+        thread::yield_now();
+    }
     let state = play.lane.state.lock();
     assert!(!state.combining, "nobody combines, and nobody ever can");
     let owed = state.link.as_ref().map_or(0, |link| link.owed());
     let written = state.queue.is_empty() || state.link.is_none() || owed >= MOST_UNREAD;
     assert!(written, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
-    assert!(asked || (owed == 0 && state.queue.is_empty()), "replies that nobody will read");
+    // What was left unread is read by who comes next.
+    let is_read = owed == 0 || leaves;
+    assert!(asked || (is_read && state.queue.is_empty()), "replies that nobody will read");
     drop(state);
     // A packet each.
     let looks = (1..).find(|_| play.lane.look(MINUTE, MINUTE));
@@ -207,6 +267,13 @@ fn a_reply_that_nobody_waits_for_is_looked_after() {
             assert_eq!(play.server.echoed().len(), THREADS * ROUNDS);
         }
     });
+}
+
+#[test]
+fn who_leaves_strands_nobody_and_shifts_no_reply() {
+    for breaks in [0, 3] {
+        explore(1_500, move || play_leaving(breaks));
+    }
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! What ends a call though the server has not answered it: the time limit, the deadline or the
+//! cancel token of the verb that the calling thread is in.
+//!
+//! It is the thread's, and not handed from function to function: whatever a verb comes to ask the
+//! server (an attempt, a longer lease, whose a hold is), no path can forget it. Verbs that wait
+//! [set](Limit::set) it, also those without a limit (a logger may take a lock within another's
+//! wait), and it is read where a thread would wait for a server: by [`Lane`](super::Lane) and
+//! [`Slot`](super::Cluster). What is [posted](super::Lane::post), and what background threads send,
+//! has none.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[cfg(all(test, shuttle))]
+use shuttle::thread_local;
+
+use crate::cancel::CancelToken;
+use crate::sync::Thread;
+
+/// A thread that reads from a socket looks so often whether its token was cancelled: nothing wakes
+/// it there.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Limit {
+    until: Option<Instant>,
+    token: Option<CancelToken>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
+    static CUT: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Limit {
+    /// `None`: nothing ends a call.
+    pub(crate) fn new(until: Option<Instant>, token: Option<&CancelToken>) -> Option<Self> {
+        let token = token.cloned();
+        (until.is_some() || token.is_some()).then_some(Self { until, token })
+    }
+
+    /// From here on, until what is returned is dropped, this ends the calling thread's calls.
+    pub(crate) fn set(limit: Option<Self>) -> Limited {
+        // A thread whose thread-locals are gone waits as long as the server takes.
+        let before = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
+        Limited { before, was_cut: set_cut(false) }
+    }
+
+    /// The calling thread's.
+    pub(super) fn current() -> Option<Self> {
+        CURRENT.try_with(|current| current.borrow().clone()).unwrap_or(None)
+    }
+
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.token.as_ref().is_some_and(CancelToken::is_cancelled)
+            || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// The limit's end, or this if that is earlier.
+    pub(super) fn earlier_of(&self, until: Instant) -> Instant {
+        self.until.map_or(until, |own| own.min(until))
+    }
+
+    /// The end of a sleep that nobody can end, of a thread that may sleep until `latest`.
+    pub(super) fn soon(&self, latest: Instant) -> Instant {
+        let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
+        [look, self.until].into_iter().flatten().fold(latest, Instant::min)
+    }
+
+    /// Runs `sleep`, which ends at [`until`](Self::until) or when `thread` is woken, as it is by the
+    /// token.
+    pub(super) fn wakeable(&self, thread: &Arc<Thread>, sleep: impl FnOnce()) {
+        let _registration = self.token.as_ref().map(|token| token.register(thread));
+        // After the registration: a cancel before it woke nobody.
+        if !self.is_over() {
+            sleep();
+        }
+    }
+
+    /// Sleeps for so long, or until the limit is over.
+    pub(super) fn sleep(&self, pause: Duration) {
+        let now = Instant::now();
+        let end = now.checked_add(pause).unwrap_or(now);
+        while Instant::now() < end && !self.is_over() {
+            thread::sleep(self.soon(end).saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+/// The calling thread's call was ended by its limit.
+pub(super) fn cuts() {
+    set_cut(true);
+}
+
+/// Whether a call of the calling thread's was ended by its limit, since the last
+/// [`Limit::set`]: then its failure says nothing of the server, and nothing to other threads.
+pub(crate) fn was_cut() -> bool {
+    CUT.try_with(Cell::get).unwrap_or(false)
+}
+
+fn set_cut(cut: bool) -> bool {
+    CUT.try_with(|was| was.replace(cut)).unwrap_or(false)
+}
+
+/// Until this is dropped a [`Limit`] is set; then it is what it was before.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Limited {
+    before: Option<Limit>,
+    was_cut: bool,
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        let before = self.before.take();
+        // Not under the borrow: what goes may be a token's last copy.
+        let _gone = CURRENT.try_with(|current| current.replace(before));
+        set_cut(self.was_cut);
+    }
+}

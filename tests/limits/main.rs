@@ -1,0 +1,208 @@
+//! A limit is a limit: what a wait's end, its deadline or its cancel token does to a call whose
+//! request the server has not answered.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
+use redlatch_testkit::{Proxy, Server};
+
+/// How long the calls may wait here, and how late they may be then.
+const WAIT: Duration = UNIT;
+const LATE: Duration = Duration::from_millis(20);
+
+/// A call that waits: whether it got what it waited for, once or not at all.
+type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
+
+fn calls(client: &Client) -> Vec<(&'static str, Call)> {
+    let plain = client.reentrant_lock("plain");
+    let owned = client.reentrant_lock("owned");
+    let fair = client.fair_lock("fair");
+    let fenced = client.fenced_lock("fenced");
+    let (read, write) = (client.read_write_lock("read"), client.read_write_lock("write"));
+    let parts = ["one", "other"].map(|name| client.reentrant_lock(name));
+    let several = MultiLock::new(&[&parts[0], &parts[1]]).unwrap();
+    let pool = client.semaphore("pool");
+    pool.set_permits(5).unwrap();
+    let leased = client.expirable_semaphore("leased");
+    leased.set_permits(5).unwrap();
+    let latch = client.count_down_latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    vec![
+        ("plain", Box::new(move |wait| Ok(plain.lock_within(wait)?.is_some()))),
+        ("owned", Box::new(move |wait| Ok(owned.lock_owned_within(wait)?.is_some()))),
+        ("fair", Box::new(move |wait| Ok(fair.lock_within(wait)?.is_some()))),
+        ("fenced", Box::new(move |wait| Ok(fenced.lock_within(wait)?.is_some()))),
+        ("read", Box::new(move |wait| Ok(read.read().lock_within(wait)?.is_some()))),
+        ("write", Box::new(move |wait| Ok(write.write().lock_within(wait)?.is_some()))),
+        ("one", Box::new(move |wait| Ok(several.lock_within(wait)?.is_some()))),
+        ("pool", Box::new(move |wait| Ok(pool.acquire_within(wait)?.is_some()))),
+        ("leased", Box::new(move |wait| Ok(leased.acquire_within(wait)?.is_some()))),
+        ("latch", Box::new(move |wait| latch.wait_within(wait))),
+    ]
+}
+
+/// Whether all are free again that any of those calls may have taken.
+fn is_all_free(server: &Server) -> bool {
+    let mut redis = server.connection();
+    let names = ["plain", "owned", "fair", "fenced", "read", "write", "one", "other"];
+    let (pool, leased): (i64, i64) = (redis.get("pool").unwrap(), redis.get("leased").unwrap());
+    let free = redis.exists::<_, i64>(&names[..]).unwrap() == 0;
+    let queues: Vec<String> = redis.keys("redlatch_*queue:*").unwrap();
+    free && queues.is_empty() && (pool, leased) == (5, 5)
+}
+
+/// A client whose server takes long to answer, and its connections to that are open.
+fn patient(url: &str) -> Client {
+    let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
+    builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
+}
+
+#[test]
+fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    for (name, call) in calls(&client) {
+        // The scripts are known.
+        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        server.pause();
+        for ends in ["after a time", "at a deadline", "at one that has passed"] {
+            once_within(LATE, || {
+                let until = if ends == "at one that has passed" {
+                    Instant::now()
+                } else {
+                    Instant::now() + WAIT
+                };
+                let wait = if ends == "after a time" {
+                    Wait::at_most(until - Instant::now())
+                } else {
+                    Wait::until(until)
+                };
+                let error = call(wait).unwrap_err();
+                let late = until.elapsed();
+                assert_eq!(error.kind(), ErrorKind::Redis, "{name} {ends}: {error}");
+                assert!(error.is_transient(), "{name} {ends}: {error}");
+                late
+            });
+        }
+        server.resume();
+    }
+    wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+#[test]
+fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    for (name, call) in calls(&client) {
+        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        server.pause();
+        once_within(LATE, || {
+            let token = CancelToken::new();
+            let cancels = {
+                let token = token.clone();
+                thread::spawn(move || {
+                    thread::sleep(WAIT);
+                    let at = Instant::now();
+                    token.cancel();
+                    at
+                })
+            };
+            let error = call(Wait::FOREVER.cancelled_by(&token)).unwrap_err();
+            let ended = Instant::now();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error}");
+            ended.saturating_duration_since(cancels.join().unwrap())
+        });
+        server.resume();
+    }
+    wait_until("all is given back", SOON, || is_all_free(&server));
+}
+
+/// Of one connection: the one that leaves writes and reads for all who come meanwhile.
+#[test]
+fn who_leaves_while_it_reads_for_others_hands_that_on() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
+    for round in 0..10 {
+        server.pause();
+        let reader = {
+            let lock = client.reentrant_lock("the reader's");
+            spawn(move || lock.try_lock_for(WAIT).map(drop).unwrap_err())
+        };
+        reader.wait_asleep();
+        let others: Vec<_> = (0..6)
+            .map(|at| {
+                let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
+                spawn(move || {
+                    // Those that leave, too, stand between those that stay.
+                    if at % 2 == 0 {
+                        let _answered_or_not = lock.try_lock_for(WAIT * at);
+                    }
+                    lock.lock_owned().unwrap()
+                })
+            })
+            .collect();
+        assert_eq!(reader.join().kind(), ErrorKind::Redis);
+        thread::sleep(WAIT * (round % 5));
+        server.resume();
+        for (at, other) in others.into_iter().enumerate() {
+            let guard = other.join();
+            assert!(holder(&mut server.connection(), &format!("others:{round}:{at}")).is_some());
+            drop(guard);
+        }
+        wait_free(&server, "the reader's", SOON);
+    }
+}
+
+#[test]
+fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
+    let _bounded = bounded();
+    let server = server();
+    let client = patient(&server.url());
+    hold_as_redisson(&mut server.connection(), "held", LONG);
+    let lock = client.reentrant_lock("held");
+    let waiter = spawn(move || lock.try_lock_for(BEFORE_A_QUESTION * 3).map(|it| it.is_some()));
+    wait_subscribed(&server, &channel("held"));
+    waiter.wait_queued();
+    // It asks again meanwhile, and hears nothing.
+    server.pause();
+    let got = waiter.join();
+    server.resume();
+    assert!(!got.unwrap());
+}
+
+#[test]
+fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = patient(&proxy.url());
+    let lock = client.reentrant_lock("reopened");
+    lock.lock().unwrap().unlock().unwrap();
+    proxy.freeze();
+    proxy.cut_all();
+    once_within(LATE, || {
+        let until = Instant::now() + WAIT;
+        let error = lock.try_lock_until(until).map(drop).unwrap_err();
+        let late = until.elapsed();
+        assert!(error.is_transient(), "{error}");
+        late
+    });
+    // Others wait on, and it is opened for them.
+    let other = spawn(move || lock.lock().unwrap().unlock().unwrap());
+    other.wait_asleep();
+    proxy.thaw();
+    other.join();
+    wait_free(&server, "reopened", SOON);
+}
