@@ -12,7 +12,7 @@ use common::*;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
-use redlatch_testkit::{Action, Direction, Proxy, Server};
+use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 /// The logger of this process, which may be told to block.
 static LOGGER: Logger = Logger { state: Mutex::new(State::NEW), changed: Condvar::new() };
@@ -574,4 +574,61 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
             assert_eq!(thread.join(), ErrorKind::Cancelled);
         }
     }
+}
+
+/// While the server takes no writes, say, since its replicas are gone.
+#[test]
+fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let mut redis = server.connection();
+    let mut needs_replicas = |count: &str| {
+        let mut set = redis::cmd("CONFIG");
+        set.arg(&["SET", "min-replicas-to-write", count]).exec(&mut redis).unwrap();
+    };
+    let client = Client::builder(&server.url()).watchdog_timeout(RENEWED).connect().unwrap();
+    for name in ["one", "two"] {
+        client.reentrant_lock(name).lock().unwrap().forget();
+    }
+    let lines = || LOGGER.lines("renew");
+    for round in 1..=2 {
+        needs_replicas("1");
+        wait_until("the refusal is logged", SOON, || lines().len() == 2 * round - 1);
+        needs_replicas("0");
+        wait_until("the acceptance is logged", SOON, || lines().len() == 2 * round);
+    }
+    let lines = lines();
+    let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
+    assert_eq!(levels, [Level::Warn, Level::Info, Level::Warn, Level::Info], "{lines:?}");
+    assert!(lines[0].1.contains("NOREPLICAS") && lines[0].1.contains("is lost in "), "{lines:?}");
+    assert!(lines[1].1.contains("accepts renewals again, after "), "{lines:?}");
+    assert!(client.reentrant_lock("one").is_locked().unwrap());
+}
+
+#[test]
+fn a_slot_that_moved_with_what_is_held_is_one_warning() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let Ok(cluster) = Cluster::without_replicas() else {
+        eprintln!("left out: no cluster can be had");
+        return;
+    };
+    let client = Client::builder(&cluster.url()).watchdog_timeout(RENEWED).connect().unwrap();
+    let guard = client.reentrant_lock("moved").lock().unwrap();
+    let slot = cluster.slot("moved");
+    let to = cluster.another(slot);
+    cluster.move_slot(slot, to);
+    let lines = || LOGGER.lines("the slot of \"moved\"");
+    wait_until("the move is logged", SOON, || !lines().is_empty());
+    let lines = lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].0 == Level::Warn && lines[0].1.contains(&to.port().to_string()), "{lines:?}");
+    guard.unlock().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The thread that does all background I/O.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -56,6 +56,15 @@ pub(crate) struct Renewer {
     ask_again: Option<u64>,
     /// Which run of the server was the last to which what had been given back was given back again.
     last_run: u64,
+    /// While the server answers renewals with a refusal.
+    refusing: Option<Refusing>,
+}
+
+/// Renewals that a server answers and refuses, from the first one on until it takes them again.
+struct Refusing {
+    since: u64,
+    /// What was refused last, and until when it is certainly held: later nobody renews it.
+    holds: HashMap<Arc<str>, u64>,
 }
 
 impl Renewer {
@@ -80,6 +89,7 @@ impl Renewer {
             orphans,
             ask_again,
             last_run,
+            refusing: None,
         }
     }
 
@@ -180,6 +190,7 @@ impl Renewer {
             Job::Moved(slots) => {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
+                self.log_moved(&members);
                 let counts: Vec<_> =
                     members.iter().filter(|member| member.is_a_count()).cloned().collect();
                 self.try_to(|renewer| renewer.give_back_leftovers(members));
@@ -199,6 +210,24 @@ impl Renewer {
             }
             Job::End => {}
         }
+    }
+
+    /// Logs that names of a cluster have this server now.
+    fn log_moved(&self, members: &[Arc<dyn Member>]) {
+        let Some(first) = members.first() else { return };
+        let address = self.endpoint.health().address();
+        let names: HashSet<_> = members.iter().map(|member| member.name()).collect();
+        let others = match names.len() - 1 {
+            0 => String::new(),
+            others => format!(" (and of {others} other names)"),
+        };
+        self.core.watchdog.log(Level::Warn, || {
+            format!(
+                "the slot of {:?}{others} is at the server at {address} now, by a failover or since it \
+                 was moved: what is held is asked for there",
+                first.name()
+            )
+        });
     }
 
     /// Whether this server has the key of a name, as far as is known.
@@ -262,6 +291,7 @@ impl Renewer {
         let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
         let address = self.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
+        let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
         let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(Held::No) {
                 (due.renewed)(sent_at, due.lease.unwrap_or_default(), renewed);
@@ -270,19 +300,35 @@ impl Renewer {
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
+            let is_refused =
+                matches!(outcome, Err(Failure::Refused(_) | Failure::Unacknowledged(..)));
+            let mut refuse = |due: &Renewal, cause: &Arc<str>| {
+                if due.lease.is_some() {
+                    refusals.push((Arc::clone(&due.key), due.until, Arc::clone(cause)));
+                }
+            };
             let replies = script::renewal::renewed(kind(call), outcome, &address)
                 .map_err(Trouble::into_error);
             let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
                     for (due, reply) in call.iter().zip(replies) {
                         match reply {
-                            Renewed::Done(held) => tell(due, Ok(held)),
+                            Renewed::Done(held) => {
+                                if due.lease.is_some() {
+                                    accepted.push(Arc::clone(&due.key));
+                                }
+                                tell(due, Ok(held));
+                            }
                             Renewed::Failed(refusal) => {
                                 refused = true;
-                                tell(due, Err(&format!("{refusal:#}").into()));
+                                let cause = format!("{refusal:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
                             }
                             Renewed::Unacknowledged(void) => {
-                                tell(due, Err(&format!("{void:#}").into()));
+                                let cause = format!("{void:#}").into();
+                                refuse(due, &cause);
+                                tell(due, Err(&cause));
                             }
                         }
                     }
@@ -291,14 +337,60 @@ impl Renewer {
                 Ok(_) => "the server answered for other names than were asked for".into(),
                 Err(error) => format!("{error:#}").into(),
             };
-            call.iter().for_each(|due| tell(due, Err(&cause)));
+            for due in *call {
+                if is_refused {
+                    refuse(due, &cause);
+                }
+                tell(due, Err(&cause));
+            }
         }
+        self.log_refusals(&address, &accepted, refusals);
         if refused {
             // It may lead to a server that became a replica.
             self.link = None;
         }
         if unanswered {
             self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+        }
+    }
+
+    /// Logs the first renewal that was refused, and when all are accepted again.
+    fn log_refusals(
+        &mut self,
+        address: &str,
+        accepted: &[Arc<str>],
+        refusals: Vec<(Arc<str>, u64, Arc<str>)>,
+    ) {
+        let now = clock::now();
+        if let Some((name, until, cause)) = refusals.iter().min_by_key(|(_, until, _)| *until)
+            && self.refusing.is_none()
+        {
+            let left = Duration::from_nanos(until.saturating_sub(now)).as_secs_f64();
+            let others = match refusals.len() - 1 {
+                0 => String::new(),
+                others => format!(" and {others} others"),
+            };
+            self.core.watchdog.log(Level::Warn, || {
+                format!(
+                    "the server at {address} refuses to renew {name:?}{others}: {cause}; what is held \
+                     is lost in {left:.1} s if that goes on"
+                )
+            });
+            self.refusing = Some(Refusing { since: now, holds: HashMap::new() });
+        }
+        let Some(refusing) = &mut self.refusing else { return };
+        for name in accepted {
+            refusing.holds.remove(name);
+        }
+        refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
+        // What has ended meanwhile is not renewed any more.
+        refusing.holds.retain(|_, until| *until > now);
+        if refusing.holds.is_empty() && !accepted.is_empty() {
+            let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();
+            self.core.watchdog.log(Level::Info, || {
+                format!("the server at {address} accepts renewals again, after {after:.1} s")
+            });
+            self.refusing = None;
         }
     }
 

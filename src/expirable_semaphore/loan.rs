@@ -275,7 +275,8 @@ impl Loan {
             itself.hold.longer_heard(longer, renewed.map_err(drop));
             itself.renewed(sent_at, lease, renewed);
         });
-        Renewal { kind, key, owner, lease, longer, urgent: false, renewed }
+        let until = self.hold.deadline();
+        Renewal { kind, key, owner, lease, longer, urgent: false, until, renewed }
     }
 
     /// The server's answer to a renewal that was sent at `sent_at`, for this lease.

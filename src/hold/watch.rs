@@ -69,12 +69,13 @@ impl Site {
     pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_to_be_raised());
         let longer = lease.map_or(Longer::Stays, |_| hold.longer());
+        let until = hold.deadline();
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
         let renewed = Box::new(move |sent_at, lease, renewed: Result<Held, &Arc<str>>| {
             hold.longer_heard(longer, renewed.map_err(drop));
             site.renewed(&hold, sent_at, lease, renewed);
         });
-        Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, renewed }
+        Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, until, renewed }
     }
 
     /// Raises a hold that was granted by message to its lease now, if that makes it certain for

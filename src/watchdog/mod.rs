@@ -63,6 +63,8 @@ pub(crate) struct Renewal {
     pub(crate) longer: Longer,
     /// It has less time than others.
     pub(crate) urgent: bool,
+    /// Until when it is certainly held if this fails.
+    pub(crate) until: u64,
     pub(crate) renewed: Box<OnRenewed>,
 }
 

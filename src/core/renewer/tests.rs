@@ -52,7 +52,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
         });
         let (kind, owner) = (RenewalKind::Locks, core.id.next_owner());
         let (lease, longer) = (Some(LEASE), Longer::Stays);
-        Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, renewed }
+        Renewal { kind, key: key.into(), owner, lease, longer, urgent: false, until: 0, renewed }
     });
     core.watchdog.renew_now(renewals.into());
     wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
@@ -153,7 +153,8 @@ fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
             let owner = to.id.next_owner();
             let (kind, key, lease) = (RenewalKind::Locks, "kept".into(), Some(LEASE));
             let longer = Longer::Stays;
-            let renewal = Renewal { kind, key, owner, lease, longer, urgent: false, renewed };
+            let renewal =
+                Renewal { kind, key, owner, lease, longer, urgent: false, until: 0, renewed };
             to.watchdog.renew_now(vec![renewal]);
         });
     }
