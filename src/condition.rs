@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::connection::was_cut;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::fair_lock::FairLock;
-use crate::hold::{Folded, HoldState, Leaving, Site, Stay, Tenancy, Terms};
+use crate::hold::{Folded, HoldState, Leaving, Site, Stay, Tenancy};
 use crate::lock::{LockGuard, Retake};
 use crate::protocol::ConditionKeys;
 use crate::reentrant_lock::ReentrantLock;
@@ -536,7 +536,7 @@ impl Suspended {
         let fixed = self.levels.longest_fixed();
         site.gate.unfold(tenancy, self.levels);
         // Of a level that may be the last one some time, when nobody renews it any more.
-        let fixed = fixed.filter(|_| tenancy.hold.terms == Terms::Watched);
+        let fixed = fixed.filter(|_| tenancy.hold.terms.watched().is_some());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
             site.prolong(tenancy, lease);
         }

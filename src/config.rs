@@ -449,11 +449,7 @@ impl ClientBuilder {
                 "fair_wait_timeout is {fair_wait_timeout:?}; it must be from 100 ms to a minute"
             ));
         }
-        if !(SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(watchdog_timeout) {
-            return unusable(format!(
-                "watchdog_timeout is {watchdog_timeout:?}; it must be from 10 ms to a year"
-            ));
-        }
+        check_watchdog("watchdog_timeout", *watchdog_timeout)?;
         if max_hold.is_some_and(|longest| longest.is_zero()) {
             let message = "max_hold is zero; it must be more, and without it there is no bound";
             return unusable(message.to_owned());
@@ -493,4 +489,12 @@ impl std::fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientBuilder").field("config", &self.config).finish_non_exhaustive()
     }
+}
+/// Checks the lease of a watched hold, which was given by this `setting`.
+pub(crate) fn check_watchdog(setting: &str, timeout: Duration) -> Result<(), Error> {
+    if (SHORTEST_WATCHDOG..=LONGEST_WATCHDOG).contains(&timeout) {
+        return Ok(());
+    }
+    let message = format!("{setting} is {timeout:?}; it must be from 10 ms to a year");
+    Err(Error::new(ErrorKind::Config, message))
 }

@@ -108,7 +108,7 @@ pub(crate) use self::site::ExpirableSite;
 pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,
     session: Session,
-    lease: Option<Duration>,
+    terms: Terms,
 }
 
 impl ExpirableSemaphore {
@@ -116,7 +116,20 @@ impl ExpirableSemaphore {
     /// 1 ms to 10^15 ms, or acquiring is an error of kind [`Config`](ErrorKind::Config).
     #[must_use]
     pub fn with_lease(&self, lease: Duration) -> Self {
-        Self { lease: Some(lease), ..self.clone() }
+        Self { terms: Terms::Fixed(lease), ..self.clone() }
+    }
+
+    /// The same semaphore, whose permits have this lease, which the watchdog renews, instead of the
+    /// client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). So this is how long
+    /// others wait for a permit of a process that died. It must be from 10 ms to a year, or acquiring
+    /// is an error of kind [`Config`](ErrorKind::Config).
+    ///
+    /// A short one asks something of the whole client:
+    /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+    #[must_use]
+    pub fn with_watchdog(&self, timeout: Duration) -> Self {
+        self.site.core.watches_for(timeout);
+        Self { terms: Terms::Watched(timeout), ..self.clone() }
     }
 
     /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it does, and is
@@ -569,7 +582,8 @@ impl ExpirableSemaphore {
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = ExpirableSite::of(session.core(), name);
-        Self { site, session: session.clone(), lease: None }
+        let terms = Terms::Watched(site.core.config.watchdog_timeout);
+        Self { site, session: session.clone(), terms }
     }
 
     fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
@@ -604,13 +618,11 @@ impl ExpirableSemaphore {
     fn take(&self, permits: u32, wait: Wait<'_>) -> Result<Option<Vec<ExpirablePermit>>, Error> {
         self.check(&wait)?;
         self.check_number(permits as usize)?;
-        if let Some(lease) = self.lease {
-            check_lease(&self.site.name, lease)?;
-        }
+        self.terms.check(&self.site.name)?;
         if permits == 0 {
             return Ok(Some(Vec::new()));
         }
-        let need = Need { permits, terms: self.lease.map_or(Terms::Watched, Terms::Fixed) };
+        let need = Need { permits, terms: self.terms };
         loop {
             let Some(loans) = permits::acquire(&self.site, need, wait)? else { return Ok(None) };
             let guards = loans.into_iter().filter_map(|loan| ExpirablePermit::of(self, loan));
@@ -642,7 +654,7 @@ impl fmt::Debug for ExpirableSemaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExpirableSemaphore")
             .field("name", &self.site.name)
-            .field("lease", &self.lease)
+            .field("terms", &self.terms)
             .finish_non_exhaustive()
     }
 }

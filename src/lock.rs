@@ -290,6 +290,37 @@ pub trait Lock: fmt::Debug + Send + Sync {
     where
         Self: Sized;
 
+    /// The same lock with a watched lease of its own: the watchdog renews it at a third of this
+    /// instead of the client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout), so this
+    /// is how long others wait for the lock of a process that died. (A lock that another process has
+    /// just handed on is the exception there is to that, too.)
+    ///
+    /// From 10 ms to a year; another one is an error of kind
+    /// [`Config`](crate::ErrorKind::Config) of the first call that takes the lock. Of several
+    /// watched leases with which a thread holds the lock, or with which threads share it, the
+    /// longest is renewed; a lease that is left never becomes shorter. After it was held with another
+    /// lease, and between threads that want different ones, the lock goes through the server.
+    ///
+    /// From this call on, the client takes the connection of its renewals for broken when one had no
+    /// reply for a sixth of the shortest watched lease, and renews over a new one. Where several in a
+    /// row had none, it waits for longer, so that its longer leases last. With
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) take at least ten times of what replicas
+    /// have for that: a renewal that they are slow to acknowledge keeps the others waiting.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), redlatch::Error> {
+    /// # use std::time::Duration;
+    /// # let client = redlatch::Client::connect("redis://localhost")?;
+    /// // If this process dies, another one leads after 2 s.
+    /// let leads = client.lock("leader").with_watchdog(Duration::from_secs(2)).lock()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    fn with_watchdog(&self, timeout: Duration) -> Self
+    where
+        Self: Sized;
+
     /// Takes the lock, runs `work` with the guard, releases it: for those who would forget to bind
     /// the guard.
     ///

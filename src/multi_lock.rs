@@ -383,6 +383,13 @@ impl MultiLock {
         Self { parts, rule: self.rule }
     }
 
+    /// The same locks with this watched lease each: [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+    #[must_use]
+    pub fn with_watchdog(&self, timeout: Duration) -> Self {
+        let parts = self.parts.iter().map(|part| part.with_watchdog(timeout)).collect();
+        Self { parts, rule: self.rule }
+    }
+
     /// The names of the locks, in the order in which they are taken, each once.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|part| &*part.handle().site.name)

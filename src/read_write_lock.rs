@@ -285,8 +285,7 @@ impl<'a> Side<'a> {
     ) -> Result<Option<Grant>, Error> {
         let site = &self.handle.site;
         let terms = claim.need.terms;
-        let (mut candidate, lease) =
-            (Candidate::<GrantDetails>::new(site), terms.lease(&site.core));
+        let (mut candidate, lease) = (Candidate::<GrantDetails>::new(site), terms.lease());
         let owner = candidate.owner;
         let undo = || site.disown(&owner, lease);
         candidate.asks(Asked::now(site), lease);
@@ -350,7 +349,7 @@ impl<'a> Side<'a> {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
-            let (sent_at, lease) = (clock::now(), terms.lease(&site.core));
+            let (sent_at, lease) = (clock::now(), terms.lease());
             let counts = hold.ask(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // No lease was made longer, unless by a first copy whose reply was lost.

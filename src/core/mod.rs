@@ -30,7 +30,7 @@ use owners::Owners;
 use returned::Returned;
 pub(crate) use session::Session;
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::connection::{
     self, Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Rights, Route,
     Servers, slot_of, unfollowed,
@@ -40,7 +40,7 @@ use crate::protocol::{self, ClientId};
 use crate::pubsub::{Host, News, PubSub, Subscriber};
 use crate::script::{Changes, Requests, ServerClock};
 use crate::sync::{Mutex, Process, Registry, clock, own_thread};
-use crate::watchdog::{Job, Orphan, Watchdog};
+use crate::watchdog::{Job, Orphan, Watchdog, renewal};
 
 /// What a client's handles and background threads work with.
 pub(crate) struct Core {
@@ -64,6 +64,8 @@ pub(crate) struct Core {
     last_heartbeat: AtomicU64,
     /// Whether it was said that a lock's queue had no place. Once: names come and go.
     pub(crate) says_no_place: AtomicBool,
+    /// The shortest watched lease that a handle was made for, in nanoseconds.
+    shortest_watched: AtomicU64,
     /// Which connected.
     process: Process,
     /// Kept by every thread that is started, until it ends. Gone at the end of the client.
@@ -89,6 +91,7 @@ impl Core {
             unusable("the system does not tell when the process is forked").caused_by(source)
         })?;
         let (watchdog, jobs) = Watchdog::new(id.as_str(), alive.clone());
+        let watched = clock::nanos(config.watchdog_timeout);
         let core = Arc::new_cyclic(|itself: &Weak<Self>| Self {
             itself: Weak::clone(itself),
             pubsub: Arc::new(PubSub::new(
@@ -114,6 +117,7 @@ impl Core {
             changes: Arc::default(),
             last_heartbeat: AtomicU64::new(0),
             says_no_place: AtomicBool::new(false),
+            shortest_watched: AtomicU64::new(watched),
             shut_down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
@@ -135,6 +139,21 @@ impl Core {
 
     pub(crate) fn response_timeout(&self) -> Duration {
         self.config.response_timeout
+    }
+
+    /// A handle is made for this watched lease: from here on no renewal is waited for for longer
+    /// than that allows. It stays so: a lock may be taken on a handle at any time.
+    pub(crate) fn watches_for(&self, lease: Duration) {
+        // Another one is refused when the lock is taken.
+        if config::check_watchdog("", lease).is_ok() {
+            self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
+        }
+    }
+
+    /// How long a renewal of the shortest lease waits for its reply.
+    fn shortest_patience(&self) -> Duration {
+        let shortest = self.shortest_watched.load(Ordering::Relaxed);
+        renewal::patience(Duration::from_nanos(shortest))
     }
 
     /// When a call over this lane that begins now should be over.

@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// What was answered that another server is to be asked, now or soon, is followed for so long.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 const ASK_AGAIN: u64 = 1_000_000_000;
+/// How often the patience with a server that does not answer is doubled at most: from that of the
+/// shortest lease to that of any other.
+const MOST_DOUBLED: u32 = 20;
 /// When a chore is due again that panicked.
 pub(super) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
@@ -46,6 +49,8 @@ pub(crate) struct Renewer {
     names_a_call: usize,
     endpoint: Endpoint,
     link: Option<Link>,
+    /// How many exchanges in a row had no reply.
+    unanswered: u32,
     /// See [`Endpoint::login_renewals`].
     login_renewals: u64,
     /// The server's lanes are used where no connection of its own can be had.
@@ -84,6 +89,7 @@ impl Renewer {
             names_a_call,
             endpoint,
             link,
+            unanswered: 0,
             login_renewals,
             node,
             orphans,
@@ -622,8 +628,10 @@ impl Renewer {
             Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within).0, true),
             _ => (outcomes, in_doubt),
         };
+        let is_lost = matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links());
+        self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
-        if matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links()) {
+        if is_lost {
             // Another server may have the slots, and is asked next time.
             cluster.look();
         }
@@ -648,12 +656,12 @@ impl Renewer {
             let receiver = move |outcome| *reply.lock() = Some(outcome);
             (command.clone(), Arc::new(receiver) as Arc<dyn connection::ReplyReceiver>, true)
         });
-        let begun = Instant::now();
+        let (begun, patience) = (Instant::now(), self.patience());
         match self.link() {
             Ok(link) => {
-                let done = link.send(batch).and_then(|()| match within {
-                    Some(within) => link.read_awaited_within(link.at_least(within)),
-                    None => link.read_awaited(),
+                let done = link.send(batch).and_then(|()| {
+                    let within = within.map_or(patience, |within| link.at_least(within));
+                    link.read_awaited_within(within.min(patience))
                 });
                 if done.is_err() || link.is_wrong() {
                     self.link = None;
@@ -665,7 +673,6 @@ impl Renewer {
             Err(failure) => {
                 // What the look for a connection took is gone: of a server that does not answer
                 // nobody finds that out twice in one attempt.
-                let patience = self.endpoint.response_timeout();
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
@@ -698,7 +705,18 @@ impl Renewer {
         (commands.iter().map(|_| Err(failure.clone())).collect(), in_doubt)
     }
 
+    /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
+    /// or wait behind it. After two that had none it is longer and longer: where the server is that
+    /// slow, the short lease is over, and the long ones are not to be lost with it.
+    fn patience(&self) -> Duration {
+        let longest = self.endpoint.response_timeout();
+        let patience = self.core.shortest_patience().max(self.core.round_trip.saturating_mul(4));
+        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
+        patience.saturating_mul(doubled).min(longest)
+    }
+
     fn link(&mut self) -> Result<&mut Link, Failure> {
+        let patience = self.patience();
         let renewals = self.endpoint.login_renewals();
         if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
             // It was opened with a user or a password that ends before long.
@@ -707,7 +725,7 @@ impl Renewer {
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),
-            none => Ok(none.insert(Link::open(&self.endpoint)?)),
+            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
         }
     }
 }

@@ -95,7 +95,7 @@ impl Loan {
         asked: Asked,
         in_doubt: bool,
     ) -> Arc<Self> {
-        let lease = terms.lease(&site.core);
+        let lease = terms.lease();
         let hold = Hold::new(Owner::from(id), terms, lease, asked, in_doubt);
         Arc::new(Self {
             id,
@@ -222,7 +222,7 @@ impl Loan {
             deadline: self.hold.deadline(),
             is_provisional: false,
             // On its way to the next guard, too.
-            is_watched: self.hold.terms == Terms::Watched,
+            watched: self.hold.terms.watched(),
             fixed: None,
             attempt: state.attempt,
         };
@@ -295,7 +295,7 @@ impl Loan {
             Ok(Held::No) => Attempt::Done,
             Err(cause) => {
                 self.hold.renewal_failed(cause);
-                state.attempt.fails(false, &self.site.core.config, clock::now())
+                state.attempt.fails(false, lease, clock::now())
             }
         };
         drop(state);

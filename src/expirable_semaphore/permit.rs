@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ExpirableSemaphore;
 use super::loan::Loan;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{HoldState, Tenancy, Terms};
+use crate::hold::{HoldState, Tenancy};
 use crate::protocol::PermitId;
 
 /// One permit of an [`ExpirableSemaphore`]. Dropping it gives it back.
@@ -115,11 +115,8 @@ impl ExpirablePermit {
                     return Err(self.lost_error(LostReason::LeaseExpired));
                 }
                 let terms = self.loan.hold.terms;
-                let passes = terms == Terms::Watched && slack < terms.lease(&site.core);
-                let longer = match terms {
-                    Terms::Watched => "raise watchdog_timeout",
-                    Terms::Fixed(_) => "take a longer lease",
-                };
+                let passes = terms.watched().is_some_and(|lease| slack < lease);
+                let longer = terms.longer(&site.core);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(&site.name))
             }
         }

@@ -271,7 +271,7 @@ impl Source for ExpirableSite {
         let total = numbers.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
         // Made here, before the server has them: a copy of the request finds its own.
         let ids: Vec<PermitId> = (0..total).map(|_| self.core.id.next_permit()).collect();
-        let (asked, lease) = (self.asked(), terms.lease(&self.core));
+        let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, void } =
             self.scripts().try_acquire(lease, clients, &numbers, &ids).map_err(|trouble| {
                 let concerns_it_alone =

@@ -146,7 +146,7 @@ impl FairPlace {
     /// One request. The first one of who has the newcomers' baton is for those, too.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
-        let (site, lease) = (&queue.site, self.terms.lease(&queue.site.core));
+        let (site, lease) = (&queue.site, self.terms.lease());
         let mut company = if self.leads { queue.company() } else { Vec::new() };
         // Before it is sent: messages may name them all, and overtake the reply.
         let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
@@ -201,7 +201,7 @@ impl FairPlace {
 
     fn asks_once(&mut self) -> Duration {
         let site = &self.queue.site;
-        let (asked, lease) = (Asked::now(site), self.terms.lease(&site.core));
+        let (asked, lease) = (Asked::now(site), self.terms.lease());
         self.candidate.asks(asked, lease);
         lease
     }
@@ -251,7 +251,7 @@ impl FairPlace {
         let Some(returning) = queue.returns(&self.candidate.owner) else {
             return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
         };
-        let lease = self.terms.lease(&queue.site.core);
+        let lease = self.terms.lease();
         self.candidate.asks(Asked::now(&queue.site), lease);
         let others = Others::Returning(&returning.owners);
         let replied =
@@ -379,7 +379,7 @@ impl FairPlace {
     }
 
     fn undo(&self) {
-        let lease = self.terms.lease(&self.queue.site.core);
+        let lease = self.terms.lease();
         self.queue.site.undo(self.give_up_command(), lease);
     }
 

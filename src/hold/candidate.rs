@@ -192,8 +192,7 @@ impl<D> Candidate<D> {
     /// A hold by the reply to the last request. It has the whole lease: who asks is alive.
     pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
-        Hold::new(self.owner, terms, terms.lease(&site.core), asked, self.in_doubt)
-            .of_live(&self.live)
+        Hold::new(self.owner, terms, terms.lease(), asked, self.in_doubt).of_live(&self.live)
     }
 
     /// The same, if it was read before its own deadline. Else only the server knows whether it is
@@ -241,7 +240,7 @@ impl<D> Candidate<D> {
             None => self.began?,
         };
         let asked = Asked { at: not_before.min(granted.received), ..asked };
-        let wanted = terms.lease(&site.core);
+        let wanted = terms.lease();
         let hold = Hold::handed(self.owner, terms, granted.lease, wanted, asked, self.in_doubt);
         let hold = hold.of_live(&self.live);
         (clock::now() < hold.deadline()).then_some((hold, granted.details))

@@ -23,9 +23,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crate::acquire::Wake;
+use crate::config;
 use crate::connection::Command;
 use crate::core::{Core, LiveOwner};
-use crate::error::LostReason;
+use crate::error::{Error, LostReason};
 use crate::protocol::Owner;
 use crate::script::renewal::{Held, Longer};
 pub(crate) use crate::sync::clock;
@@ -98,18 +99,46 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
 /// What lease a hold is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Terms {
-    /// The watchdog's lease, renewed.
-    Watched,
+    /// This lease, renewed by the watchdog.
+    Watched(Duration),
     /// A lease of its own, never renewed.
     Fixed(Duration),
 }
 
 impl Terms {
     /// How long the server is to keep a hold on these terms.
-    pub(crate) fn lease(self, core: &Core) -> Duration {
+    pub(crate) fn lease(self) -> Duration {
         match self {
-            Self::Watched => core.config.watchdog_timeout,
-            Self::Fixed(lease) => lease,
+            Self::Watched(lease) | Self::Fixed(lease) => lease,
+        }
+    }
+
+    /// That lease, if it is renewed.
+    pub(crate) fn watched(self) -> Option<Duration> {
+        match self {
+            Self::Watched(lease) => Some(lease),
+            Self::Fixed(_) => None,
+        }
+    }
+
+    /// Checks the lease before anything is sent.
+    pub(crate) fn check(self, name: &Arc<str>) -> Result<(), Error> {
+        match self {
+            Self::Fixed(lease) => check_lease(name, lease),
+            Self::Watched(lease) => {
+                config::check_watchdog("with_watchdog", lease).map_err(|error| error.of(name))
+            }
+        }
+    }
+
+    /// What to do about a lease that is too short.
+    pub(crate) fn longer(self, core: &Core) -> &'static str {
+        match self {
+            Self::Watched(lease) if lease == core.config.watchdog_timeout => {
+                "raise watchdog_timeout"
+            }
+            Self::Watched(_) => "take a longer watched lease",
+            Self::Fixed(_) => "take a longer lease",
         }
     }
 }
@@ -386,7 +415,7 @@ impl Hold {
         self.unconfirmed.load(Ordering::SeqCst)
     }
 
-    /// Equal terms: a watched hold for who wants the watchdog, a fixed one for who wants the same
+    /// Equal terms: a watched hold for who wants the same watched lease, a fixed one for who wants the same
     /// lease, and gets nine tenths of it. Never one whose lease was made longer meanwhile: if the
     /// next one dies, others would wait for that.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
@@ -398,7 +427,7 @@ impl Hold {
             && !self.is_unconfirmed()
             && self.longest.load(Ordering::Acquire) == self.granted_lease
             && match terms {
-                Terms::Watched => left > 0,
+                Terms::Watched(_) => left > 0,
                 // Of a provisional one, which the next one raises to its own.
                 Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
             }
@@ -605,10 +634,10 @@ impl Tenancy {
                 "it was a fixed one; who shared the hold and kept it for longer has left".to_owned()
             }
             (None, Terms::Fixed(lease)) => format!("it was a fixed one, of {lease:?}"),
-            (None, Terms::Watched) if self.thread.is_dead() => {
+            (None, Terms::Watched(_)) if self.thread.is_dead() => {
                 "the thread that took the lock has ended, so it was not renewed".to_owned()
             }
-            (None, Terms::Watched) => match max_hold {
+            (None, Terms::Watched(_)) => match max_hold {
                 Some(longest) if held >= clock::nanos(longest) => {
                     format!("it was held for longer than max_hold ({longest:?})")
                 }
@@ -675,7 +704,7 @@ mod tests {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();
-            Hold::new(owner, Terms::Watched, LEASE, asked, false).why_gone()
+            Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false).why_gone()
         };
         let now = clock::now();
         assert_eq!(why(now), LostReason::Revoked);

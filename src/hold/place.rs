@@ -287,7 +287,7 @@ impl Place {
         claim: &Claim<'_, Terms>,
     ) -> (LockScripts<'a>, Duration, u64) {
         let arrivals = site.arrivals();
-        let (scripts, lease) = (site.scripts(), claim.need.lease(&site.core));
+        let (scripts, lease) = (site.scripts(), claim.need.lease());
         self.candidate.asks(Asked::now(site), lease);
         (scripts, lease, arrivals)
     }

@@ -27,10 +27,10 @@ impl Site {
         self.arm_by(Seat::facts);
     }
 
-    /// As [`arm`](Self::arm), where `tenancy` wants the watchdog from now on: of the others, which
-    /// may be many thousands, nothing has changed.
-    pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy) {
-        self.arm_by(|seat| seat.facts_of(Some(tenancy.since)));
+    /// As [`arm`](Self::arm), where `tenancy` wants this watched lease from now on: of the others,
+    /// which may be many thousands, nothing has changed.
+    pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
+        self.arm_by(|seat| seat.facts_of(Some((tenancy.since, lease))));
     }
 
     fn arm_by(self: &Arc<Self>, facts: impl FnOnce(&Seat) -> Facts) {
@@ -160,7 +160,7 @@ impl Site {
                 Ok(Held::No) => Attempt::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    seat.attempt.fails(hold.is_to_be_raised(), &self.core.config, now)
+                    seat.attempt.fails(hold.is_to_be_raised(), lease, now)
                 }
             };
             Some(Arc::clone(&seat.tenancy))

@@ -13,7 +13,7 @@ use super::{Guard, Handle};
 use crate::core::Core;
 use crate::error::LostReason;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{HoldState, Leaving, Level, Site, Tenancy, Terms};
+use crate::hold::{HoldState, Leaving, Level, Site, Tenancy};
 
 /// A held lock. Dropping it releases the lock.
 ///
@@ -424,13 +424,9 @@ impl Held {
                 }
                 let remaining = remaining.min(own);
                 let terms = self.handle.terms();
-                let longer = match terms {
-                    Terms::Watched => "raise watchdog_timeout",
-                    Terms::Fixed(_) => "take a longer lease",
-                };
+                let longer = terms.longer(&self.handle.site.core);
                 // The next renewal helps, if there is one.
-                let lease = terms.lease(&self.handle.site.core);
-                let passes = terms == Terms::Watched && slack < lease;
+                let passes = terms.watched().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }

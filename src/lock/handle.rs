@@ -9,7 +9,7 @@ use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
 use crate::connection::Limit;
 use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms, check_lease};
+use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
 use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
@@ -23,14 +23,15 @@ pub(crate) struct Handle {
     // Before the client: a site that goes must not be the client's last user.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
-    lease: Option<Duration>,
+    terms: Terms,
     /// What the site is a side of.
     whole: Option<Arc<dyn Succession>>,
 }
 
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
-        Self { site, session, lease: None, whole: None }
+        let terms = Terms::Watched(site.core.config.watchdog_timeout);
+        Self { site, session, terms, whole: None }
     }
 
     /// It keeps that for as long as a guard lives.
@@ -47,30 +48,28 @@ impl Handle {
     }
 
     pub(crate) fn with_lease(&self, lease: Duration) -> Self {
-        Self { lease: Some(lease), ..self.clone() }
+        self.on(Terms::Fixed(lease))
+    }
+
+    pub(crate) fn with_watchdog(&self, timeout: Duration) -> Self {
+        self.site.core.watches_for(timeout);
+        self.on(Terms::Watched(timeout))
     }
 
     /// The same, to be taken on these terms.
     pub(crate) fn on(&self, terms: Terms) -> Self {
-        let lease = match terms {
-            Terms::Watched => None,
-            Terms::Fixed(lease) => Some(lease),
-        };
-        Self { lease, ..self.clone() }
+        Self { terms, ..self.clone() }
     }
 
     pub(crate) fn terms(&self) -> Terms {
-        self.lease.map_or(Terms::Watched, Terms::Fixed)
+        self.terms
     }
 
     /// Whether the lock can be taken at all, and the wait not over before it began.
     pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         self.check_usable()?;
         wait.check_cancelled(&self.site.name)?;
-        match self.lease {
-            Some(lease) => check_lease(&self.site.name, lease),
-            None => Ok(()),
-        }
+        self.terms.check(&self.site.name)
     }
 
     /// What a thread has that found its own tenancy in the seat, or one that is over. `None`: it
@@ -131,16 +130,16 @@ impl Handle {
                 }
             }
             // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
-            Terms::Watched if site.mode == Mode::Read => site.arm_for(tenancy),
-            Terms::Watched if hold.terms != Terms::Watched => site.arm(),
-            Terms::Fixed(_) | Terms::Watched => {}
+            Terms::Watched(lease) if site.mode == Mode::Read => site.arm_for(tenancy, lease),
+            Terms::Watched(_) if hold.terms != terms => site.arm(),
+            Terms::Fixed(_) | Terms::Watched(_) => {}
         }
         Ok(true)
     }
 
     /// The level that the thread took last.
     pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> Level {
-        let shares = self.site.mode == Mode::Read && self.lease.is_some();
+        let shares = self.site.mode == Mode::Read && self.terms.watched().is_none();
         Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
@@ -236,7 +235,7 @@ impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle")
             .field("name", &self.site.name)
-            .field("lease", &self.lease)
+            .field("terms", &self.terms)
             .finish_non_exhaustive()
     }
 }

@@ -19,6 +19,8 @@ pub(crate) trait Part: fmt::Debug + Send + Sync {
 
     fn with_lease(&self, lease: Duration) -> Arc<dyn Part>;
 
+    fn with_watchdog(&self, timeout: Duration) -> Arc<dyn Part>;
+
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>;
 
     /// Takes the lock if that is possible now, in two steps, so that several are asked for at once:

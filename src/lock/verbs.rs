@@ -284,6 +284,15 @@ macro_rules! lock_verbs {
                 lock.handle = self.handle.with_lease(lease);
                 lock
             }
+
+            /// The same lock with a watched lease of its own:
+            /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
+            #[must_use]
+            pub fn with_watchdog(&self, timeout: std::time::Duration) -> Self {
+                let mut lock = self.clone();
+                lock.handle = self.handle.with_watchdog(timeout);
+                lock
+            }
         }
 
         impl crate::lock::Retake for $lock {
@@ -369,6 +378,9 @@ macro_rules! lock_verbs {
             fn with_lease(&self, lease: std::time::Duration) -> Self {
                 Self::with_lease(self, lease)
             }
+            fn with_watchdog(&self, timeout: std::time::Duration) -> Self {
+                Self::with_watchdog(self, timeout)
+            }
             fn part(&self) -> Option<crate::lock::LockPart> {
                 Some(crate::lock::LockPart(std::sync::Arc::new(self.clone())))
             }
@@ -386,6 +398,12 @@ macro_rules! lock_verbs {
                 lease: std::time::Duration,
             ) -> std::sync::Arc<dyn crate::lock::Part> {
                 std::sync::Arc::new(Self::with_lease(self, lease))
+            }
+            fn with_watchdog(
+                &self,
+                timeout: std::time::Duration,
+            ) -> std::sync::Arc<dyn crate::lock::Part> {
+                std::sync::Arc::new(Self::with_watchdog(self, timeout))
             }
             fn acquire(
                 &self,

@@ -190,7 +190,7 @@ impl Levels {
 
     /// Of which more than half are needed.
     pub(super) fn majority(parts: &[Arc<dyn Part>]) -> Self {
-        let leases = parts.iter().map(|part| part.handle().terms().lease(&part.handle().site.core));
+        let leases = parts.iter().map(|part| part.handle().terms().lease());
         let drift = leases.max().unwrap_or_default() / 100 + Duration::from_millis(2);
         let needed = parts.len() / 2 + 1;
         Self { held: Vec::with_capacity(parts.len()), needed, drift, until: super::quorum::until }

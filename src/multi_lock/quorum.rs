@@ -93,7 +93,7 @@ pub(super) fn acquire(
 /// Until when a server is waited for.
 pub(super) fn until(handle: &Handle) -> Instant {
     let core = &handle.site.core;
-    let lease = handle.terms().lease(core);
+    let lease = handle.terms().lease();
     let patience =
         (lease / PATIENCE).max(SHORTEST_PATIENCE).max(core.round_trip.saturating_mul(ROUND_TRIPS));
     let now = Instant::now();

@@ -108,8 +108,8 @@ pub(crate) struct Facts {
     pub(crate) deadline: u64,
     /// It was granted by message, and has not been raised yet.
     pub(crate) is_provisional: bool,
-    /// Its thread lives and wants it renewed.
-    pub(crate) is_watched: bool,
+    /// The lease that a thread which lives wants renewed.
+    pub(crate) watched: Option<Duration>,
     /// The lease that it was wanted for.
     pub(crate) fixed: Option<Duration>,
     pub(crate) attempt: Attempt,
@@ -141,21 +141,21 @@ impl Facts {
         let end = Due { at: self.deadline, lease: None };
         let age = now.saturating_sub(self.since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
-        let is_watched = self.is_watched && !outlived;
+        let watched = self.watched.filter(|_| !outlived);
         // A fixed lease lasts as long as it was wanted, whoever lives.
-        let (first, lease) = if self.is_provisional && (is_watched || self.fixed.is_some()) {
-            let watched = if is_watched { config.watchdog_timeout } else { Duration::ZERO };
+        let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
+            let watched = watched.unwrap_or_default();
             // Once, and counted from `granted`.
             let spent = Duration::from_nanos(now.saturating_sub(self.granted));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
             let after = RAISED_AFTER.min(clock::nanos(lease) / RENEWED_AFTER);
             (self.granted.saturating_add(after), lease)
-        } else if is_watched {
-            let lease = clock::nanos(config.watchdog_timeout);
+        } else if let Some(watched) = watched {
+            let lease = clock::nanos(watched);
             let grid = (lease / GRID).max(MS);
             let left = lease / RENEWED_AFTER * (RENEWED_AFTER - 1);
-            (self.deadline.saturating_sub(left) / grid * grid, config.watchdog_timeout)
+            (self.deadline.saturating_sub(left) / grid * grid, watched)
         } else {
             return end;
         };
@@ -182,15 +182,14 @@ impl Attempt {
         Self::Sent { failed: self.failed() }
     }
 
-    /// It failed at `now`. It is tried again at once, not at the next third, and then later and
+    /// It failed at `now`, for this lease. It is tried again at once, not at the next third, and then later and
     /// later until the deadline.
-    pub(crate) fn fails(self, is_provisional: bool, config: &Config, now: u64) -> Self {
+    pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
         let failed = self.failed();
         let pause = if is_provisional {
             RAISED_AGAIN
         } else {
-            let lease = clock::nanos(config.watchdog_timeout);
-            (lease / RETRY).max(MS) << failed.min(MOST_DOUBLED)
+            (clock::nanos(lease) / RETRY).max(MS) << failed.min(MOST_DOUBLED)
         };
         Self::Failed { failed: failed.saturating_add(1), again: now.saturating_add(pause) }
     }
@@ -215,12 +214,12 @@ mod tests {
         since: SECOND,
         deadline: 31 * SECOND,
         is_provisional: false,
-        is_watched: true,
+        watched: Some(seconds(30)),
         fixed: None,
         attempt: Attempt::Done,
     };
     const HANDED: Facts = Facts { deadline: 3 * SECOND, is_provisional: true, ..WATCHED };
-    const FIXED: Facts = Facts { is_watched: false, fixed: Some(seconds(30)), ..WATCHED };
+    const FIXED: Facts = Facts { watched: None, fixed: Some(seconds(30)), ..WATCHED };
     const SENT: Attempt = Attempt::Sent { failed: 0 };
     const FAILED: Attempt = Attempt::Failed { failed: 1, again: 12 * SECOND };
 
@@ -240,6 +239,20 @@ mod tests {
         let raised = SECOND + 50 * MS;
         for (what, facts, now, at, asked) in [
             ("watched", WATCHED, 1, third, lease(30)),
+            (
+                "watched, for a lease of its own",
+                Facts { watched: Some(seconds(6)), deadline: 7 * SECOND, ..WATCHED },
+                1,
+                3 * SECOND / (6 * SECOND / 64) * (6 * SECOND / 64),
+                lease(6),
+            ),
+            (
+                "watched, for a longer lease from now on",
+                Facts { deadline: 3 * SECOND, ..WATCHED },
+                1,
+                0,
+                lease(30),
+            ),
             ("on its way", Facts { attempt: SENT, ..WATCHED }, 11, 31 * SECOND, None),
             ("failed", Facts { attempt: FAILED, ..WATCHED }, 11, 12 * SECOND, lease(30)),
             (
@@ -249,12 +262,12 @@ mod tests {
                 12 * SECOND,
                 None,
             ),
-            ("given up", Facts { is_watched: false, ..WATCHED }, 1, 31 * SECOND, None),
+            ("given up", Facts { watched: None, ..WATCHED }, 1, 31 * SECOND, None),
             ("held for longer than max_hold", WATCHED, 41, 31 * SECOND, None),
             ("fixed", FIXED, 1, 31 * SECOND, None),
             ("fixed, and watched by an inner level", FIXED.watched(), 1, third, lease(30)),
             ("handed on", HANDED, 1, raised, lease(30)),
-            ("handed on and given up", Facts { is_watched: false, ..HANDED }, 1, 3 * SECOND, None),
+            ("handed on and given up", Facts { watched: None, ..HANDED }, 1, 3 * SECOND, None),
             ("handed on, fixed", FIXED.handed(), 1, raised, lease(30)),
             ("handed on, fixed, a second later", FIXED.handed(), 2, raised, lease(29)),
             ("handed on, fixed and watched", FIXED.handed().watched(), 2, raised, lease(30)),
@@ -274,7 +287,7 @@ mod tests {
 
     impl Facts {
         fn watched(self) -> Self {
-            Self { is_watched: true, ..self }
+            Self { watched: Some(seconds(30)), ..self }
         }
 
         fn handed(self) -> Self {
@@ -286,10 +299,10 @@ mod tests {
     fn what_failed_is_tried_again_at_once_and_then_later_and_later() {
         let mut attempt = Attempt::Done;
         for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
-            attempt = attempt.sent().fails(false, &config(), SECOND);
+            attempt = attempt.sent().fails(false, seconds(30), SECOND);
             assert_eq!(attempt, Attempt::Failed { failed, again: SECOND + pause * MS });
         }
-        let raising = Attempt::Done.sent().fails(true, &config(), SECOND);
+        let raising = Attempt::Done.sent().fails(true, seconds(30), SECOND);
         assert_eq!(raising, Attempt::Failed { failed: 1, again: SECOND + 400 * MS });
     }
 

@@ -41,7 +41,9 @@ fn worker() {
     let lock = client.reentrant_lock(job.arg(1));
     match job.role() {
         // Holds it until it is told to look at it.
-        "holder" => {
+        "holder" | "leader" => {
+            let own = lock.with_watchdog(RENEWED);
+            let lock = if job.role() == "leader" { own } else { lock };
             let guard = lock.lock().unwrap();
             let calls = Arc::new(AtomicU64::new(0));
             let told = Arc::clone(&calls);

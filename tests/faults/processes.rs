@@ -27,6 +27,21 @@ fn a_killed_holders_lock_is_free_at_its_leases_end_and_not_before() {
 }
 
 #[test]
+fn a_killed_holders_lock_with_a_watched_lease_of_its_own_is_free_when_that_ends() {
+    let _bounded = bounded();
+    let server = server();
+    let mut worker = process("leader", &server, "leads", LONG);
+    worker.expect_line("held", SOON);
+    wait_renewed(&server, "leads");
+    worker.sigkill();
+    let left = pttl(&mut server.connection(), "leads");
+    assert!(Duration::from_millis(left.unsigned_abs()) <= RENEWED, "{left} ms");
+    let lock = client(&server).reentrant_lock("leads");
+    let guard = lock.try_lock_for(SOON).unwrap().expect("its own lease has ended");
+    guard.unlock().unwrap();
+}
+
+#[test]
 fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
     let _bounded = bounded();
     let server = server();

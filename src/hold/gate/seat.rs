@@ -246,24 +246,27 @@ impl Seat {
     pub(in crate::hold) fn facts(&self) -> Facts {
         // Of several the last to come: the others leave it to those who are not there for too long.
         let is_watched = self.wanted.as_ref().is_none_or(|wanted| wanted.endless > 0);
+        // And the longest of the leases that they want.
         let watching = self
             .tenants()
-            .filter(|(tenancy, levels)| levels.are_watched() && !tenancy.thread.is_dead())
-            .map(|(tenancy, _)| tenancy.since);
-        self.facts_of(if is_watched { watching.max() } else { None })
+            .filter(|(tenancy, _)| !tenancy.thread.is_dead())
+            .filter_map(|(tenancy, levels)| Some((tenancy.since, levels.watched()?)))
+            .reduce(|one, other| (one.0.max(other.0), one.1.max(other.1)));
+        self.facts_of(if is_watched { watching } else { None })
     }
 
-    /// The same, if the last to come of those who want it renewed came then. All are not looked at.
-    pub(in crate::hold) fn facts_of(&self, watching: Option<u64>) -> Facts {
+    /// The same, if the last to come of those who want it renewed came then, and this is the longest
+    /// lease that they want. All are not looked at.
+    pub(in crate::hold) fn facts_of(&self, watching: Option<(u64, Duration)>) -> Facts {
         let hold = &self.tenancy.hold;
         Facts {
             granted: self.since,
-            since: watching.unwrap_or(self.since),
+            since: watching.map_or(self.since, |(since, _)| since),
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
-            is_watched: watching.is_some(),
+            watched: watching.map(|(_, lease)| lease),
             fixed: match hold.terms {
-                Terms::Watched => None,
+                Terms::Watched(_) => None,
                 Terms::Fixed(lease) => Some(lease),
             },
             attempt: self.attempt,
@@ -293,7 +296,7 @@ impl Level {
 
     fn since(terms: Terms, now: u64) -> Self {
         let ends = match terms {
-            Terms::Watched => None,
+            Terms::Watched(_) => None,
             Terms::Fixed(lease) => Some(now.saturating_add(clock::nanos(lease))),
         };
         Self { terms, ends }
@@ -326,9 +329,9 @@ impl Levels {
         std::iter::once(self.outer).chain(self.inner.iter().copied())
     }
 
-    /// Whether some level wants the watchdog.
-    fn are_watched(&self) -> bool {
-        self.all().any(|level| level.terms == Terms::Watched)
+    /// The longest lease of a level that wants the watchdog.
+    fn watched(&self) -> Option<Duration> {
+        self.all().filter_map(|level| level.terms.watched()).max()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -357,18 +360,18 @@ impl Folded {
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
         let fixed = |level: Level| match level.terms {
             Terms::Fixed(lease) => Some(lease),
-            Terms::Watched => None,
+            Terms::Watched(_) => None,
         };
         self.levels.all().filter_map(fixed).max()
     }
 
-    /// What the lock is to be taken on again: the watchdog if some level wants it, else the longest
-    /// lease.
+    /// What the lock is to be taken on again: the longest watched lease if some level wants the
+    /// watchdog, else the longest lease.
     pub(crate) fn terms(&self) -> Terms {
-        let outer = self.levels.outer.terms;
-        self.levels.all().fold(outer, |longest, level| match (longest, level.terms) {
-            (Terms::Fixed(one), Terms::Fixed(other)) => Terms::Fixed(one.max(other)),
-            _ => Terms::Watched,
-        })
+        let outer = self.levels.outer.terms.lease();
+        match self.levels.watched() {
+            Some(lease) => Terms::Watched(lease),
+            None => Terms::Fixed(self.longest_fixed().unwrap_or(outer)),
+        }
     }
 }
