@@ -306,13 +306,17 @@ impl Cluster {
 
     /// Cuts a server off from the others: it neither sees nor hears them any more. (They see it.)
     pub fn cut_off(&self, server: &Server) {
+        let mut forget = redis::pipe();
+        // At once: servers later than Redis 7.0 tell those they still know whom to forget, too. And
+        // Valkey's others would make it know them again, which it has to be deaf for.
+        forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
-            let _: Value = cmd("CLUSTER")
-                .arg("FORGET")
-                .arg(self.id(other))
-                .query(&mut server.connection())
-                .unwrap_or_else(|error| panic!("FORGET: {error}"));
+            forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));
         }
+        forget.cmd("DEBUG").arg("DROP-CLUSTER-PACKET-FILTER").arg(-2);
+        let _: Value = forget
+            .query(&mut server.connection())
+            .unwrap_or_else(|error| panic!("FORGET: {error}"));
     }
 
     /// The replica of a slot's master takes its place, without its word and the others'. Returns when
@@ -368,6 +372,7 @@ fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
             .args(&["--cluster-port", &(port + BUS).to_string()])
             .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
             .args(&["--cluster-allow-replica-migration", "no"])
+            .args(&["--enable-debug-command", "local"])
             .start();
         match started {
             Err(error) if error.to_string().contains("taken") => {
