@@ -286,6 +286,8 @@ fn a_process_that_comes_back_names_its_waiters_once() {
     let own = own_channel(&order[0]);
     for loses_queue in [false, true] {
         let before = received(&mut redis);
+        // From here on: some may ask before the new connection is seen to listen.
+        let asked = Commands::so_far(&server).scripts();
         if loses_queue {
             let keys = [queue_key("thousands"), timeouts_key("thousands")];
             let () = redis.del(&keys).unwrap();
@@ -294,7 +296,6 @@ fn a_process_that_comes_back_names_its_waiters_once() {
                 redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).exec(&mut redis).unwrap();
             wait_subscribed(&server, &own);
         }
-        let asked = Commands::so_far(&server).scripts();
         wait_until("all are back", SOON, || {
             let are_back = redis.llen::<_, usize>(queue_key("thousands")).unwrap() == THREADS;
             let all_asked = Commands::so_far(&server).scripts() - asked >= THREADS as u64;

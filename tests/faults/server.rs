@@ -118,7 +118,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     kill_clients(&mut redis, "normal");
     // What has no end is no lock, and is told as that.
     let endless = client.reentrant_lock("endless");
-    is_clear(&endless.is_locked().unwrap_err(), "endless", "something else");
+    is_clear(&endless.is_locked().unwrap_err(), "endless", "use another name");
     assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
     assert!(held[0].is_held());
     assert_eq!(pttl(&mut redis, "endless"), -1);
@@ -332,10 +332,10 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
     let mut redis = server.connection();
     let () = redis.set("string", "precious").unwrap();
     let lock = client.reentrant_lock("string");
-    is_clear(&lock.lock().map(drop).unwrap_err(), "string", "something else");
-    is_clear(&lock.try_lock().map(drop).unwrap_err(), "string", "something else");
-    is_clear(&lock.try_lock_for(UNIT).map(drop).unwrap_err(), "string", "something else");
-    is_clear(&lock.is_locked().unwrap_err(), "string", "something else");
+    is_clear(&lock.lock().map(drop).unwrap_err(), "string", "holds a string");
+    is_clear(&lock.try_lock().map(drop).unwrap_err(), "string", "holds a string");
+    is_clear(&lock.try_lock_for(UNIT).map(drop).unwrap_err(), "string", "holds a string");
+    is_clear(&lock.is_locked().unwrap_err(), "string", "holds a string");
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
 

@@ -89,7 +89,7 @@ fn what_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
             lock.force_unlock().map(drop).unwrap_err(),
         ] {
             assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("key")), "{what}");
-            assert!(error.to_string().contains("something else"), "{what}: {error}");
+            assert!(error.to_string().contains("use another name"), "{what}: {error}");
             assert!(!format!("{error:?} {error:#}").contains("precious"), "{what}: {error:?}");
         }
         let left: Vec<u8> = redis::cmd("DUMP").arg("key").query(&mut redis).unwrap();

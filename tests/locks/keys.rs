@@ -64,7 +64,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     ] {
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
         assert_eq!(error.name(), Some("string"));
-        assert!(error.to_string().contains("something else"), "{error}");
+        assert!(error.to_string().contains("holds a string: use another name"), "{error}");
     }
     assert_eq!(lock.remaining_lease().unwrap(), None);
     let () = redis.pexpire("string", LONG.as_millis() as i64).unwrap();
