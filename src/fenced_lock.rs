@@ -66,6 +66,10 @@ use crate::sync::Thread;
 /// process takes 1,024 at a time, one for each thread that it may pass the lock to. Redisson's
 /// clients count on from there.
 ///
+/// Two calls of Redisson 4.7.0 do not do what their names say: `tryLockAndGetToken()` waits for
+/// the lock, and a hold of `lockAndGetToken(lease, unit)` is renewed for ever, whatever the lease.
+/// So such a hold ends when it is unlocked or its process ends, and not before.
+///
 /// They live in Redis, in a key that has no end and that no unlock deletes. So they survive what
 /// the lock survives, and no more: after a FLUSHALL, a restart without persistence, or a failover
 /// to a replica that had not seen the last ones, **they begin anew or repeat**. A fence that was

@@ -62,9 +62,12 @@ mod quorum;
 /// of them, whatever they have in common, can wait for each other. For that to be true of several
 /// servers on which there are parts of the *same* name, these must go by the same addresses in all
 /// processes. It is not true of a lock that the thread holds already when it takes a `MultiLock`
-/// (or a second one inside it): take all that is needed in one. Redisson's take theirs in the
-/// order of the list, but give back what they have when one is not to be had in time; so beside
-/// them nothing locks up either.
+/// (or a second one inside it): take all that is needed in one.
+///
+/// Redisson's `RedissonMultiLock` takes its parts in the order of the list. Where its programs share
+/// parts with a `MultiLock`, they must list them by name, in the order of the names' bytes. It gives
+/// back what it has when a part is not to be had in time; so with another order nothing locks up for
+/// ever, but each side may wait for the other until then, again and again.
 ///
 /// While one is waited for, those before it are held and renewed: others wait for those as well. A
 /// time limit is for the whole. What is asked for at once is asked for as by

@@ -100,6 +100,9 @@ use pair::{Found, Grant, Need, Pair};
 /// Redisson's own do not tell anybody, and who waits for them to finds out when it asks next,
 /// within a second or so.
 ///
+/// While a writer also reads, `is_locked` of the read lock is `false` here. `isLocked()` of
+/// Redisson's read lock is `true` then (from 3.24.1 on).
+///
 /// # In Redis
 ///
 /// A hash under the lock's name and a key for each read hold (`{name}:owner:rwlock_timeout:1`), as

@@ -55,7 +55,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// # Fairness
 ///
 /// Threads of one process get permits in the order they came; one that needs many is not passed
-/// by one that needs few. Between processes there is no order; a process passes permits on among
+/// by one that needs few: a thread that takes one permit waits behind a thread of its process that
+/// waits for two, even while one permit is free. Between processes there is no order; a process passes permits on among
 /// its own threads for a turn, as a lock is. What its waiting threads take from the server together
 /// is no more than its share, where other processes wait as well: half of what is free where there
 /// is one.
