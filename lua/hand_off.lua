@@ -1,6 +1,6 @@
 -- Stands before every script of a lock that one process hands to the next, but lock/renew.lua and
 -- lock/owners.lua: the queue of processes, what they are told, and the window for those who are not in
--- it. lock/README.md has the reasons. Behind it stands what a lock's holders are: lock/holder.lua or
+-- it. docs/hand-off.md has the reasons. Behind it stands what a lock's holders are: lock/holder.lua or
 -- read_write/holders.lua.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others

@@ -68,7 +68,7 @@ impl Client {
     ///
     /// A cluster's is `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
     /// `rediss-cluster://` with TLS: some of its servers, which name the others. User and password
-    /// are those of all of them. What holds there: README.md.
+    /// are those of all of them. What holds there: [Guarantees](crate::guide::guarantees).
     ///
     /// Behind Sentinels it is
     /// `redis-sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`, with

@@ -109,7 +109,7 @@ mod place;
 ///
 /// Keys of this library alone: `redlatch_condition:{lock}:name:length` has those who wait, and
 /// `redlatch_notified:{lock}:name:length` those who were notified. They go a minute after the last
-/// sign of life. Access rights must allow them (`lua/README.md`, "Rights"). Redisson's clients may
+/// sign of life. Access rights must allow them ([table](crate::guide::operations)). Redisson's clients may
 /// hold the lock meanwhile; they know nothing of conditions.
 #[derive(Clone)]
 pub struct Condition {

@@ -55,7 +55,7 @@ use crate::watchdog::Orphan;
 /// that the latch of this database was opened. Beside it keys that begin with
 /// `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
 /// request, so that no count-down is applied twice. The rights that a user needs are listed in
-/// `lua/README.md`.
+/// [Operations](crate::guide::operations).
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,

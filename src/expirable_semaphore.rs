@@ -103,7 +103,8 @@ pub(crate) use self::site::ExpirableSite;
 /// `{name}:timeout` the id of each permit that is out, with the time (ms since 1970) when its lease
 /// ends; neither has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
 /// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
-/// changed. The rights that a user needs are listed in `lua/README.md`.
+/// changed. The rights that a user needs are listed in
+/// [Operations](crate::guide::operations).
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     site: Arc<ExpirableSite>,

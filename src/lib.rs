@@ -208,6 +208,9 @@ pub use reentrant_lock::ReentrantLock;
 pub use semaphore::{Permit, Semaphore};
 pub use wait::Wait;
 
+#[cfg(doc)]
+pub mod guide;
+
 /// README.md's code compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

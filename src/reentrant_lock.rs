@@ -1,6 +1,6 @@
 //! The re-entrant lock: Redisson's `RLock`.
 //!
-//! The way of a call from here to Redis and back is in `ARCHITECTURE.md`, "The path of one lock".
+//! The way of a call from here to Redis and back is in `docs/architecture.md`, "The path of one lock".
 //!
 //! `lock_verbs!` (`lock/verbs.rs`) makes all verbs. `lock()` is `acquire`, below, with the calling
 //! thread and a wait without an end; the tenancy that comes back is put into a `LockGuard`.
@@ -85,7 +85,7 @@ use crate::sync::Thread;
 /// its time to live. Java services may use the same lock. Beside it this library has keys of its
 /// own while processes wait: `redlatch_queue:{name}`, `redlatch_window:{name}` and
 /// `redlatch_asked:{name}:…`. Access rights
-/// must allow them (`lua/README.md`, "Rights"); without them a client waits for public releases, as
+/// must allow them ([table](crate::guide::operations)); without them a client waits for public releases, as
 /// Redisson's do, and others wait longer for its own.
 #[derive(Clone, Debug)]
 pub struct ReentrantLock {

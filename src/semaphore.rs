@@ -88,7 +88,7 @@ pub(crate) use self::site::SemaphoreSite;
 /// change is published on `redisson_sc:{name}`. Beside it keys that begin with
 /// `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
 /// request: one for each request that it had open at once. The rights that a user needs are listed
-/// in `lua/README.md`.
+/// in [Operations](crate::guide::operations).
 #[derive(Clone)]
 pub struct Semaphore {
     site: Arc<SemaphoreSite>,

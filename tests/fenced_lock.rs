@@ -303,5 +303,5 @@ fn a_server_without_tokens_begins_anew() {
     let first = lock.lock().unwrap().token();
     assert!(lock.lock().unwrap().token() > first);
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
-    assert_eq!(lock.lock().unwrap().token(), first, "README says so");
+    assert_eq!(lock.lock().unwrap().token(), first, "the guide says so");
 }

@@ -19,7 +19,7 @@
 -- With it go all of its client that were dropped, in the order in which they came, whoever of them is
 -- the first to ask. (With 2 it asks alone: a thousand who ask after a reconnect name nobody else.)
 -- A score holds time for Redisson's waiters ahead, none for ours, and a grant shifts nobody
--- (README.md, "Scores"). While the lock is held nobody is dropped: a dead waiter costs nothing yet,
+-- (docs/fair-lock.md, "Scores"). While the lock is held nobody is dropped: a dead waiter costs nothing yet,
 -- and one that was only stopped may come back.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] ~= '0'
 -- One of Redisson's at the head of a free lock was told so. If it has not come after this long, it is

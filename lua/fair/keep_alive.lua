@@ -11,7 +11,7 @@
 -- Each process sends it for all its waiters of a name at once, every third of the fair wait, and once
 -- at least while a hand-over lasts: who was told may be stopped, and the reply tells the first in line
 -- when that is over.
--- The scores (README.md), with base = now + Redisson's wait for each of its waiters ahead:
+-- The scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters ahead:
 --   a live one of ours   base + fair wait: set, be that up or down
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does

@@ -1,5 +1,5 @@
 -- Stands behind ../hand_off.lua and before every script of a lock that has one holder, but renew.lua
--- and owners.lua: who that is, and how the head of the queue becomes it. README.md has the reasons.
+-- and owners.lua: who that is, and how the head of the queue becomes it. docs/hand-off.md has the reasons.
 --
 -- KEYS, and what each script sets, see ../hand_off.lua; and
 --      4 the last fencing token, of a lock that has some

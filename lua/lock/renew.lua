@@ -5,7 +5,7 @@
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked for
 --      of these holds, in ms (0: not told): a lease that is longer is told of; below zero, it is cut
 --      to that, 3..n+2 the owner of each; `read ` before it: it reads, and its timeout is renewed, too
---      (../read_write/README.md)
+--      (docs/read-write-lock.md)
 -- reply: for each lock 1 = renewed, 2 = renewed, and it lasts for longer than anybody asked for,
 --        0 = not this owner's any more, else the server's refusal
 --

@@ -1,5 +1,5 @@
 -- Stands behind ../hand_off.lua and before every script of a read-write lock: who holds it, and how
--- those who wait are granted it. README.md has the reasons.
+-- those who wait are granted it. docs/read-write-lock.md has the reasons.
 --
 -- KEYS, and what each script sets, see ../hand_off.lua
 --

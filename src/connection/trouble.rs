@@ -280,15 +280,16 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     };
     if code == "NOPERM" {
         let advice = rights.advice();
-        let hint =
-            format!("its access rights (ACL) forbid it: {advice} (all: lua/README.md, Rights)");
+        let hint = format!(
+            "its access rights (ACL) forbid it: {advice} (table of rights: docs/operations.md)"
+        );
         return told(&hint).caused_by_shared(error.clone());
     }
     if code == "ERR" && is_missing(detail) {
         let advice = rights.advice();
         let hint = format!(
             "it lacks a command: rename-command has taken it away, or the server is too old: {advice} \
-             (all: lua/README.md, Rights)"
+             (table of rights: docs/operations.md)"
         );
         return told(&hint).caused_by_shared(error.clone());
     }

@@ -118,7 +118,7 @@ impl Site {
             self.core.watchdog.log(log::Level::Warn, || {
                 format!(
                     "{:?}: no place in the lock's queue ({why}): this process waits for public \
-                     releases, as Redisson does, and others wait longer for it (lua/README.md, Rights)",
+                     releases, as Redisson does, and others wait longer for it (table of rights: docs/operations.md)",
                     self.name
                 )
             });

@@ -143,7 +143,7 @@ fn only_who_waits_behind_java_listens_to_a_channel_of_its_own() {
 fn the_rights_that_the_documents_name_suffice() {
     let _bounded = bounded();
     let Some(server) = real_server() else { return };
-    let document = include_str!("../../lua/README.md");
+    let document = include_str!("../../docs/operations.md");
     let from = |start: &str, end: &str| {
         let (_, rest) = document.split_once(start).unwrap();
         rest.split_once(end).unwrap().0

@@ -1,0 +1,21 @@
+#![doc = include_str!("../docs/guide.md")]
+
+pub mod guarantees {
+    #![doc = include_str!("../docs/guarantees.md")]
+}
+
+pub mod fencing {
+    #![doc = include_str!("../docs/fencing.md")]
+}
+
+pub mod redisson {
+    #![doc = include_str!("../docs/redisson.md")]
+}
+
+pub mod operations {
+    #![doc = include_str!("../docs/operations.md")]
+}
+
+pub mod performance {
+    #![doc = include_str!("../docs/performance.md")]
+}
