@@ -247,6 +247,8 @@ impl Condition {
         if !place.listen(&wait).map_err(before)? {
             return Ok(false);
         }
+        // The entry stands before the lock is left. Two connections might answer one packet with
+        // both, and then nobody would know whether it stands. A refusal must find the lock in hand.
         let stands = {
             let _limited = wait.limits(&site.core);
             let stands = place.stand(&tenancy.hold.owner);

@@ -536,6 +536,8 @@ impl ExpirableSemaphore {
         let Some(held) = site.held(id) else {
             return site.once(|scripts, ticket| scripts.update_lease_time(ticket, id, lease));
         };
+        // The lease is only raised. If it were shortened while a renewal is on its way, the guard
+        // would say "held" for too long.
         let sent_at = clock::now();
         let counts = held.hold.ask(lease);
         let (route, owner) = (&site.route, &held.hold.owner);

@@ -73,6 +73,7 @@ struct Text {
 
 /// What a script in `lua/` says for one server, and what it says instead in a cluster. The script's
 /// first key stands for the name there: all its channels are in that key's slot.
+/// An argument could say where the script runs, but each call to one server would carry it.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \

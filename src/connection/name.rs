@@ -121,6 +121,7 @@ impl Name {
     }
 
     /// Whether connections lead to addresses that the name does not lead to.
+    /// Another address alone says nothing: the same server may answer there.
     fn has_left(&self, answer: &[SocketAddr]) -> bool {
         let mut state = self.state.lock();
         if answer.is_empty() {

@@ -228,6 +228,7 @@ impl Sentinels {
     }
 
     /// Asks who the master is. One thread asks for all that want to know.
+    /// (After a failover all lanes are opened at once.)
     fn find(&self, deadline: Instant) -> RedisResult<FoundMaster> {
         let mut state = self.state.lock();
         let asked = state.asked;
@@ -295,6 +296,7 @@ impl Sentinels {
         let doubt = self.nobody_says(&refusals, &stale);
         match known {
             // Nobody says better.
+            // Open connections use this master anyway, and `ROLE` finds out a server that is none.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
@@ -325,6 +327,8 @@ impl Sentinels {
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
+            // A failover is a new run of the server: the renewer asks for what is held at once. That
+            // does not depend on `INFO`, which the server may refuse.
             if known.is_some()
                 && let Some(tell) = self.moved.get()
             {

@@ -403,6 +403,8 @@ impl Renewer {
     /// Another server may have become the master, or this one have come back with older data: what
     /// was given back shortly before that is perhaps an owner's there who is nobody any more. All
     /// who wait for it would wait for the end of its lease.
+    /// (A list of what was given back would have no end. So the renewer asks who has the locks that
+    /// this client knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
         // The last one of a name: a fair lock's queue knows more than its site, and is made after

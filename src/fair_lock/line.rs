@@ -17,6 +17,7 @@ use crate::sync::clock;
 const FRESH: u64 = 10_000_000;
 
 /// Who may have a fair hold after its owner: threads of this process that stand directly behind.
+/// A fair lock has no turns, since Redis has its order: the grant says who these threads are.
 pub(super) struct FairLine {
     queue: Arc<FairQueue>,
     state: Mutex<LineState>,

@@ -12,6 +12,9 @@
 //! the next leader with the lead. The owner is registered before the first request is sent, since
 //! the grant may overtake its reply. (Not for `try_lock`: no message names it.)
 //!
+//! A hand-off between processes costs a message and a wake-up, a pass inside one process costs no
+//! command: so a thread has no place of its own.
+//!
 //! Grant: a message grants only if it names an owner that waits here, this database and this key,
 //! once, and within its deadline. Every other message is a hint.
 

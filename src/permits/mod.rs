@@ -83,6 +83,8 @@ pub(crate) trait Source: Sized {
 
     /// Asks the server once: for the first of these needs, each as a whole, as far as there are
     /// enough for one of so many `clients`.
+    /// A process takes its share and not all: after its release its own request comes first, and
+    /// the other processes would starve.
     fn request(
         self: &Arc<Self>,
         needs: &[NeedOf<Self>],

@@ -37,6 +37,7 @@ pub(crate) struct Turn {
     /// How often the turn was doubled, since nobody used the last yield.
     doubled: u32,
     /// How many listeners heard of a release, and when the server's word of it was read.
+    /// So the process knows, without a question, whether others want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
     /// How long it stays away.

@@ -55,6 +55,8 @@ impl ClientId {
 
     /// Fresh owners: a number names one acquisition and is never used again, so that a late
     /// command of an old hold touches nothing of the next one.
+    /// So an acquire may be sent twice. This process counts the levels of a re-entry, and Redis
+    /// always has 1.
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock)
     }

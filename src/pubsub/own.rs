@@ -1,4 +1,7 @@
 //! The client's own channel: what is said there, and to whom.
+//!
+//! Scripts name the waiter in the message. A subscription to a pattern would cost every message
+//! of the server, whoever sends it.
 
 use std::collections::HashMap;
 use std::fmt;

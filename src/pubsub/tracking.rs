@@ -122,6 +122,8 @@ impl Tracking {
             return Steps::default();
         }
         self.state = State::Begun;
+        // With `REDIRECT` one connection would ask and another one hear, and each may break alone.
+        // `NOLOOP` would end the tracking of a key without a word.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![Step::Hello, Step::Begin])
     }

@@ -64,6 +64,8 @@ pub(crate) struct Chain {
 }
 
 /// A younger chain is of no interest yet. As AGE of `lua/hand_off.lua`, in nanoseconds.
+/// The release does not tell of it: the two arguments cost the server as much as a command. So a
+/// chain may count from up to 10 ms too late.
 const AGE: u64 = 10_000_000;
 
 /// When a chain began. Who is granted the lock by reply counts by its own clock: the server's would
@@ -476,6 +478,7 @@ pub(crate) enum Released {
     NotHeld,
     /// Not held when it was asked for once more: released by the first copy, whose reply was lost,
     /// or lost before.
+    /// (To know which, the server would need a mark of each release.)
     Unclear,
 }
 

@@ -78,6 +78,8 @@ struct OpenRequest {
     number: u64,
     /// Until when it may be applied, on the server's clock. The same for each copy of it, or one
     /// could be applied after the server has forgotten the first.
+    /// (A look at a clock here, before each copy, would not do: the system may stop the process
+    /// between the look and the write.)
     latest: u64,
     /// Which run of the server was met last before it.
     run: u64,

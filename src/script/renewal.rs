@@ -94,6 +94,8 @@ pub(crate) fn renew_command<'a>(
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
+    // A replica that stopped following after the grant has the old end. As the master it would give
+    // the lock to the next owner, so a guard counts only the renewals that replicas have.
     Command::script(script, &keys, &arguments).acknowledged(acks)
 }
 

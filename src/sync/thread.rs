@@ -12,6 +12,7 @@ use shuttle::thread_local;
 /// A thread of this process, for as long as anybody needs to know about it.
 ///
 /// Not `std::thread::Thread`: a hold may outlive its thread, and the watchdog must find out.
+/// Its number is our own: other crates use a thread's id again after the thread has ended.
 pub(crate) struct Thread {
     id: u64,
     is_nobodys: bool,

@@ -75,6 +75,8 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
+        // `MASTER` says the number of the decision (`config-epoch`). A Sentinel that was away names
+        // the old master for seconds, and that server still says that it is a master.
         let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
         let bytes: Vec<u8> =
