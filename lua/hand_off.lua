@@ -216,6 +216,8 @@ local function announce(left, asker)
     end
 end
 
+-- The release grants, which costs two scripts and one message, however many wait. If it woke them
+-- all, all would ask and one would get the lock.
 -- A lock was set free: who is next? 1: `grant` made the next process its owner. 2: it is left to
 -- others for a window. 0: free, and told so in public by `message`; 3: the same, and the chain ends,
 -- since nobody else listens. -1: free, and that was refused.

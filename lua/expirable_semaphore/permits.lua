@@ -1,4 +1,6 @@
 -- How many permits there are. It changes nothing: those whose leases have ended count as free.
+-- (Redisson's script takes those back. This one may be sent twice and needs few rights, and its
+-- numbers are the same.)
 --
 -- KEYS 1 the semaphore, 2 when its permits' leases end
 -- reply: {free, as text, whose digits Lua's numbers have not all; lapsed; out}

@@ -16,6 +16,8 @@
 --   another one of ours  between base (dead) and base + fair wait: moved only if it is outside
 --   one of Redisson's    behind ours it moves as the next of ours before it does: its own time does
 --                        not pass while it waits for us. Behind none of ours it is not touched.
+-- Scores are set and not added to: Redisson's sums of waits drift, shift everybody at each grant,
+-- and leave live waiters to lapse.
 -- Where all are ours and many, the queue is not read: what the owners have is set, and that is all.
 -- Ours come back to the head or enter at the end, Redisson's enter at the end. So none of Redisson's
 -- is in a queue that once had ours alone, and has only ours behind the one that was its last then.
