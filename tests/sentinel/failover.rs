@@ -540,6 +540,8 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                         // In an outage a call that does not wait may fail.
                         held.extend(semaphore.try_acquire().ok().flatten());
                         held.truncate(most.load(Ordering::SeqCst));
+                        // A client remembers 10,000 changes: so they last, on a busy machine, too.
+                        thread::sleep(UNIT / 10);
                     }
                 })
             })
