@@ -327,8 +327,8 @@ impl Sentinels {
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
-            // A failover is a new run of the server: the renewer asks for what is held at once. That
-            // does not depend on `INFO`, which the server may refuse.
+            // A failover is a new run of the server: the renewer asks for what is held at once.
+            // That does not depend on `INFO`, which the server may refuse.
             if known.is_some()
                 && let Some(tell) = self.moved.get()
             {
