@@ -312,7 +312,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # use std::time::Duration;
     /// # let client = redlatch::Client::connect("redis://localhost")?;
     /// // If this process dies, another one leads after 2 s.
-    /// let leads = client.lock("leader").with_watchdog(Duration::from_secs(2)).lock()?;
+    /// let leads = client.reentrant_lock("leader").with_watchdog(Duration::from_secs(2)).lock()?;
     /// # Ok(())
     /// # }
     /// ```
