@@ -109,8 +109,8 @@ impl Requests {
         Self { changes: Arc::downgrade(changes), ..self }
     }
 
+    /// Which the server remembers for a shorter time.
     #[cfg(all(test, testkit))]
-    #[cfg(test)]
     pub(crate) fn forgotten_after(self, valid_for: Duration, memory: Duration) -> Self {
         Self { valid_for, memory, ..self }
     }
