@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,9 @@ pub(crate) struct Server {
     state: Mutex<State>,
     /// Something for a subscriber, or the end of its connection.
     news: Condvar,
+    /// Whether a write may find no room. What is unwritten then is the background thread's, if
+    /// nobody comes, and most models have none.
+    has_little_room: AtomicBool,
 }
 
 #[derive(Default)]
@@ -75,9 +79,14 @@ impl Server {
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
         scripts.extend(read_write::scripts());
         let state = Mutex::new(State { breaks, scripts, ..State::default() });
-        let server = Arc::new(Self { state, news: Condvar::new() });
+        let has_little_room = AtomicBool::new(false);
+        let server = Arc::new(Self { state, news: Condvar::new(), has_little_room });
         SERVER.set(Some(Arc::clone(&server)));
         server
+    }
+
+    pub(crate) fn has_little_room(&self) {
+        self.has_little_room.store(true, Ordering::SeqCst);
     }
 
     /// What was sent with `ECHO`, in the order in which it arrived.
@@ -190,7 +199,7 @@ impl Connection {
         if self.unwritten.is_empty() {
             return Ok(true);
         }
-        if up_to(1) == 0 {
+        if self.server.has_little_room.load(Ordering::SeqCst) && up_to(1) == 0 {
             return Ok(false);
         }
         self.send_packed_command(b"", Instant::now()).map(|()| true)

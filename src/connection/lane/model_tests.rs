@@ -43,6 +43,7 @@ struct Play {
 impl Play {
     fn new(breaks: usize) -> Arc<Self> {
         let server = Server::start(breaks);
+        server.has_little_room();
         let endpoint = Endpoint::new("redis://localhost", MINUTE, MINUTE).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
         // Nobody posts on a lane that was never open: what is posted gives back what was taken.
