@@ -535,7 +535,10 @@ impl Slot {
         until: Instant,
     ) -> (Outcome, bool) {
         let limit = Limit::current();
+        let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
+        // Its own end, and not that of the call's patience with the cluster.
+        let is_its_end = until < latest;
         let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
         let mut copied = None;
         let mut pause = Duration::ZERO;
@@ -555,7 +558,7 @@ impl Slot {
                         });
                     }
                     Some(Redirect::Ask { .. }) if self.is_over(until) || is_cut() => {
-                        if limit.is_some() {
+                        if is_its_end || is_cut() {
                             limit::cuts();
                         }
                         return (outcome.map_err(Self::nobody), in_doubt);
@@ -592,7 +595,7 @@ impl Slot {
                 }
             }
             if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_cut() {
-                if limit.is_some() {
+                if is_its_end || is_cut() {
                     limit::cuts();
                 }
                 return (outcome.map_err(Self::nobody), in_doubt);
