@@ -14,7 +14,6 @@ use crate::connection::{Route, was_cut};
 use crate::core::{Core, Member, Session};
 use crate::error::{Error, ErrorKind};
 use crate::protocol::LatchKeys;
-use crate::pubsub::Subscription;
 use crate::script::latch::LatchScripts;
 use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
@@ -51,9 +50,7 @@ use crate::watchdog::Orphan;
 ///
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
-/// (`1`); as that channel is the same in each of a server's databases, one of our own says, too,
-/// that the latch of this database was opened. Beside it keys that begin with
-/// `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
+/// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
 /// request, so that no count-down is applied twice. The rights that a user needs are listed in
 /// [Operations](crate::guide::operations).
 #[derive(Clone)]
@@ -158,10 +155,11 @@ impl CountDownLatch {
 
     /// Waits until the latch is open.
     ///
-    /// Open: one round trip. Else the thread sleeps until the message of the last count-down, which
-    /// ends the wait by itself, or until a reconnect or a slow poll of about 5 s lets the process
-    /// ask again. One thread asks for all that wait in this process. A latch that was opened
-    /// during the wait and set anew since may end it or not.
+    /// If the latch is open, one round trip. Else the thread sleeps until the message of the last
+    /// count-down, a reconnect, or a slow poll of about 5 s lets the process ask again: one round
+    /// trip. One thread asks for all that wait in this process. If the latch is opened during the
+    /// wait and set anew before the process has asked, the wait may go on until the new count is
+    /// zero, as in Redisson.
     ///
     /// # Errors
     ///
@@ -315,13 +313,9 @@ impl Synchronizer for CountDownLatch {
         LatchInquiry::default()
     }
 
-    /// The message says it all, and it came before the one that woke this thread. A latch that was
-    /// set anew meanwhile was open nevertheless, for all who waited then.
-    fn collect(&self, lead: &mut Lead<LatchInquiry>, _: &Claim<'_, ()>) -> Option<()> {
-        let LatchInquiry { exact, fence, arrivals, .. } = &lead.inquiry;
-        let open =
-            exact.as_ref().zip(*fence).is_some_and(|(exact, fence)| exact.is_zero_since(fence));
-        open.then(|| self.site.tell_until(*arrivals, || Signal::Granted(())))
+    /// A message is only a hint: it may be of another database, or of a count before this one.
+    fn collect(&self, _: &mut Lead<LatchInquiry>, _: &Claim<'_, ()>) -> Option<()> {
+        None
     }
 
     /// Asks whether the latch is open, for all that came before.
@@ -330,26 +324,13 @@ impl Synchronizer for CountDownLatch {
         let Lead { listening, inquiry } = lead;
         // Who comes after this may wait for another count: a latch may be set anew.
         inquiry.arrivals = site.arrivals();
-        let fence = inquiry.exact.is_some().then(|| core.pubsub.fence(&site.name, &site.opened));
-        inquiry.fence = fence.as_ref().map(|fence| fence.number);
-        let count = match &fence {
-            None => site.scripts().count(),
-            Some(fence) => site.scripts().wait(&fence.control, &fence.message),
-        };
-        match count {
+        match site.scripts().count() {
             Ok(count) if count <= 0 => {
                 site.tell_until(inquiry.arrivals, || Signal::Granted(()));
                 Ok(Try::Granted(()))
             }
             Ok(_) => {
                 if !claim.wait.is_over() {
-                    // Before the other channel: once that one is confirmed, this one is. Where it
-                    // is refused the latch is asked for.
-                    if core.is_cluster() {
-                        // Where the fence is heard: of one server it always is.
-                        inquiry.own.get_or_insert_with(|| core.pubsub.listen_to_own(&site.name));
-                    }
-                    inquiry.exact.get_or_insert_with(|| core.pubsub.listen(&site.opened));
                     listening.public.listen(core, &site.channel);
                 }
                 Ok(Try::Busy(slow_poll()))
@@ -374,10 +355,6 @@ impl fmt::Debug for CountDownLatch {
 /// What the leader asked last.
 #[derive(Debug, Default)]
 pub(crate) struct LatchInquiry {
-    own: Option<Subscription>,
-    /// To the channel where this latch alone is said to be open.
-    exact: Option<Subscription>,
-    fence: Option<u64>,
     /// How many had come before.
     arrivals: u64,
 }
@@ -388,7 +365,6 @@ pub(crate) struct LatchSite {
     name: Arc<str>,
     route: Route,
     channel: Arc<str>,
-    opened: Arc<str>,
     requests: Arc<Requests>,
     queue: Mutex<Queue<(), (), LatchInquiry>>,
 }
@@ -399,7 +375,6 @@ impl LatchSite {
         core.members.of::<Self>().find(name, |name| Self {
             route: core.route(&name),
             channel: LatchKeys::channel(&name).into(),
-            opened: LatchKeys::opened(&name, core.database()).into(),
             requests: core.requests_of(&name),
             queue: Mutex::new(Queue::new()),
             core: Arc::clone(core),
@@ -412,7 +387,6 @@ impl LatchSite {
             route: &self.route,
             key: &self.name,
             channel: &self.channel,
-            opened: &self.opened,
             requests: &self.requests,
         }
     }

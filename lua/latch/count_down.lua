@@ -1,7 +1,7 @@
 -- Counts down by one, and opens the latch at zero.
 --
 -- KEYS 1 the latch, 2 slot
--- ARGV 1-4 as in once.lua, 5 channel, 6 channel of this very latch
+-- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = counted, 0 = it was open
 --
 -- The message is sent only by the script that removes the key: at a `0` with a count above zero,
@@ -13,8 +13,6 @@ return once(function()
     return count and {'1', opens and 'del' or 'decr', KEYS[1]}
 end, function()
     if opens then
-        -- This one first: whoever hears of the other has heard of it.
-        tell(ARGV[6], '0')
         tell(ARGV[5], '0')
     end
     return 1

@@ -1,7 +1,7 @@
 -- Removes a latch.
 --
 -- KEYS 1 the latch, 2 slot
--- ARGV 1-4 as in once.lua, 5 channel, 6 channel of this very latch
+-- ARGV 1-4 as in once.lua, 5 channel
 -- reply: 1 = there was one, 0 = there was none
 --
 -- `0` and not Redisson's `1`: the count is zero from now on, so whoever waits is let go, in this
@@ -9,7 +9,6 @@
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()
-    tell(ARGV[6], '0')
     tell(ARGV[5], '0')
     return 1
 end)

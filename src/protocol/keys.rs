@@ -235,13 +235,6 @@ impl LatchKeys {
     pub(crate) fn channel(name: &str) -> String {
         format!("redisson_countdownlatch__channel__{{{name}}}")
     }
-
-    /// Where it is said that the latch of exactly this key, in this database, was opened. The other
-    /// channel is that of the same name in each of a server's databases. Ours alone; it begins as
-    /// that one does, so that access rights made for Redisson allow it.
-    pub(crate) fn opened(name: &str, database: i64) -> String {
-        format!("{}:redlatch:{database}", Self::channel(name))
-    }
 }
 
 /// Where a client's requests to one semaphore or latch are remembered. Ours alone; Redisson knows

@@ -35,9 +35,6 @@ struct State {
     /// Counts what a waiter may have missed: messages, and confirmations after a reconnect.
     /// A waiter reads it before it tries, and sleeps only while it has not moved.
     version: u64,
-    /// The last fence that the server passed, and the one it had passed before it last sent `0`.
-    fence: u64,
-    zero_since: u64,
     waiting: Vec<Arc<Thread>>,
     /// When the last listener left, if there is none.
     idle_since: Option<Instant>,
@@ -58,8 +55,6 @@ impl Entry {
         let state = State {
             confirmation: Confirmation::Pending,
             version,
-            fence: 0,
-            zero_since: 0,
             waiting: Vec::new(),
             idle_since: None,
             listeners: 0,
@@ -134,23 +129,10 @@ impl Entry {
         }
     }
 
-    /// The server passed a fence.
-    pub(crate) fn passed_fence(&self, fence: u64) {
-        let mut state = self.state.lock();
-        state.fence = state.fence.max(fence);
-    }
-
-    pub(crate) fn is_zero_since(&self, fence: u64) -> bool {
-        self.state.lock().zero_since >= fence
-    }
-
     /// A message came.
-    pub(crate) fn heard(&self, message: &[u8]) {
+    pub(crate) fn heard(&self) {
         let mut state = self.state.lock();
         state.version += 1;
-        if message == b"0" {
-            state.zero_since = state.fence;
-        }
         Self::wake_all(state);
     }
 

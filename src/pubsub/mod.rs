@@ -48,8 +48,6 @@ pub(crate) struct PubSub {
     channels: Channels,
     addressees: Addressees,
     state: Mutex<State>,
-    /// Counts the fences that were asked for.
-    fences: AtomicU64,
     /// Whether the server refuses the control message, which has been said.
     muted: AtomicBool,
     /// Whether servers are asked to track what is held.
@@ -145,7 +143,6 @@ impl PubSub {
             client: client.into(),
             addressees: Addressees::default(),
             state: Mutex::new(state),
-            fences: AtomicU64::new(0),
             muted: AtomicBool::new(false),
             may_track,
             shut_down: AtomicBool::new(false),
@@ -423,17 +420,6 @@ impl PubSub {
         Some(Subscription { entry: Arc::clone(entry) })
     }
 
-    /// A mark for a script to send on the client's own channel for a key, so that the messages the
-    /// server sent before it read something can be told from those it sent after it.
-    pub(crate) fn fence(&self, key: &str, channel: &Arc<str>) -> Fence {
-        let number = self.fences.fetch_add(1, Ordering::Relaxed) + 1;
-        let control = match self.channels {
-            Channels::Server => Arc::clone(self.sole().own.channel()),
-            _ => self.own_channel(key).into(),
-        };
-        Fence { number, control, message: own::fence(number, channel) }
-    }
-
     /// Makes the thread of a server look at its queue.
     pub(crate) fn control_message(&self, node: &Arc<Node>) -> Command {
         let subscriber = self.subscriber(node);
@@ -499,11 +485,6 @@ impl Subscription {
         self.entry.version()
     }
 
-    /// Whether the server has sent the message `0` since it passed the fence of this number.
-    pub(crate) fn is_zero_since(&self, fence: u64) -> bool {
-        self.entry.is_zero_since(fence)
-    }
-
     pub(crate) fn confirmation(&self) -> Confirmation {
         self.entry.confirmation()
     }
@@ -517,14 +498,6 @@ impl Subscription {
         self.entry.wake(thread);
         Waking { subscription: self, thread }
     }
-}
-
-/// See [`PubSub::fence`].
-#[derive(Debug)]
-pub(crate) struct Fence {
-    pub(crate) number: u64,
-    pub(crate) control: Arc<str>,
-    pub(crate) message: String,
 }
 
 impl Drop for Subscription {

@@ -16,8 +16,6 @@ use crate::sync::Mutex;
 pub(super) enum Said<'a> {
     /// There are new channels to listen to; or nothing, and the connection lives.
     Look,
-    /// The server has passed this fence of a channel.
-    Fence { number: u64, channel: &'a str },
     /// Something for who waits under this owner number.
     To { owner: u64, news: News<'a> },
 }
@@ -58,7 +56,6 @@ impl<'a> Said<'a> {
         let (verb, rest) = message.split_once(' ')?;
         let (number, rest) = word(rest)?;
         let news = match verb {
-            "fence" => return Some(Self::Fence { number, channel: rest }),
             "ask" => News::Ask { lock: rest },
             "grant" => {
                 let (now, rest) = word(rest)?;
@@ -91,11 +88,6 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
 
 /// What [`Said::Look`] is on the wire.
 pub(super) const LOOK: &str = "0";
-
-/// What [`Said::Fence`] is on the wire.
-pub(super) fn fence(number: u64, channel: &str) -> String {
-    format!("fence {number} {channel}")
-}
 
 /// Who is told on the client's own channel.
 pub(crate) trait Addressee: Send + Sync {
@@ -146,9 +138,6 @@ mod tests {
     #[test]
     fn a_message_is_what_its_verb_says() {
         assert_eq!(Said::parse(LOOK.as_bytes()), Some(Said::Look));
-        let fence = fence(7, "a channel");
-        let said = Said::Fence { number: 7, channel: "a channel" };
-        assert_eq!(Said::parse(fence.as_bytes()), Some(said));
         let said = Said::To { owner: u64::MAX, news: News::Ask { lock: " a lock " } };
         assert_eq!(Said::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
         let grant = Grant {

@@ -209,7 +209,7 @@ impl PubSub {
                 Event::Message(channel, message) => {
                     let Some(entry) = self.entry(subscriber, &channel) else { continue };
                     if entry.kind() != ChannelKind::Own {
-                        entry.heard(&message);
+                        entry.heard();
                         continue;
                     }
                     match Said::parse(&message) {
@@ -217,11 +217,6 @@ impl PubSub {
                             asked.extend(self.look(subscriber, &mut connection, tracking)?);
                             if self.is_over(subscriber, tracking) {
                                 return Ok(());
-                            }
-                        }
-                        Some(Said::Fence { number, channel }) => {
-                            if let Some(entry) = self.entry(subscriber, channel.as_bytes()) {
-                                entry.passed_fence(number);
                             }
                         }
                         Some(Said::To { owner, news }) => {

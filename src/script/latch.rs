@@ -4,18 +4,17 @@ use std::sync::LazyLock;
 
 use super::once::{Once, Requests, Ticket};
 use super::semaphore::stored_number;
-use super::{Rights, Trouble, call, flag, number};
+use super::{Rights, Trouble, flag};
 use crate::connection::{Command, Route, Script};
 
 static COUNT_DOWN: LazyLock<Script> = script!("number.lua", "once.lua", "latch/count_down.lua");
-static WAIT: LazyLock<Script> = script!(NUMBER; "number.lua", "latch/wait.lua");
 static TRY_SET_COUNT: LazyLock<Script> =
     script!("number.lua", "once.lua", "latch/try_set_count.lua");
 static DELETE: LazyLock<Script> = script!("number.lua", "once.lua", "latch/delete.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&COUNT_DOWN, &WAIT, &TRY_SET_COUNT, &DELETE] {
+    for script in [&COUNT_DOWN, &TRY_SET_COUNT, &DELETE] {
         LazyLock::force(script);
     }
 }
@@ -26,21 +25,19 @@ pub(crate) struct LatchScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) key: &'a str,
     pub(crate) channel: &'a str,
-    /// Where nothing is said but that this very latch was opened.
-    pub(crate) opened: &'a str,
     pub(crate) requests: &'a Requests,
 }
 
 impl LatchScripts<'_> {
     /// `false`: it was open.
     pub(crate) fn count_down(self, ticket: Ticket) -> Result<bool, Trouble> {
-        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        let arguments = [self.channel.as_bytes()];
         flag(self.once(&COUNT_DOWN, ticket, &arguments).call(self.route)?)
     }
 
     /// A count-down to be sent again, as long as its outcome is not known.
     pub(crate) fn count_down_copy(self, ticket: Ticket) -> Command {
-        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        let arguments = [self.channel.as_bytes()];
         self.once(&COUNT_DOWN, ticket, &arguments).command(true)
     }
 
@@ -54,16 +51,8 @@ impl LatchScripts<'_> {
         stored_number(self.route, self.key, Rights::Latches)
     }
 
-    /// The count, for who will wait if it is not zero: then this fence goes out on the client's own
-    /// channel.
-    pub(crate) fn wait(self, control: &str, fence: &str) -> Result<i64, Trouble> {
-        let arguments = [control.as_bytes(), fence.as_bytes()];
-        let command = Command::script(&WAIT, &[self.key.as_bytes()], &arguments);
-        number(call(self.route, &command, Rights::Latches)?)
-    }
-
     pub(crate) fn delete(self, ticket: Ticket) -> Result<bool, Trouble> {
-        let arguments = [self.channel.as_bytes(), self.opened.as_bytes()];
+        let arguments = [self.channel.as_bytes()];
         flag(self.once(&DELETE, ticket, &arguments).call(self.route)?)
     }
 
