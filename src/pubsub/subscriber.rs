@@ -195,7 +195,7 @@ impl PubSub {
                         asked.pop_front();
                     }
                     // Said by itself before, and now once more as the answer.
-                    Some(Unanswered::Fence(left)) if left.channel().as_bytes() == channel => {}
+                    Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
                     // The slot has left this server, which says where when it is asked again.
                     _ => {
                         if let Some(entry) = self.entry(subscriber, &channel) {
@@ -231,7 +231,7 @@ impl PubSub {
                     asked.extend(take_steps(&mut connection, steps)?);
                 }
                 Event::Pong => {
-                    if let Some(Unanswered::Fence(_)) = asked.front() {
+                    if let Some(Unanswered::Barrier(_)) = asked.front() {
                         asked.pop_front();
                     }
                 }
@@ -263,13 +263,13 @@ impl PubSub {
                     }
                     // What still comes there finds nobody.
                     Some(Unanswered::Unsubscribe(_)) => {}
-                    // The channel was ended by itself before, and that is refused now: the fence's
+                    // The channel was ended by itself before, and that is refused now: the barrier's
                     // own answer is still to come.
-                    Some(left @ Unanswered::Fence(_)) if is_redirect(&error) => {
+                    Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                         asked.push_front(left);
                     }
                     // Who may not send a PING has this answer to it.
-                    Some(Unanswered::Fence(_)) => {}
+                    Some(Unanswered::Barrier(_)) => {}
                     Some(Unanswered::Step(step)) => {
                         let cluster = self.servers.cluster().filter(|_| tracking.asks(&step));
                         let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
@@ -312,8 +312,8 @@ impl PubSub {
         }
         let tracked = take_steps(connection, tracking.look(to_track))?;
         let unsubscribed = unwanted.into_iter().flat_map(|entry| {
-            let fence = self.is_fenced().then(|| Unanswered::Fence(Arc::clone(&entry)));
-            std::iter::once(Unanswered::Unsubscribe(entry)).chain(fence)
+            let barrier = self.needs_barrier().then(|| Unanswered::Barrier(Arc::clone(&entry)));
+            std::iter::once(Unanswered::Unsubscribe(entry)).chain(barrier)
         });
         let subscribed = wanted.into_iter().map(Unanswered::Subscribe);
         Ok(unsubscribed.chain(subscribed).chain(tracked).collect())
@@ -358,7 +358,7 @@ impl PubSub {
     /// refusal, says that this is done. When a slot leaves a server, that ends the subscriptions by
     /// itself and says so in the words of an answer, and then refuses to end them: one question
     /// would have two answers, or one.
-    fn is_fenced(&self) -> bool {
+    fn needs_barrier(&self) -> bool {
         self.channels == Channels::Sharded
     }
 
@@ -383,7 +383,7 @@ impl PubSub {
             };
             let command = Command::plain(&[command, entry.channel().as_bytes()]);
             bytes.extend_from_slice(command.bytes());
-            if matches!(ask, Ask::Unsubscribe) && self.is_fenced() {
+            if matches!(ask, Ask::Unsubscribe) && self.needs_barrier() {
                 bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
             }
         }
@@ -444,7 +444,7 @@ enum Unanswered {
     Subscribe(Arc<Entry>),
     Unsubscribe(Arc<Entry>),
     /// The PING behind it.
-    Fence(Arc<Entry>),
+    Barrier(Arc<Entry>),
     Step(Step),
 }
 
