@@ -2,8 +2,8 @@
 //!
 //! Each call counts for itself, from its own first failure: what came before the call is no
 //! business of its, and a thread that queues behind a leader counts from the failure that the
-//! leader tells it. An outage is over for a call when the server has answered it again, and the
-//! next one has its whole time. What too few replicas have is answered, and says nothing of that:
+//! leader tells it. An outage is over for a call when the server has answered whoever asks for it
+//! again, and the next one has its whole time. What too few replicas have is answered, and says nothing of that:
 //! others of the same wait may be refused in between for as long as the replicas are away. That
 //! trouble is over when it did not come for as long as it may last.
 
@@ -33,9 +33,9 @@ struct Unacknowledged {
 }
 
 impl Endurance {
-    /// The server was asked and has answered, and what is to be listened to is.
-    pub(crate) fn answered(&mut self) {
-        self.out = None;
+    /// The server was asked and has answered, at this time, and what is to be listened to is.
+    pub(crate) fn answered(&mut self, at: Instant) {
+        self.out.take_if(|since| *since <= at);
     }
 
     /// A request has failed. `Some`: that may pass within `limit`; after so long it is worth
@@ -102,7 +102,7 @@ mod tests {
         for (trouble, goes_on) in [(Passing::Outage, true), (Passing::Unacknowledged, false)] {
             let mut endurance = Endurance::default();
             assert!(endurance.failed_at(begun, trouble, LIMIT).is_some());
-            endurance.answered();
+            endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
             assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
             // Long after.

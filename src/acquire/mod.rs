@@ -280,10 +280,11 @@ fn await_grant<S: Synchronizer>(
     synchronizer: &S,
     lead: &mut LeadOf<S>,
     claim: &ClaimOf<'_, S>,
-    Lasting { endurance, long_wait, answered }: &mut Lasting<'_>,
+    Lasting { long_wait, answered, .. }: &mut Lasting<'_>,
 ) -> Result<Option<GrantOf<S>>, Error> {
-    let mut asked = false;
-    let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
+    let mut answered_at = None;
+    let (site, wait) = (synchronizer.site(), &claim.wait);
+    let (core, name) = site.whose();
     loop {
         if let Some(grant) = synchronizer.collect(lead, claim) {
             return Ok(Some(grant));
@@ -308,9 +309,13 @@ fn await_grant<S: Synchronizer>(
             lead.listening.ask_at = 0;
             let asked_at = wait.is_limited().then(Instant::now);
             match synchronizer.ask(lead, claim) {
-                Ok(Try::Granted(grant)) => return Ok(Some(grant)),
+                Ok(Try::Granted(grant)) => {
+                    site.was_answered(Instant::now());
+                    return Ok(Some(grant));
+                }
                 Ok(Try::Busy(sleep)) => {
                     **answered = true;
+                    answered_at = Some(Instant::now());
                     lead.listening.ask_after(sleep);
                 }
                 // A grant that came before the end of the wait wins.
@@ -322,14 +327,14 @@ fn await_grant<S: Synchronizer>(
                 }
                 Err(error) => return Err(error),
             }
-            asked = true;
         } else {
             // Parked until a message, `news` (a grant by message), that time, or the end of the
             // wait.
             let at_most = long_wait.goes_on(core, name, claim.thread);
             listening.sleep(core, name, claim, at_most, news)?;
-            if asked {
-                endurance.answered();
+            // What is to be listened to is, or may be without.
+            if let Some(at) = answered_at.take() {
+                site.was_answered(at);
             }
         }
         // A grant that came before the end of the wait wins.
@@ -348,10 +353,15 @@ fn go_on<S: Synchronizer>(
     endurance: &mut Endurance,
     error: Error,
 ) -> Result<(), Error> {
-    let ((core, name), wait) = (synchronizer.site().whose(), &claim.wait);
+    let (site, wait) = (synchronizer.site(), &claim.wait);
+    let (core, name) = site.whose();
     // Its own end is no trouble of the server's.
     if !wait.blocks() || was_cut() {
         return Err(error);
+    }
+    // Whoever led then asked for all.
+    if let Some(at) = site.last_answer() {
+        endurance.answered(at);
     }
     let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
         return Err(error);

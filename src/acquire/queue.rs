@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::Lead;
 use crate::connection::was_cut;
@@ -23,6 +24,8 @@ pub(crate) struct Queue<N, G, I> {
     waiters: VecDeque<Arc<Waiter<N, G, I>>>,
     /// Counts who came, so that a leader's news reaches those who came before its request.
     arrivals: u64,
+    /// When the server answered one of those who led last.
+    last_answer: Option<Instant>,
     /// Once somebody has waited.
     spin: Option<Arc<Spin>>,
 }
@@ -73,7 +76,7 @@ impl Wake {
 
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        Self { led: false, waiters: VecDeque::new(), arrivals: 0, spin: None }
+        Self { led: false, waiters: VecDeque::new(), arrivals: 0, last_answer: None, spin: None }
     }
 
     /// Whether somebody leads or waits.
@@ -256,6 +259,15 @@ pub(crate) trait Queued {
     /// How many have queued so far.
     fn arrivals(&self) -> u64 {
         self.with_queue(|queue| queue.arrivals)
+    }
+
+    /// The server has answered the leader, at this time.
+    fn was_answered(&self, at: Instant) {
+        self.with_queue(|queue| queue.last_answer = queue.last_answer.max(Some(at)));
+    }
+
+    fn last_answer(&self) -> Option<Instant> {
+        self.with_queue(|queue| queue.last_answer)
     }
 
     /// Tells all who came until `arrival` the same.

@@ -18,7 +18,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::acquire::{Endurance, await_confirmation};
 use crate::connection::{Command, Outcome, ReplyReceiver, was_cut};
@@ -150,7 +150,7 @@ impl<'a> ConditionPlace<'a> {
                         return Ok(Ended::Notified);
                     }
                     Ok(Looked::Waits) => {
-                        endurance.answered();
+                        endurance.answered(Instant::now());
                         look_at = clock::now().saturating_add(Self::poll());
                     }
                     // The end of the wait, of which the last look says what it is.

@@ -72,7 +72,7 @@ pub(super) fn acquire(
             }
             continue;
         }
-        endurance.answered();
+        endurance.answered(Instant::now());
         if late == MOST_LOST {
             let message = "a majority was granted, but its lease was over before all had answered; \
                            nothing is held, take a longer lease";

@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use redlatch::{CancelToken, Error, MultiLock};
+use redlatch::{CancelToken, Error, ExpirablePermit, MultiLock, OwnedLockGuard, Wait};
 
 use super::*;
 
@@ -19,27 +19,63 @@ fn enduring(server: &Server, failover_timeout: Duration) -> Client {
 /// Does not end before what is `kept` by somebody else is given up.
 type Waits = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
-/// What a client waits for, of every kind that there is.
-fn waits(client: &Client) -> Vec<(&'static str, Waits)> {
-    let [lock, fair, fenced] = [client.clone(), client.clone(), client.clone()];
-    let [read, permits, expirable] = [client.clone(), client.clone(), client.clone()];
-    let [latch, several] = [client.clone(), client.clone()];
+/// What a client waits for, of every kind that there is, until the token is cancelled.
+fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Waits)> {
+    let wait = |wait: fn(&Client, Wait<'_>) -> Result<(), Error>| -> Waits {
+        let (client, token) = (client.clone(), token.cloned());
+        Box::new(move || wait(&client, token.as_ref().map_or(Wait::FOREVER, Wait::from)))
+    };
     vec![
-        ("lock", Box::new(move || lock.reentrant_lock("lock").lock().map(drop))),
-        ("fair", Box::new(move || fair.fair_lock("fair").lock().map(drop))),
-        ("fenced", Box::new(move || fenced.fenced_lock("fenced").lock().map(drop))),
-        ("read", Box::new(move || read.read_write_lock("pair").read().lock().map(drop))),
-        ("permits", Box::new(move || permits.semaphore("permits").acquire().map(drop))),
-        ("loans", Box::new(move || expirable.expirable_semaphore("loans").acquire().map(drop))),
-        ("latch", Box::new(move || latch.count_down_latch("latch").wait())),
+        ("lock", wait(|it, wait| it.reentrant_lock("lock").lock_within(wait).map(drop))),
+        ("fair", wait(|it, wait| it.fair_lock("fair").lock_within(wait).map(drop))),
+        ("fenced", wait(|it, wait| it.fenced_lock("fenced").lock_within(wait).map(drop))),
+        ("read", wait(|it, wait| it.read_write_lock("pair").read().lock_within(wait).map(drop))),
+        ("write", wait(|it, wait| it.read_write_lock("pair").write().lock_within(wait).map(drop))),
+        ("permits", wait(|it, wait| it.semaphore("permits").acquire_within(wait).map(drop))),
+        ("loans", wait(|it, wait| it.expirable_semaphore("loans").acquire_within(wait).map(drop))),
+        ("latch", wait(|it, wait| it.count_down_latch("latch").wait_within(wait).map(drop))),
         (
             "several",
-            Box::new(move || {
-                let locks = ["lock", "another"].map(|name| several.reentrant_lock(name));
-                MultiLock::new(&[&locks[0], &locks[1]])?.lock().map(drop)
+            wait(|it, wait| {
+                let locks = ["lock", "another"].map(|name| it.reentrant_lock(name));
+                MultiLock::new(&[&locks[0], &locks[1]])?.lock_within(wait).map(drop)
             }),
         ),
     ]
+}
+
+/// What a client holds of all that: nobody else gets any of it.
+struct Kept {
+    locks: Vec<OwnedLockGuard>,
+    loan: ExpirablePermit,
+    client: Client,
+}
+
+impl Kept {
+    fn by(client: &Client) -> Self {
+        let locks = vec![
+            client.reentrant_lock("lock").lock_owned().unwrap(),
+            client.fair_lock("fair").lock_owned().unwrap(),
+            client.fenced_lock("fenced").lock_owned().unwrap().into(),
+            client.read_write_lock("pair").write().lock_owned().unwrap(),
+        ];
+        assert!(client.semaphore("permits").try_set_permits(0).unwrap());
+        let loans = client.expirable_semaphore("loans");
+        assert!(loans.try_set_permits(1).unwrap());
+        let loan = loans.acquire().unwrap();
+        assert!(client.count_down_latch("latch").try_set_count(1).unwrap());
+        Self { locks, loan, client: client.clone() }
+    }
+
+    fn give_up(self) {
+        let unheld: Vec<_> = self.locks.iter().filter(|guard| !guard.is_held()).collect();
+        assert!(unheld.is_empty(), "{unheld:?}");
+        self.locks.into_iter().for_each(|guard| guard.unlock().unwrap());
+        self.loan.release().unwrap();
+        self.client.semaphore("permits").add_permits(1).unwrap();
+        let latch = self.client.count_down_latch("latch");
+        wait_until("it is open", SOON, || latch.count_down().is_ok());
+    }
 }
 
 /// Those that sleep when it happens, those that ask meanwhile, and those that come meanwhile.
@@ -48,18 +84,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     let _bounded = bounded();
     let server = lasting();
     let (holder, client) = (enduring(&server, LONG), enduring(&server, LONG));
-    let held: Vec<_> = [
-        holder.reentrant_lock("lock").lock_owned().unwrap(),
-        holder.fair_lock("fair").lock_owned().unwrap(),
-        holder.fenced_lock("fenced").lock_owned().unwrap().into(),
-        holder.read_write_lock("pair").write().lock_owned().unwrap(),
-    ]
-    .into();
-    assert!(holder.semaphore("permits").try_set_permits(0).unwrap());
-    let loans = holder.expirable_semaphore("loans");
-    assert!(loans.try_set_permits(1).unwrap());
-    let loan = loans.acquire().unwrap();
-    assert!(holder.count_down_latch("latch").try_set_count(1).unwrap());
+    let kept = Kept::by(&holder);
     let lock = client.reentrant_lock("condition");
     let notifier = holder.reentrant_lock("condition");
     let (changed, change) = (lock.new_condition("changed"), notifier.new_condition("changed"));
@@ -68,15 +93,15 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         changed.wait(&guard).map(drop)
     });
     let start = |(what, wait): (&'static str, Waits)| (what, spawn(wait));
-    let mut waiting: Vec<_> = waits(&client).into_iter().map(start).collect();
+    let mut waiting: Vec<_> = waits(&client, None).into_iter().map(start).collect();
     waiting.iter().for_each(|(_, waiter)| waiter.wait_queued());
     on_condition.wait_queued();
 
     server.kill();
     let late = impatient(&server.url()).failover_timeout(LONG).connect();
     assert!(late.is_err(), "connect waits for no server");
-    let barrier = Arc::new(Barrier::new(1 + waits(&client).len()));
-    for (what, wait) in waits(&client) {
+    let barrier = Arc::new(Barrier::new(1 + waiting.len()));
+    for (what, wait) in waits(&client, None) {
         let barrier = Arc::clone(&barrier);
         let come = move || {
             barrier.wait();
@@ -93,12 +118,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     assert!(holder.reentrant_lock("another").try_lock().is_err(), "it does not wait");
     server.restart_empty();
 
-    let unheld: Vec<_> = held.iter().filter(|guard| !guard.is_held()).collect();
-    assert!(unheld.is_empty(), "{unheld:?}");
-    held.into_iter().for_each(|guard| guard.unlock().unwrap());
-    loan.release().unwrap();
-    holder.semaphore("permits").add_permits(1).unwrap();
-    wait_until("it is open", SOON, || holder.count_down_latch("latch").count_down().is_ok());
+    kept.give_up();
     let guard = notifier.lock().unwrap();
     // Who does not listen yet is passed over, and finds that out by itself.
     let _heard = change.notify_one().unwrap();
@@ -107,6 +127,40 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         waiter.join().unwrap_or_else(|error| panic!("{what}: {error:#}"));
     }
     on_condition.join().unwrap();
+}
+
+/// The one that follows in the process's line is told of the first outage, and asks itself in the second.
+#[test]
+fn whoever_waits_behind_another_thread_endures_each_outage_for_its_whole_time() {
+    let _bounded = bounded();
+    let server = lasting();
+    let limit = UNIT * 50;
+    let (holder, client) = (enduring(&server, LONG), enduring(&server, limit));
+    let kept = Kept::by(&holder);
+    let begun = Instant::now();
+    server.kill();
+    let token = CancelToken::new();
+    let start = |(what, wait): (&'static str, Waits)| (what, spawn(wait));
+    let leaders: Vec<_> = waits(&client, Some(&token)).into_iter().map(start).collect();
+    leaders.iter().for_each(|(_, leader)| leader.wait_queued());
+    let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
+    // Time is the subject: those in front ask within it, and again after it.
+    thread::sleep(UNIT * 10);
+    server.restart_empty();
+    thread::sleep((limit + UNIT * 5).saturating_sub(begun.elapsed()));
+
+    server.kill();
+    token.cancel();
+    for (what, leader) in leaders {
+        let error = leader.join().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{what}: {error:#}");
+    }
+    thread::sleep(UNIT * 10);
+    server.restart_empty();
+    kept.give_up();
+    let end = |(what, it): (_, Running<Result<(), Error>>)| Some((what, it.join().err()?));
+    let failed: Vec<_> = followers.into_iter().filter_map(end).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
 }
 
 /// The second call begins when half of the first one's time is over.
