@@ -14,7 +14,8 @@ use redis::Value;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::connection::{
-    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, slot_of,
+    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, is_redirect,
+    is_transient, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
 use crate::script::renewal::{Held, Longer, RenewalKind, Renewed};
@@ -421,8 +422,7 @@ impl Renewer {
             let commands: Vec<_> = calls.iter().map(command).collect();
             let outcomes = self.exchange(&commands, None).0;
             for (call, outcome) in calls.into_iter().zip(outcomes) {
-                let is_lost = outcome.as_ref().is_err_and(Failure::is_the_links);
-                if is_lost {
+                if outcome.as_ref().is_err_and(may_pass) {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                 }
                 // Where that may not be asked, they end with their leases.
@@ -462,7 +462,7 @@ impl Renewer {
     }
 
     /// Makes those changes of semaphores again that this server does not know of. How many permits
-    /// were taken and given by that; `None`: it did not answer, and is asked again.
+    /// were taken and given by that; `None`: it did not answer, or not yet, and is asked again.
     fn mend(&mut self, is_meant: impl Fn(&Self, &str) -> bool) -> Option<[i64; 2]> {
         let mut mends = Vec::new();
         for requests in self.core.changes.all() {
@@ -477,7 +477,7 @@ impl Renewer {
                 match outcome {
                     Ok(Value::Int(permits)) if permits < 0 => taken -= permits,
                     Ok(Value::Int(permits)) => given += permits,
-                    Err(failure) if failure.is_the_links() => {
+                    Err(failure) if may_pass(&failure) => {
                         self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                         return None;
                     }
@@ -729,6 +729,14 @@ impl Renewer {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
         }
+    }
+}
+
+/// Whether the server is to be asked again: it did not answer, or answers otherwise before long.
+fn may_pass(failure: &Failure) -> bool {
+    match failure {
+        Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),
+        failure => failure.is_the_links(),
     }
 }
 

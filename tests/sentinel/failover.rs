@@ -517,6 +517,38 @@ fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
     assert_eq!(semaphore.available_permits().unwrap(), 4);
 }
 
+/// It is full when it becomes the master, and this client does not use the semaphore any more.
+#[test]
+fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
+    let _bounded = bounded();
+    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let proxy = Proxy::before(&old);
+    let client = builder(&proxy.url()).connect().unwrap();
+    let semaphore = client.semaphore("full");
+    semaphore.set_permits(4).unwrap();
+    let mut redis = new.connection();
+    for (key, value) in count_of(&old, "full") {
+        let () = redis.set(key, value).unwrap();
+    }
+    let _out = semaphore.acquire_many(3).unwrap();
+    let mut set_most = |bytes: &str| {
+        let () = redis::cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).query(&mut redis).unwrap();
+    };
+    set_most("1");
+    proxy.lead_to(&new);
+    old.kill();
+    // Nothing but a question, which brings it to the new one.
+    let another = client.semaphore("another");
+    wait_until("it is there", SOON, || another.available_permits().is_ok());
+    wait_until("it is refused", SOON, || {
+        let said: String =
+            redis::cmd("INFO").arg("errorstats").query(&mut new.connection()).unwrap();
+        said.contains("errorstat_OOM")
+    });
+    set_most("0");
+    wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
+}
+
 /// Threads take and give back all the time. The new master knows what was at one moment, and they
 /// have more of the permits, or fewer, when the old one ends.
 #[test]
