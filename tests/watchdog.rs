@@ -995,6 +995,43 @@ fn a_longer_lease_that_a_thread_has_asked_for_is_not_cut() {
     }
 }
 
+/// What was not answered may reach the server at any time, on a connection that the client has given up.
+#[test]
+fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_was_not_answered() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let mut redis = server.connection();
+    // Each is sent once more.
+    for (name, copies) in [("one copy", 1), ("both copies", 2)] {
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
+        let lock = client.reentrant_lock(name);
+        let outer = lock.lock().unwrap();
+        let cut = format!("\r\n-{}\r\n", LEASE.as_millis()).into_bytes();
+        let is_cut = move |bytes: &[u8]| bytes.windows(cut.len()).any(|part| part == cut);
+        proxy.on(Direction::Request, copies, Action::LoseRequest, is_cut);
+        assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
+        wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
+        // And that was answered.
+        let certain = || Instant::now() + outer.remaining();
+        let then = certain();
+        wait_until("it is renewed", SOON, || certain() > then + UNIT);
+
+        let inner = lock.with_watchdog(LONG).lock().unwrap();
+        let then = certain();
+        wait_until("it is renewed again", SOON, || certain() > then + UNIT);
+        // Here it is.
+        assert!(redis.pexpire::<_, bool>(name, millis(LEASE)).unwrap());
+        let left = outer.remaining();
+        assert!(left <= LEASE, "{name}: {left:?}");
+        let before = Commands::so_far(&server).scripts();
+        thread::sleep(LEASE);
+        assert!(outer.is_held() && inner.is_held());
+        let sent = Commands::so_far(&server).scripts() - before;
+        assert!(sent < 20, "{name}: {sent} renewals");
+    }
+}
+
 /// A reader cuts its own timeout, and the lock's time to live to no less than another reader's.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {

@@ -306,9 +306,8 @@ fn take_away(keeps: bool, breaks: bool) {
                         for due in renewals {
                             let owner = server.owner(NAME);
                             let is_there = owner.as_deref() == Some(&*due.owner.text());
-                            let lease = due.lease.unwrap_or_default();
                             let held = if is_there { Held::Yes } else { Held::No };
-                            (due.renewed)(clock::now(), lease, Ok(held));
+                            (due.renewed)(clock::now(), Ok(held), false);
                         }
                     }
                     _ => thread::yield_now(),

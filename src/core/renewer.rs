@@ -248,8 +248,8 @@ impl Renewer {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
             for due in &renewals {
-                if let Some(lease) = due.lease {
-                    self.try_to(|_| (due.renewed)(now, lease, Err(&cause)));
+                if due.lease.is_some() {
+                    self.try_to(|_| (due.renewed)(now, Err(&cause), false));
                 }
             }
             self.ask_again = Some(now.saturating_add(ASK_AGAIN));
@@ -295,13 +295,13 @@ impl Renewer {
             })
             .collect();
         let raises = calls.iter().copied().flatten().any(|due| due.urgent);
-        let outcomes = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN)).0;
+        let (outcomes, resent) = self.exchange(&commands, raises.then_some(renewal::RAISED_WITHIN));
         let address = self.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
         let mut tell = |due: &Renewal, renewed: Result<Held, &Arc<str>>| {
             if due.lease.is_some() || renewed == Ok(Held::No) {
-                (due.renewed)(sent_at, due.lease.unwrap_or_default(), renewed);
+                (due.renewed)(sent_at, renewed, resent);
             }
             // What is renewed is tried again by its own alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();

@@ -222,7 +222,7 @@ impl Loan {
             deadline: self.hold.deadline(),
             is_provisional: false,
             // On its way to the next guard, too.
-            watched: self.hold.terms.watched(),
+            watched: self.hold.terms.watched().map(|lease| self.hold.counts(lease)),
             fixed: None,
             attempt: state.attempt,
         };
@@ -268,19 +268,21 @@ impl Loan {
     fn renewal(self: &Arc<Self>, lease: Option<Duration>) -> Renewal {
         let (kind, key) = (RenewalKind::Permits, Arc::clone(&self.site.timeouts));
         let (owner, itself) = (self.hold.owner, Arc::clone(self));
+        // Before the cut that this one may be.
+        let counts = lease.map_or(Duration::ZERO, |lease| self.hold.counts(lease));
         // Whoever was told the id may have asked for a longer lease.
         let is_known = lease.is_none() || self.is_told.load(Ordering::SeqCst);
         let longer = if is_known { Longer::Stays } else { self.hold.longer() };
-        let renewed = Box::new(move |sent_at, lease, renewed: Result<Held, &Arc<str>>| {
-            itself.hold.longer_heard(longer, renewed.map_err(drop));
-            itself.renewed(sent_at, lease, renewed);
+        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
+            itself.hold.longer_heard(longer, renewed.map_err(drop), resent);
+            itself.renewed(sent_at, counts, renewed);
         });
         let until = self.hold.deadline();
         Renewal { kind, key, owner, lease, longer, urgent: false, until, renewed }
     }
 
-    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
-    fn renewed(self: &Arc<Self>, sent_at: u64, lease: Duration, renewed: Result<Held, &Arc<str>>) {
+    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease counts.
+    fn renewed(self: &Arc<Self>, sent_at: u64, counts: Duration, renewed: Result<Held, &Arc<str>>) {
         let mut state = self.state.lock();
         // A reply for what is over is ignored.
         if state.is_over {
@@ -288,14 +290,14 @@ impl Loan {
         }
         state.attempt = match renewed {
             Ok(held @ (Held::Yes | Held::TooLong)) => {
-                self.hold.confirm(sent_at, lease);
+                self.hold.confirm(sent_at, counts);
                 // What is too long is cut at once, by the next renewal.
                 if held == Held::TooLong { Attempt::again(clock::now()) } else { Attempt::Done }
             }
             Ok(Held::No) => Attempt::Done,
             Err(cause) => {
                 self.hold.renewal_failed(cause);
-                state.attempt.fails(false, lease, clock::now())
+                state.attempt.fails(false, counts, clock::now())
             }
         };
         drop(state);

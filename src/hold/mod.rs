@@ -342,11 +342,17 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// A lease is asked for. Before it is sent: its outcome may stay unknown. How much of it counts:
-    /// less where a [`Cut`] is on its way, which may be carried out behind it.
+    /// A lease is asked for. Before it is sent: its outcome may stay unknown. How much of it
+    /// [counts](Self::counts).
     pub(crate) fn ask(&self, lease: Duration) -> Duration {
         self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
         self.wanted.fetch_max(clock::nanos(lease), Ordering::SeqCst);
+        self.counts(lease)
+    }
+
+    /// How much of a lease counts: less where a [`Cut`] is on its way, which may be carried out
+    /// behind it.
+    pub(crate) fn counts(&self, lease: Duration) -> Duration {
         match self.cut.to.load(Ordering::SeqCst) {
             0 => lease,
             cut => lease.min(Duration::from_nanos(cut)),
@@ -372,9 +378,13 @@ impl Hold {
         Longer::Stays
     }
 
-    /// What such a renewal was answered.
-    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>) {
+    /// What such a renewal was answered, and whether it was sent twice.
+    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::IsCut(_));
+        if is_cut && (resent || held.is_err()) {
+            // One that was not answered may be carried out yet.
+            self.cut.is_lost.store(true, Ordering::SeqCst);
+        }
         match held {
             Ok(Held::TooLong) => self.cut.is_due.store(true, Ordering::SeqCst),
             Ok(Held::Yes | Held::No) if is_cut => {
@@ -383,8 +393,6 @@ impl Hold {
                     self.cut.to.store(0, Ordering::SeqCst);
                 }
             }
-            // It may be carried out yet.
-            Err(()) if is_cut => self.cut.is_lost.store(true, Ordering::SeqCst),
             Ok(_) | Err(()) => {}
         }
     }
@@ -473,14 +481,14 @@ impl Hold {
 /// A cut and a request for a longer lease go over two connections, and the cut may be carried out
 /// last. So of two that meet one gives way: whoever asks raises `wanted` and then looks at `to`;
 /// the renewer sets `to` and then looks at `wanted` (all `SeqCst`). What is asked for while a cut
-/// is on its way, or was lost, counts only as far as the cut leaves it.
+/// is on its way, or was lost, counts only as far as the cut leaves it; and so far it is renewed.
 #[derive(Debug, Default)]
 struct Cut {
     /// The next renewal is to do it.
     is_due: AtomicBool,
     /// One to so much is on its way, in nanoseconds. Zero: none.
     to: AtomicU64,
-    /// It was not answered: it may be carried out at any time.
+    /// One was not answered: it may be carried out at any time, as long as the hold lasts.
     is_lost: AtomicBool,
 }
 
@@ -694,13 +702,60 @@ impl fmt::Debug for Tenancy {
 }
 
 #[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::protocol::ClientId;
 
+    const LEASE: Duration = Duration::from_secs(3);
+    const LONGER: Duration = Duration::from_secs(30);
+
+    /// With a lease, and the server keeps it for longer: the next renewal cuts it.
+    fn to_be_cut() -> Hold {
+        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let owner = ClientId::random().unwrap().next_owner();
+        let hold = Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false);
+        hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
+        assert_eq!(hold.counts(LONGER), LONGER);
+        hold
+    }
+
+    #[test]
+    fn no_more_of_a_longer_lease_counts_than_a_cut_leaves_that_may_come_later() {
+        for (answer, resent, is_lost) in [
+            (Ok(Held::Yes), false, false),
+            (Ok(Held::Yes), true, true),
+            (Ok(Held::No), true, true),
+            (Err(()), false, true),
+            (Err(()), true, true),
+        ] {
+            let hold = to_be_cut();
+            let cut = hold.longer();
+            assert_eq!(cut, Longer::IsCut(LEASE));
+            assert_eq!(hold.ask(LONGER), LEASE, "it is on its way");
+            hold.longer_heard(cut, answer, resent);
+            let counts = if is_lost { LEASE } else { LONGER };
+            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
+            // A later one says nothing of the first.
+            hold.longer_heard(Longer::Stays, Ok(Held::TooLong), false);
+            let cut = hold.longer();
+            assert_eq!(cut, Longer::IsCut(LONGER));
+            hold.longer_heard(cut, Ok(Held::Yes), false);
+            assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}, and another one");
+        }
+    }
+
+    /// Of two that meet the cut gives way.
+    #[test]
+    fn a_longer_lease_that_is_asked_for_first_is_not_cut() {
+        let hold = to_be_cut();
+        assert_eq!(hold.ask(LONGER), LONGER);
+        assert_eq!(hold.longer(), Longer::IsCut(LONGER));
+        assert_eq!(hold.counts(LONGER), LONGER);
+    }
+
     #[test]
     fn what_the_server_has_not_any_more_has_ended_if_its_own_end_is_past() {
-        const LEASE: Duration = Duration::from_secs(30);
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();

@@ -68,12 +68,14 @@ impl Site {
 
     pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_to_be_raised());
+        // Before the cut that this one may be.
+        let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
         let longer = lease.map_or(Longer::Stays, |_| hold.longer());
         let until = hold.deadline();
         let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let renewed = Box::new(move |sent_at, lease, renewed: Result<Held, &Arc<str>>| {
-            hold.longer_heard(longer, renewed.map_err(drop));
-            site.renewed(&hold, sent_at, lease, renewed);
+        let renewed = Box::new(move |sent_at, renewed: Result<Held, &Arc<str>>, resent| {
+            hold.longer_heard(longer, renewed.map_err(drop), resent);
+            site.renewed(&hold, sent_at, counts, renewed);
         });
         Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, until, renewed }
     }
@@ -110,7 +112,7 @@ impl Site {
             // The renewer tries again.
             Err(trouble) => {
                 let cause = format!("{:#}", trouble.into_error()).into();
-                self.renewed(hold, sent_at, lease, Err(&cause));
+                self.renewed(hold, sent_at, counts, Err(&cause));
             }
         }
         self.orphan_if_lost(hold);
@@ -138,12 +140,12 @@ impl Site {
         self.orphan_if_lost(hold);
     }
 
-    /// The server's answer to a renewal that was sent at `sent_at`, for this lease.
+    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease counts.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         sent_at: u64,
-        lease: Duration,
+        counts: Duration,
         renewed: Result<Held, &Arc<str>>,
     ) {
         let now = clock::now();
@@ -152,7 +154,7 @@ impl Site {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
             seat.attempt = match renewed {
                 Ok(held @ (Held::Yes | Held::TooLong)) => {
-                    hold.confirm(sent_at, lease);
+                    hold.confirm(sent_at, counts);
                     hold.raised();
                     // What is too long is cut at once, by the next renewal.
                     if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
@@ -160,7 +162,7 @@ impl Site {
                 Ok(Held::No) => Attempt::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    seat.attempt.fails(hold.is_to_be_raised(), lease, now)
+                    seat.attempt.fails(hold.is_to_be_raised(), counts, now)
                 }
             };
             Some(Arc::clone(&seat.tenancy))

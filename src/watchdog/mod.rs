@@ -68,8 +68,8 @@ pub(crate) struct Renewal {
     pub(crate) renewed: Box<OnRenewed>,
 }
 
-/// Hears the server's answer to a renewal that was sent at a time, for a lease.
-type OnRenewed = dyn Fn(u64, Duration, Result<Held, &Arc<str>>) + Send + Sync;
+/// Hears the server's answer to a renewal that was sent at a time, and whether it was sent twice.
+type OnRenewed = dyn Fn(u64, Result<Held, &Arc<str>>, bool) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

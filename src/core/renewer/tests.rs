@@ -46,7 +46,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
     let clumsy = Arc::new(Clumsy::default());
     let renewals = ["first", "second"].map(|key| {
         let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
-        let renewed = Box::new(move |_, _, renewed: Result<Held, &Arc<str>>| {
+        let renewed = Box::new(move |_, renewed: Result<Held, &Arc<str>>, _| {
             clumsy.stumble();
             heard.lock().push((key, renewed.is_err()));
         });
@@ -147,7 +147,7 @@ fn a_renewal_waits_for_one_packet_of_what_is_left_over_and_no_more() {
             }
             // It falls due while the first packet is seen to.
             let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
-            let renewed = Box::new(move |_, _, _: Result<Held, &Arc<str>>| {
+            let renewed = Box::new(move |_, _: Result<Held, &Arc<str>>, _| {
                 *heard.lock() = Some(settled.load(Ordering::SeqCst));
             });
             let owner = to.id.next_owner();

@@ -264,7 +264,7 @@ impl Seat {
             since: watching.map_or(self.since, |(since, _)| since),
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
-            watched: watching.map(|(_, lease)| lease),
+            watched: watching.map(|(_, lease)| hold.counts(lease)),
             fixed: match hold.terms {
                 Terms::Watched(_) => None,
                 Terms::Fixed(lease) => Some(lease),
