@@ -184,13 +184,14 @@ impl<P: Permits> PermitGate<P> {
     /// The server granted a thread what it needs, and `others` for whole needs of those first in
     /// the queue when it was asked. Who is first now gets them: some may have left or been passed
     /// permits meanwhile. Returns what nobody here waits for any more, which must be given back to
-    /// the server.
-    pub(crate) fn granted(&self, others: P) -> P {
+    /// the server. A request that takes long leaves nobody a chance: what counts is when it was
+    /// `asked`.
+    pub(crate) fn granted(&self, others: P, asked: u64) -> P {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = others;
         let mut state = self.state.lock();
-        state.turn.before(now);
+        state.turn.before(asked);
         state.turn.granted(now);
         // Within the turn or not: it is the server that gives them.
         while let Some(wake) = state.grant_first(&mut rest) {
@@ -288,8 +289,22 @@ mod tests {
     fn what_is_granted_goes_to_the_first_whose_whole_need_it_covers_and_the_rest_back() {
         let gate = PermitGate::<u32>::new(Duration::ZERO);
         queued(&gate, &[1, 2, 3, 1]);
-        assert_eq!(gate.granted(4), 1, "the next needs three, and nobody passes it");
+        assert_eq!(gate.granted(4, clock::now()), 1, "the next needs three, and nobody passes it");
         assert_eq!(gate.needs(1), [1, 3, 1]);
+    }
+
+    #[test]
+    fn a_request_behind_a_release_goes_on_with_the_turn_however_long_it_takes() {
+        const MS: u64 = 1_000_000;
+        let gate = PermitGate::<u32>::new(Duration::ZERO);
+        let began = clock::now() - 9 * MS;
+        let released = began + 4 * MS;
+        gate.with_turn(|turn| {
+            turn.granted(began);
+            turn.released(released);
+        });
+        assert_eq!(gate.granted(0, released), 0);
+        assert!(!gate.with_turn(|turn| turn.may_pass(began + 11 * MS)));
     }
 
     #[test]

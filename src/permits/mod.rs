@@ -280,7 +280,7 @@ fn ask<S: Source>(
     needs: &[NeedOf<S>],
     clients: u64,
 ) -> Result<Answered<S::Permits>, Error> {
-    let arrivals = site.arrivals();
+    let (arrivals, asked) = (site.arrivals(), clock::now());
     let mut given = match site.request(needs, clients) {
         Ok(Reply::Given(given)) => given,
         Ok(Reply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
@@ -293,7 +293,7 @@ fn ask<S: Source>(
     };
     let number = given.number();
     let own = needs.first().and_then(|own| given.take(*own));
-    let rest = site.gate().granted(given);
+    let rest = site.gate().granted(given, asked);
     if rest.number() > 0 {
         site.give_to_server(rest);
     }

@@ -167,7 +167,7 @@ impl Pool {
 
     /// As `permits::ask` and a semaphore's script do it.
     fn request(&self, needs: &[u32]) -> Result<u32, Error> {
-        let arrivals = self.arrivals();
+        let (arrivals, asked) = (self.arrivals(), clock::now());
         let taken = {
             let mut free = self.free.lock();
             let share = if chance(0.5) { *free } else { *free / 2 };
@@ -191,7 +191,7 @@ impl Pool {
             return Err(error);
         }
         if let Some(others) = taken.checked_sub(needs[0]) {
-            let rest = self.gate.granted(others);
+            let rest = self.gate.granted(others, asked);
             self.seen.together.fetch_add(usize::from(others > rest), Ordering::SeqCst);
             self.seen.surplus.fetch_add(usize::from(rest > 0), Ordering::SeqCst);
             self.give_to_server(rest);
