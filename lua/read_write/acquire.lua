@@ -23,7 +23,7 @@ local function may_enter()
     return not mode or mode == 'read' and not writes(owner)
 end
 if may_enter() and redis.pcall('exists', queue, window) == 0 then
-    return hold(owner, lease) or 0
+    return hold({owner}, lease) or 0
 end
 
 local place, fresh, refusal = stand(owner, came)
@@ -42,7 +42,7 @@ if mode ~= 'write' and (not open or place < 0) then
     end
     mode, left = mode_of()
     if place < 0 and may_enter() then
-        return hold(owner, lease) or 0
+        return hold({owner}, lease) or 0
     end
     open = nil
     place = redis.pcall('lpos', queue, owner)

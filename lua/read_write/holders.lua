@@ -77,34 +77,35 @@ local function denied(...)
     end
 end
 
--- Makes `owner` a holder, which must not contradict those there are; nil, or the server's refusal and
--- nothing done. A lock never stays without an end, and no reader without its timeout: what may be
--- refused comes first. (Not on a server that can be asked: with a PEXPIRE the script has written, and
--- memory is no reason to refuse any more.)
+-- Makes these owners holders, one or readers, who must not contradict those there are; nil, or the
+-- server's refusal and nothing done. A lock never stays without an end, and no reader without its
+-- timeout: what may be refused comes first. (Not on a server that can be asked: with a PEXPIRE the script
+-- has written, and memory is no reason to refuse any more.)
 -- `lasts`: others hold it for so long at least, as this script has seen to.
-local function hold(owner, lease, lasts)
+local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, lease) or nil
     if not trouble and not lasts and not redis.acl_check_cmd then
         -- It changes nothing: of a lock that is free, or by what it has.
         trouble = refused(redis.pcall('pexpire', lock, left > 0 and left or lease))
     end
-    if trouble then
-        return trouble
-    elseif writes(owner) then
-        trouble = refused(redis.pcall('hset', lock, 'mode', 'write', owner, 1))
-    else
-        trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
-        if trouble then
-            return trouble
-        end
-        local fields = left == -2 and {'mode', 'read', owner, 1} or {owner, 1}
-        trouble = refused(redis.pcall('hset', lock, unpack(fields)))
-        if trouble then
-            redis.pcall('del', timeout(owner, 1))
-        end
+    local is_writer, timeouts, fields = writes(owners[1]), {}, {}
+    if is_writer or left == -2 then
+        fields = {'mode', is_writer and 'write' or 'read'}
     end
-    if not trouble and left < tonumber(lease) then
+    for i, owner in ipairs(owners) do
+        if not trouble and not is_writer then
+            timeouts[i] = timeout(owner, 1)
+            trouble = refused(redis.pcall('set', timeouts[i], 1, 'px', lease))
+        end
+        fields[#fields + 1], fields[#fields + 2] = owner, 1
+    end
+    trouble = trouble or refused(redis.pcall('hset', lock, unpack(fields)))
+    if trouble then
+        if #timeouts > 0 then
+            redis.pcall('del', unpack(timeouts))
+        end
+    elseif left < tonumber(lease) then
         redis.call('pexpire', lock, lease)
     end
     return trouble
@@ -268,7 +269,7 @@ local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, stuck()
     -- The first in line, as they were read last, with their channels, and which of them is next. How the
     -- lock is held, for how long at least, and how many wait behind readers; nil: to be asked.
-    local line, channels, at, together = nil, {}, 1, 1
+    local line, channels, at, most = nil, {}, 1, 1
     local mode, lasts, waiting
     while not trouble do
         if mode == nil then
@@ -277,8 +278,8 @@ local function grant(start, count, asker, lease)
         if not line then
             line = {redis.pcall('lindex', queue, 0)}
         elseif not line[at] then
-            together = math.min(4 * together, MOST_TOGETHER)
-            line, at = redis.pcall('lrange', queue, 0, together - 1), 1
+            most = math.min(4 * most, MOST_TOGETHER)
+            line, at = redis.pcall('lrange', queue, 0, most - 1), 1
             channels = channels_of(line)
         end
         local head = line[at]
@@ -295,8 +296,14 @@ local function grant(start, count, asker, lease)
         if not dead and mode and writes(head) then
             break
         end
-        trouble = refused(redis.pcall('lpop', queue))
-        at = at + 1
+        -- The readers that were looked at and are next get it together: LPOP and HSET once for all of them.
+        local together = {head}
+        while channel and not writes(head) and channels[at + #together]
+            and line[at + #together] ~= asker
+        do
+            together[#together + 1] = line[at + #together]
+        end
+        trouble = refused(redis.pcall('lpop', queue, #together))
         if trouble then
             break
         elseif dead then
@@ -305,32 +312,41 @@ local function grant(start, count, asker, lease)
                 waiting = nil
             end
         elseif head == asker then
-            asked, trouble = true, hold(head, lease)
+            asked, trouble = true, hold(together, lease)
             if trouble then
                 break
             end
             granted, mode = true, nil
         else
-            local refusal = hold(head, PROVISIONAL, lasts)
+            local refusal = hold(together, PROVISIONAL, lasts)
             waiting = waiting or behind(head)
-            local heard = refusal or tell(channel, head, 'grant', string.format(
-                '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, writes(head) and 'write' or 'read',
-                waiting, start, count))
-            if type(heard) == 'number' and heard > 0 then
-                granted, mode = true, writes(head) and 'write' or 'read'
-                lasts = PROVISIONAL
-            else
-                if not refusal then
-                    drop(head, true)
-                end
-                mode, lasts, waiting = nil, nil, nil
-                if type(heard) == 'table' then
-                    -- Not the head's fault: it has its place again, and asks for itself some time.
-                    enqueue('lpush', head)
-                    break
+            mode, lasts = writes(head) and 'write' or 'read', PROVISIONAL
+            local details = string.format(
+                '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, mode, waiting, start, count)
+            local again = {}
+            for i, owner in ipairs(together) do
+                local heard = refusal or tell(channels[at + i - 1] or channel, owner, 'grant', details)
+                if type(heard) == 'number' and heard > 0 then
+                    granted = true
+                else
+                    if not refusal then
+                        drop(owner, true)
+                    end
+                    mode, lasts, waiting = nil, nil, nil
+                    if type(heard) == 'table' then
+                        again[#again + 1] = owner
+                    end
                 end
             end
+            for i = #again, 1, -1 do
+                -- Not its fault: it has its place again, and asks for itself some time.
+                enqueue('lpush', again[i])
+            end
+            if #again > 0 then
+                break
+            end
         end
+        at = at + #together
     end
     return granted, asked, trouble
 end

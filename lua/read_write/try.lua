@@ -25,7 +25,7 @@ if mode == 'read' then
 elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then
     return nil
 end
-local trouble = hold(owner, lease)
+local trouble = hold({owner}, lease)
 if trouble then
     -- There is no memory. Who waits needs none: see `hold`.
     look()

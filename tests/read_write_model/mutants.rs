@@ -29,8 +29,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "only the first reader is let in",
         Script::Holders,
-        "                lasts = PROVISIONAL\n            else",
-        "                return true\n            else",
+        "                    granted = true\n                else",
+        "                    return true\n                else",
         0,
     ),
     script(
@@ -64,15 +64,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a reader has no timeout",
         Script::Holders,
-        "        trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))",
-        "        trouble = nil",
+        "trouble = refused(redis.pcall('set', timeouts[i], 1, 'px', lease))",
+        "trouble = nil",
         0,
     ),
     script(
         "a timeout has no end",
         Script::Holders,
-        "redis.pcall('set', timeout(owner, 1), 1, 'px', lease)",
-        "redis.pcall('set', timeout(owner, 1), 1)",
+        "redis.pcall('set', timeouts[i], 1, 'px', lease)",
+        "redis.pcall('set', timeouts[i], 1)",
         0,
     ),
     script(
@@ -113,8 +113,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "one that reads is left out of the lock's lease",
         Script::Holders,
-        "    if not trouble and left < tonumber(lease) then",
-        "    if not trouble and left < 0 then",
+        "    elseif left < tonumber(lease) then",
+        "    elseif left < 0 then",
         0,
     ),
     script(
@@ -274,16 +274,23 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     seldom(
         "a refused message is not undone",
         Script::Holders,
-        "                if not refusal then\n                    drop(head, true)\n                end",
+        "                    if not refusal then\n                        drop(owner, true)\n                    end",
         "",
         scenarios::mute_release,
     ),
     seldom(
         "a refused message costs the place",
         Script::Holders,
-        "                    enqueue('lpush', head)\n                    break",
-        "                    break",
+        "                enqueue('lpush', again[i])",
+        "",
         scenarios::mute_release,
+    ),
+    seldom(
+        "those who cannot be told lose their order",
+        Script::Holders,
+        "for i = #again, 1, -1 do",
+        "for i = 1, #again do",
+        scenarios::some_cannot_be_told,
     ),
     seldom(
         "who tries and has it already is not told so",

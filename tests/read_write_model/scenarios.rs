@@ -96,6 +96,33 @@ fn without_the_right_to_publish_the_places_stay() {
     mute_release(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// The first reader may be told, and those behind it may not: they have their places again, in order.
+pub(crate) fn some_cannot_be_told(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let channel = format!("&{}", own_channel(&uuid(true, 2)));
+    let mut mute = Direct::without(server, prices(), &["resetchannels", &channel]);
+    mute.scripts = scripts.clone();
+    mute.run(1, &acquire(WRITES));
+    let _listeners: Vec<_> = (2..6).map(|client| hear(server, &mut master, client)).collect();
+    for (client, number) in [(2, READS), (3, READS), (4, READS), (5, WRITES)] {
+        master.run(client, &acquire(number));
+    }
+    let reply = mute.raw(1, &release(WRITES)).map_err(|error| error.to_string())?;
+    ensure(reply == Value::Int(1), "the first reader is not let in")?;
+    let (holders, queue) = there(&mut master);
+    ensure(holders == [owner(2, READS)], "somebody has it and does not know")?;
+    let places = [owner(3, READS), owner(4, READS), owner(5, WRITES)];
+    ensure(queue == places, &format!("{queue:?} wait"))?;
+    let timeouts: Vec<String> = master.command(&["KEYS", "*rwlock_timeout*"]);
+    ensure(timeouts.len() == 1, "a timeout of nobody's")
+}
+
+#[test]
+fn readers_that_cannot_be_told_keep_their_places() {
+    let Some(server) = real_server() else { return };
+    some_cannot_be_told(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
 /// The second copy of a request is told that the first one took it; that of a release does nothing.
 pub(crate) fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
