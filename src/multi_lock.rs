@@ -52,27 +52,32 @@ mod quorum;
 ///
 /// # Order, and why nothing locks up
 ///
-/// All are asked for at once. If that succeeds, that was one round trip, however many they are and
-/// on however many servers. Else those before the first that was refused are kept, the others are
-/// given back, and that first one is waited for as by its own [`lock`](Lock::lock). When it is had,
-/// the rest is asked for at once, and so on.
+/// The parts are taken one after the other, each by its own verb, and released in the opposite order.
+/// If one cannot be had, or its request fails, those that were taken before it are given back.
 ///
-/// So it waits for a lock only while it holds such as come before it in **one order: by name, and
-/// for one name by the server's address and database**, whatever order they are listed in. No two
-/// of them, whatever they have in common, can wait for each other. For that to be true of several
-/// servers on which there are parts of the *same* name, these must go by the same addresses in all
-/// processes. It is not true of a lock that the thread holds already when it takes a `MultiLock`
+/// **The order is that of the names (of their bytes); for one name that of the servers' addresses, or
+/// of their service names where Sentinels name the server, and then of the databases.** The order of
+/// the list does not matter. So a `MultiLock` waits for a lock only while it holds locks that come
+/// before it in one order, and no two of them can wait for each other. For that to be true of several
+/// servers on which there are parts of the *same* name, all processes must use the same addresses for
+/// these servers. It is not true of a lock that the thread holds already when it takes a `MultiLock`
 /// (or a second one inside it): take all that is needed in one.
+///
+/// If nobody else holds a part, exactly one of many callers of [`try_lock`](Self::try_lock) takes them:
+/// the one that takes the first part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. Where its programs share
 /// parts with a `MultiLock`, they must list them by name, in the order of the names' bytes. It gives
 /// back what it has when a part is not to be had in time; so with another order nothing locks up for
 /// ever, but each side may wait for the other until then, again and again.
 ///
-/// While one is waited for, those before it are held and renewed: others wait for those as well. A
-/// time limit is for the whole. What is asked for at once is asked for as by
-/// [`try_lock`](Lock::try_lock): a free [`ReentrantLock`](crate::ReentrantLock) is taken past
-/// processes that wait for it, and given back again soon if one before it was refused.
+/// While one is waited for, those before it are held and renewed: others wait for those as well.
+///
+/// # What it costs
+///
+/// A free part costs one round trip to take and one to [`unlock`](MultiLockGuard::unlock), so *n* parts
+/// cost *n* of each, on one server or on several. A part that the thread holds already costs none, nor
+/// does a part that this process passes from thread to thread. The drop of the guard waits for no reply.
 ///
 /// # Parts
 ///
@@ -214,14 +219,14 @@ impl MultiLock {
     ///
     /// # Blocking
     ///
-    /// Until all are had (or the majority), or an error ends the wait; time does not end it. One
-    /// round trip if all are free.
+    /// Until all are had (or the majority), or an error ends the wait; time does not end it. If all are
+    /// free, one round trip for each; of a quorum, one for all at the same time.
     pub fn lock(&self) -> Result<MultiLockGuard, Error> {
         self.take(Wait::FOREVER)?.ok_or_else(|| self.shut_down())
     }
 
     /// Takes them if that is possible now: `None` if one is not to be had, or no majority; nothing
-    /// more is held then.
+    /// more is held then. It asks for no part behind the first one that it does not get.
     ///
     /// # Errors
     ///
@@ -229,7 +234,7 @@ impl MultiLock {
     ///
     /// # Blocking
     ///
-    /// One round trip, for all at the same time.
+    /// One round trip for each part; of a quorum, one for all at the same time.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock(&self) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::NONE)
@@ -243,8 +248,8 @@ impl MultiLock {
     ///
     /// # Blocking
     ///
-    /// For `wait`, and for a request that is on its way, which
-    /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
+    /// For `wait` at most, whatever the servers of the parts do. (As of one lock, the first request for
+    /// each part has 15 ms in any case, or two round trips to a server that is further off.)
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::at_most(wait))
@@ -273,8 +278,7 @@ impl MultiLock {
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock), until the cancel, which ends a sleep at once; a request that is on
-    /// its way is waited for.
+    /// As [`lock`](Self::lock), until the cancel, which ends a sleep and a request that is on its way.
     pub fn lock_cancellable(&self, token: &CancelToken) -> Result<MultiLockGuard, Error> {
         self.take(Wait::from(token))?.ok_or_else(|| self.shut_down())
     }
@@ -424,59 +428,22 @@ impl MultiLock {
         Err(Error::new(ErrorKind::Redis, message.to_owned()).transient(true))
     }
 
-    /// Ordered: a part is waited for only while such are held as come before it.
+    /// Takes one part after the other, in their order, until one is not to be had.
     fn acquire_all(&self, thread: &Arc<Thread>, wait: &Wait<'_>) -> Result<Option<Levels>, Error> {
-        // A token that was cancelled before is found here.
+        // What is wrong with any of them is an error before the first one is taken.
         for part in &*self.parts {
             part.handle().check(wait).map_err(|error| self.failed(part, error))?;
         }
+        // Its drop gives back what was taken, the last one first.
         let mut levels = Levels::all(self.parts.len());
-        loop {
-            self.ask_at_once(thread, wait, &mut levels)?;
-            let Some(part) = self.parts.get(levels.len()) else { return Ok(Some(levels)) };
-            if !wait.blocks() {
-                return Ok(None);
-            }
-            // One more in each turn of the loop: who tries and gives back without end is not here.
+        for part in &*self.parts {
             match part.acquire(thread, *wait) {
                 Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(self.failed(part, error)),
             }
         }
-    }
-
-    /// Asks for all that are not held yet, and keeps those before the first that is refused.
-    fn ask_at_once(
-        &self,
-        thread: &Arc<Thread>,
-        wait: &Wait<'_>,
-        levels: &mut Levels,
-    ) -> Result<(), Error> {
-        let rest = &self.parts[levels.len()..];
-        if wait.blocks() && (rest.len() < 2 || wait.is_limited()) {
-            // Each is waited for in any case; by its own verb, which ends with the wait.
-            return Ok(());
-        }
-        let until = rest.iter().map(|part| part.handle().site.deadline()).max();
-        let until = until.unwrap_or_else(Instant::now);
-        let mut others = Levels::all(rest.len());
-        let (mut refused, mut failed) = (false, None);
-        for (part, trying) in rest.iter().zip(begin(rest, thread)) {
-            match trying(until) {
-                Ok(Some(tenancy)) if refused => others.push(Held::new(part.handle(), tenancy)),
-                Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
-                Ok(None) => refused = true,
-                // It is waited for, and that outlasts this.
-                Err(error) if wait.blocks() && error.passing().is_some() => refused = true,
-                Err(error) => {
-                    failed.get_or_insert_with(|| self.failed(part, error));
-                }
-            }
-        }
-        // Before anything is waited for.
-        drop(others);
-        failed.map_or(Ok(()), Err)
+        Ok(Some(levels))
     }
 
     /// What became of one part, said of all.
@@ -528,10 +495,10 @@ fn begin<'a>(parts: &'a [Arc<dyn Part>], thread: &'a Arc<Thread>) -> Vec<Trying<
 }
 
 /// Where a part stands in the one order. The name is first, since it is the same for all processes,
-/// and an address may not be.
+/// and an address may not be. A failover changes nothing of it.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
-    (Arc::clone(&site.name), site.core.address(), site.core.database())
+    (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
 /// Whether both are one key. Two clients of one server are two owners, of which one would wait for

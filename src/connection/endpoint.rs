@@ -377,6 +377,15 @@ impl Endpoint {
     pub(crate) fn address(&self) -> String {
         self.health.address().to_string()
     }
+
+    /// The service's name where Sentinels say where the server is, else its address.
+    pub(crate) fn lasting_address(&self) -> String {
+        match &self.target {
+            Target::At { .. } => self.address(),
+            #[cfg(not(all(test, shuttle)))]
+            Target::Named(sentinels) => sentinels.service().to_owned(),
+        }
+    }
 }
 
 const NO_INFO: &str = "it refuses INFO, so that each connection may lead to another run of it: with each \

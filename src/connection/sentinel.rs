@@ -153,6 +153,11 @@ impl Sentinels {
         })
     }
 
+    /// The name under which they know the server.
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
     /// From here on `tell` is called whenever another server has become the master. It must not
     /// block.
     pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {

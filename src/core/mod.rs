@@ -182,6 +182,11 @@ impl Core {
         self.servers.address()
     }
 
+    /// The same for as long as the client lives: a failover does not change it.
+    pub(crate) fn lasting_address(&self) -> String {
+        self.servers.first().endpoint.lasting_address()
+    }
+
     /// Whether another client's server is the same one, or one of the same.
     pub(crate) fn is_at_same_server_as(&self, other: &Self) -> bool {
         self.servers.overlaps(&other.servers)

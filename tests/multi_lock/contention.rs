@@ -158,7 +158,6 @@ fn beside_redissons_in_the_opposite_order_nothing_locks_up() {
     theirs.join();
 }
 
-/// All wait for the replies to several commands at once, and one of them reads for all.
 #[test]
 fn many_threads_take_several_over_one_connection() {
     let _bounded = bounded();
@@ -172,4 +171,35 @@ fn many_threads_take_several_over_one_connection() {
         })
         .collect();
     threads.into_iter().for_each(Running::join);
+}
+
+/// The first part decides: who does not get it asks for no other.
+#[test]
+fn of_many_that_try_exactly_one_has_all() {
+    const CALLERS: usize = 4;
+    let _bounded = bounded();
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let had = Arc::new(AtomicUsize::new(0));
+    let together = Arc::new(Barrier::new(CALLERS));
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|at| {
+            let mut names = NAMES;
+            names.rotate_left(at);
+            let all = all_of(&clients[at % 2], &names);
+            let (had, together) = (Arc::clone(&had), Arc::clone(&together));
+            spawn(move || {
+                for round in 0..200 {
+                    together.wait();
+                    let guard = all.try_lock().unwrap();
+                    had.fetch_add(usize::from(guard.is_some()), Ordering::SeqCst);
+                    together.wait();
+                    assert_eq!(had.load(Ordering::SeqCst), round + 1);
+                    guard.into_iter().for_each(|guard| guard.unlock().unwrap());
+                    together.wait();
+                }
+            })
+        })
+        .collect();
+    callers.into_iter().for_each(Running::join);
 }

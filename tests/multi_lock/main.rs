@@ -10,7 +10,7 @@ mod trouble;
 mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,48 +125,31 @@ fn none_is_held_if_one_is_not_to_be_had() {
 }
 
 #[test]
-fn all_are_asked_for_before_the_first_has_answered() {
+fn each_is_asked_for_when_the_one_before_it_is_had() {
     let _bounded = bounded();
     let server = server();
-    for connections in [1, 4] {
-        let proxy = Proxy::before(&server);
-        let client = Client::builder(&proxy.url())
-            .watchdog_timeout(LONG)
-            .connections(connections)
-            .connect()
-            .unwrap();
-        let all = all_of(&client, &NAMES);
-        // Connections are open, and the server knows the scripts.
-        for _ in 0..2 {
-            all.lock().unwrap().unlock().unwrap();
-        }
-        let mut redis = server.connection();
-        let mut so_many = |wanted: usize| {
-            wait_until("all were asked for", SOON, || {
-                NAMES.iter().filter(|name| redis.exists(**name).unwrap()).count() == wanted
-            });
-        };
-        proxy.on_reply("", Action::HoldReply);
-        let (sender, go) = mpsc::channel::<()>();
-        let (taken, has_taken) = mpsc::channel::<()>();
-        let taking = all.clone();
-        let taker = spawn(move || {
-            let guard = taking.lock().unwrap();
-            taken.send(()).unwrap();
-            go.recv().unwrap();
-            guard.unlock().unwrap();
-        });
-        so_many(3);
-        proxy.clear_rules();
-        proxy.release();
-        has_taken.recv().unwrap();
-        proxy.on_reply("", Action::HoldReply);
-        sender.send(()).unwrap();
-        so_many(0);
-        proxy.clear_rules();
-        proxy.release();
-        taker.join();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let all = all_of(&client, &NAMES);
+    // Connections are open, and the server knows the scripts.
+    for _ in 0..2 {
+        all.lock().unwrap().unlock().unwrap();
     }
+    proxy.on_request("EVALSHA", Action::HoldReply);
+    let taker = spawn(move || drop(all.lock().unwrap()));
+    // What is held whenever the server has carried out one more, and its answer is held back.
+    let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1]];
+    for (at, expected) in (1..).zip(steps) {
+        proxy.wait_fired(at, SOON);
+        wait_until("it is carried out", SOON, || {
+            NAMES.map(|name| i32::from(is_held(&server, name))) == expected
+        });
+        if at < steps.len() {
+            proxy.on_request("EVALSHA", Action::HoldReply);
+        }
+        proxy.release();
+    }
+    taker.join();
 }
 
 #[test]

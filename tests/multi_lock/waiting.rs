@@ -65,6 +65,52 @@ fn a_time_limit_is_for_the_whole() {
     taken.into_iter().for_each(|guard| guard.unlock().unwrap());
 }
 
+/// Its clients would wait for its answers for far longer.
+#[test]
+fn a_limit_ends_the_whole_where_a_server_says_nothing() {
+    let _bounded = bounded();
+    let (here, there) = (server(), server());
+    let patient = |server: &Server| {
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+        builder.connections(1).response_timeout(LONG).connect_timeout(LONG).connect().unwrap()
+    };
+    let (ours, theirs) = (patient(&here), patient(&there));
+    let locks = [ours.reentrant_lock("a"), theirs.reentrant_lock("b"), ours.reentrant_lock("c")];
+    let all = of(&locks);
+    all.lock().unwrap().unlock().unwrap();
+    there.pause();
+    let token = CancelToken::new();
+    let canceller = spawn({
+        let (token, here) = (token.clone(), here.url());
+        move || {
+            let mut redis = redis::Client::open(here).unwrap().get_connection().unwrap();
+            wait_until("the first is had", SOON, || redis.exists("a").unwrap());
+            thread::sleep(UNIT);
+            token.cancel();
+        }
+    });
+    let begun = Instant::now();
+    let error = all.lock_cancellable(&token).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    canceller.join();
+    wait_free(&here, "a", SOON);
+    for limited in [
+        all.try_lock_for(UNIT * 5),
+        all.try_lock_until(Instant::now() + UNIT * 5),
+        all.lock_within(Wait::at_most(UNIT * 5).cancelled_by(&CancelToken::new())),
+        all.lock_owned_within(Wait::at_most(UNIT * 5)).map(|_| None),
+    ] {
+        let error = limited.unwrap_err();
+        assert_eq!((error.kind(), error.name()), (ErrorKind::Redis, Some("b")), "{error}");
+        wait_all_free(&here, &["a", "c"]);
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    there.resume();
+    // What it may have granted late was given back.
+    wait_free(&there, "b", SOON);
+    all.lock().unwrap().unlock().unwrap();
+}
+
 #[test]
 fn a_cancel_gives_back_what_was_had() {
     let _bounded = bounded();

@@ -149,29 +149,13 @@ fn who_enters_late_and_wants_its_hold_renewed_has_that() {
 }
 
 #[test]
-fn several_that_are_taken_together_are_asked_for_at_once() {
+fn several_are_taken_together_beside_other_readers() {
     let _bounded = bounded();
     let server = server();
-    let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = client(&server);
     let locks = ["one", "two", "three"].map(|name| client.read_write_lock(name));
     let all = MultiLock::new(&[locks[0].read(), locks[1].write(), locks[2].read()]).unwrap();
-    // Connections are open, and the server knows the scripts.
-    for _ in 0..2 {
-        all.lock().unwrap().unlock().unwrap();
-    }
-    proxy.on_reply("", Action::HoldReply);
-    let taker = spawn({
-        let all = all.clone();
-        move || all.lock().unwrap().unlock().unwrap()
-    });
     let mut redis = server.connection();
-    wait_until("all were asked for", SOON, || {
-        locks.iter().all(|lock| redis.exists(lock.name()).unwrap())
-    });
-    proxy.clear_rules();
-    proxy.release();
-    taker.join();
     // One that is not to be had leaves nothing of the others.
     let other = common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").write());

@@ -161,3 +161,20 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
 fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Error> {
     builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
+
+/// A failover gives the service another address, and must not change the order.
+#[test]
+fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
+    let _bounded = bounded();
+    let Some(sentinels) = sentinels() else { return };
+    let other = server();
+    let by_name = builder(&other.url().replace("127.0.0.1", "localhost")).connect().unwrap();
+    let _taken = client(&other).reentrant_lock("same").lock().unwrap();
+    let lock = client_of(&sentinels).reentrant_lock("same");
+    let both = MultiLock::new(&[&lock, &by_name.reentrant_lock("same")]).unwrap();
+    let waiter = spawn(move || both.try_lock_for(UNIT * 5).map(drop));
+    wait_in_line(&other, "same", 1);
+    // "localhost" comes before "redlatch".
+    assert!(!lock.is_locked().unwrap());
+    waiter.join().unwrap();
+}
