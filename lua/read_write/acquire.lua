@@ -19,6 +19,9 @@ if foreign then
 elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
+if mode == 'read' and writes(owner) and outlived() then
+    mode, left = mode_of()
+end
 local function may_enter()
     return not mode or mode == 'read' and not writes(owner)
 end

@@ -151,8 +151,8 @@ end
 
 -- The same of a lock that many read, without a look at all of them: a few at random. nil: all are to be
 -- looked at, since none of these lasts, or none is ours, or who leaves might be the only one that has
--- the lock for so long. Else the lock keeps the time to live that it has, at most twice as long as the
--- longest of these lasts; and when all but MANY have left, it is that of the longest again.
+-- the lock for so long. Else the lock keeps the time to live that it has, which may be that of one who
+-- left before. When all but MANY have left, it is that of the longest again; if all die, see `outlived`.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -219,6 +219,17 @@ local function drop(owner, keeps)
         redis.pcall('del', timeout(owner, 1))
     end
     return free, not ours
+end
+
+-- A writer asks while many read: whether they were looked at, and how the lock is held may have changed.
+-- If they died, the lock's time to live may be that of one who left long before (`some`). Among a few at
+-- random nobody lives then, and all are looked at.
+local function outlived()
+    if redis.call('hlen', lock) > MANY then
+        -- (Nobody leaves. Those who are found dead are taken along.)
+        drop('')
+        return true
+    end
 end
 
 -- How many wait behind a hold that `owner` gets now: of one that reads, behind the readers who get it,

@@ -5,14 +5,13 @@
 -- reply: so many wait; nil = it is not this owner's any more
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
-if redis.call('hexists', lock, owner) == 0 then
-    ensure_master()
-    look()
-    return nil
-end
--- Those who are first may be dead.
+-- Those who are first may be dead, and so may those who read: then nobody is left who has the lock.
 if length() > 0 then
     look()
+end
+if redis.call('hexists', lock, owner) == 0 then
+    ensure_master()
+    return nil
 end
 local waiting = length()
 -- Of who may not join nobody's lease is made longer: those who wait would wait for that.

@@ -17,12 +17,16 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's may have come in past readers in front; and those in front may be dead.
-    look()
-    if writes(owner) or length() > 0 then
-        return nil
+    -- Redisson's may have come in past readers in front; those in front may be dead; and those who read.
+    if writes(owner) then
+        outlived()
     end
-elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then
+    look()
+    mode = mode_of()
+end
+if mode == 'read' and (writes(owner) or length() > 0)
+    or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)
+then
     return nil
 end
 local trouble = hold({owner}, lease)

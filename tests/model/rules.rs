@@ -37,6 +37,12 @@ pub(crate) struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// Whether it may take the fields of dead readers along, and give the lock the time of the others.
+    fn counts_readers(&self) -> bool {
+        let asks = matches!(self.script, Script::Acquire | Script::Try);
+        self.script.leaves() || asks && self.owner.is_some_and(|owner| writes(owner))
+    }
+
     fn is_by(&self, owner: &str) -> bool {
         self.owner.is_some_and(|own| own == owner)
     }
@@ -171,9 +177,9 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
         let timeout = before.timeout(holder);
         match after.timeout(holder) {
             None => {
-                // Who leaves takes along those who have lapsed.
                 let is_over = before.reads(holder) && timeout.is_none_or(|left| left <= 0);
-                let ends = script.leaves() && (step.is_by(holder) || is_over);
+                let ends =
+                    script.leaves() && step.is_by(holder) || step.counts_readers() && is_over;
                 if !(script.is_forced() || ends) {
                     return Err(format!("{script:?} of {owner:?} ends the hold of {holder}"));
                 }
@@ -191,7 +197,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     // Those who are left have it as long as the longest of them.
     let is_own = |holder: &String| step.is_by(holder) && script.is_of_redisson();
     let stays = |holder: &&String| before.holders.contains(holder) && !is_own(holder);
-    let cuts = after.left < before.left && !(script.leaves() && after.mode == "read");
+    let cuts = after.left < before.left && !(step.counts_readers() && after.mode == "read");
     // Redisson's renewal says how long the lock lasts, whatever it was.
     let renews = matches!(script, Script::RedissonReadRenew3 | Script::RedissonReadRenew4);
     let cuts = cuts && !renews;

@@ -15,15 +15,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "a reader that only tries passes a writer in front",
         Script::Try,
-        "if writes(owner) or length() > 0 then",
-        "if writes(owner) then",
+        "if mode == 'read' and (writes(owner) or length() > 0)",
+        "if mode == 'read' and writes(owner)",
         0,
     ),
     script(
         "who tries does not see that the one in front is dead",
         Script::Try,
-        "    look()\n    if writes(owner)",
-        "    if writes(owner)",
+        "    look()\n    mode = mode_of()",
+        "    mode = mode_of()",
         0,
     ),
     script(
@@ -211,8 +211,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     script(
         "who tries enters beside a writer",
         Script::Try,
-        "elseif mode and (not writer or redis.call('hexists', lock, writer) == 0) then",
-        "elseif false then",
+        "or mode == 'write' and (not writer or redis.call('hexists', lock, writer) == 0)",
+        "or false",
         0,
     ),
     script(
@@ -351,9 +351,37 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     seldom(
         "who asks to read on and has lapsed leaves a free lock to wait for",
         Script::ReadOn,
-        "    look()\n    return nil",
-        "    return nil",
+        "if length() > 0 then\n    look()",
+        "if length() > 0 then",
         scenarios::reads_on_too_long,
+    ),
+    seldom(
+        "who tries is refused by readers who have lapsed",
+        Script::Try,
+        "    look()\n    mode = mode_of()",
+        "    look()",
+        scenarios::freed_by_the_look,
+    ),
+    seldom(
+        "who asks to read on has lost the lock by that look",
+        Script::ReadOn,
+        "if redis.call('hexists', lock, owner) == 0 then",
+        "if false then",
+        scenarios::freed_by_the_look,
+    ),
+    seldom(
+        "a writer waits for a crowd that is dead",
+        Script::Acquire,
+        "and writes(owner) and outlived() then",
+        "and false then",
+        scenarios::crowd_dies,
+    ),
+    seldom(
+        "a writer that tries does not see that the crowd is dead",
+        Script::Try,
+        "        outlived()\n",
+        "",
+        scenarios::crowd_dies,
     ),
     seldom(
         "a replica says that it is not the holder's",

@@ -299,6 +299,78 @@ fn of_very_many_readers_each_leaves_and_cuts_nobodys_lease() {
     crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// All of very many die, and the lock's time to live is that of one who left before: a writer that asks
+/// gets it. While one of them lives it does not, and the lock lasts as long as that one.
+pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
+        let mut direct = direct(server, scripts);
+        crowd(&mut direct, LEASE);
+        let _listener = hear(server, &mut direct, CROWD + 1);
+        let () = direct.command(&["PEXPIRE", "prices", &(100 * LEASE).to_string()]);
+        let timeouts: Vec<String> = direct.command(&["KEYS", "*rwlock_timeout*"]);
+        for timeout in &timeouts[1..] {
+            let () = direct.command(&["DEL", timeout]);
+        }
+        // (The one that lives may be among the few that are looked at.)
+        for _ in 0..20 {
+            direct.run(CROWD + 1, &ask);
+        }
+        let holders = there(&mut direct).0;
+        ensure(
+            holders.len() == 1 && timeouts[0].contains(&holders[0]),
+            "the one that lives lost it",
+        )?;
+        crowd(&mut direct, LEASE);
+        let () = direct.command(&["PEXPIRE", "prices", &(100 * LEASE).to_string()]);
+        for timeout in direct.command::<Vec<String>>(&["KEYS", "*rwlock_timeout*"]) {
+            let () = direct.command(&["DEL", &timeout]);
+        }
+        direct.run(CROWD + 1, &ask);
+        ensure(there(&mut direct).0 == [owner(CROWD + 1, WRITES)], "a writer waits for the dead")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_writer_gets_the_lock_of_very_many_readers_who_died() {
+    let Some(server) = real_server() else { return };
+    crowd_dies(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
+/// The only reader has lapsed. The look lets one in, cannot tell it so, and finds nobody left: who asked
+/// is told how it stands then.
+pub(crate) fn freed_by_the_look(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    let mut mute = Direct::without(server, prices(), &["-publish"]);
+    mute.scripts = scripts.clone();
+    let _listener = hear(server, &mut master, 2);
+    let queue = master.site.queue.clone();
+    let reads = owner(1, READS);
+    for reads_on in [true, false] {
+        let () = master.command(&["FLUSHALL"]);
+        master.run(1, &acquire(READS));
+        let () = master.command(&["DEL", &format!("{}:1", timeouts("prices", &reads))]);
+        let () = master.command(&["RPUSH", &queue, &owner(2, READS)]);
+        if reads_on {
+            let asking = taking(Script::ReadOn, &master.site, LEASE, reads.clone(), None);
+            let reply = mute.eval(&asking).map_err(|error| error.to_string())?;
+            ensure(reply == Value::Nil, "it reads still")?;
+            ensure(there(&mut master).0.is_empty(), "somebody has it and does not know")?;
+        } else {
+            mute.run(3, &Request::Try { number: WRITES, lease: LEASE });
+            ensure(there(&mut master).0 == [owner(3, WRITES)], "a free lock is refused")?;
+        }
+        ensure(there(&mut master).1 == [owner(2, READS)], "somebody has lost a place")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn who_asks_is_told_how_it_stands_behind_the_look() {
+    let Some(server) = real_server() else { return };
+    freed_by_the_look(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
 /// Those who were killed leave nothing behind for as long as others come and go.
 pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for dead in [10, CROWD - 2] {
