@@ -16,13 +16,14 @@
 //! Passed on: who was notified has a record until its thread has left the lock again. Every path
 //! that does not get there ends in `done` with "pass it on", or in no sign of life any more.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::acquire::{Endurance, await_confirmation};
 use crate::connection::{Command, Outcome, ReplyReceiver, was_cut};
-use crate::core::Core;
+use crate::core::{Core, Member};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Expected, HoldState, Site, Tenancy};
 use crate::protocol::{ConditionKeys, Owner};
@@ -30,14 +31,14 @@ use crate::pubsub::{Addressee, News, Subscription};
 use crate::script::Trouble;
 use crate::script::condition::{ConditionScripts, Looked, Use, done};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Thread, clock, jitter};
+use crate::sync::{Mutex, Thread, clock, jitter};
 use crate::wait::Wait;
 use crate::watchdog::{Chore, Orphan};
 
 /// How often a waiter looks that hears nothing. So long at most the death of who was notified
 /// before it costs, too.
 const POLL: Duration = Duration::from_secs(1);
-/// How often a sign of life goes out for who was notified and has not left the lock again: three
+/// How often a sign of life goes out for those who were notified and have not left the lock again: three
 /// fit into the time for which its record counts without one (`PATIENCE` in `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
@@ -181,10 +182,9 @@ impl<'a> ConditionPlace<'a> {
     pub(super) fn notified(mut self) -> Notified {
         self.stands = false;
         let enrolled = self.enrolled.clone();
-        let sign = Arc::new(Sign { enrolled, back: OnceLock::new() });
-        let chore: Arc<dyn Chore> = Arc::clone(&sign) as _;
-        self.site.core.watchdog.schedule(&chore, SIGN_OF_LIFE);
-        Notified { sign }
+        let signs = Signs::of(&enrolled);
+        let back = signs.add(enrolled.waiter);
+        Notified { enrolled, signs, back }
     }
 
     fn look(&self, leaves: bool) -> Result<Looked, Error> {
@@ -256,44 +256,123 @@ impl Addressee for Notice {
 /// A notification, until the thread that it woke has left the lock again. Dropped before that, or
 /// when the lock was lost, it is passed on.
 pub(super) struct Notified {
-    sign: Arc<Sign>,
+    enrolled: Enrolled,
+    signs: Arc<Signs>,
+    back: Back,
 }
+
+/// The tenancy in which a waiter that was notified has the lock again.
+type Back = Arc<OnceLock<Arc<Tenancy>>>;
 
 impl Notified {
     /// The thread has the lock again.
     pub(super) fn is_back(&self, tenancy: &Arc<Tenancy>) {
-        let _ = self.sign.back.set(Arc::clone(tenancy));
+        let _ = self.back.set(Arc::clone(tenancy));
     }
 }
 
 impl Drop for Notified {
     fn drop(&mut self) {
-        let Sign { enrolled, back } = &*self.sign;
+        let Self { enrolled, signs, back } = self;
         if enrolled.site.core.is_forked() {
             return;
         }
+        signs.remove(enrolled.waiter);
         let used = back.get().is_some_and(|tenancy| !matches!(tenancy.state(), HoldState::Lost(_)));
         enrolled.done(if used { Use::Used } else { Use::PassedOn });
     }
 }
 
-/// The sign of life of who was notified.
-#[derive(Debug)]
-struct Sign {
-    enrolled: Enrolled,
-    /// In which it has the lock again.
-    back: OnceLock<Arc<Tenancy>>,
+/// The signs of life of all waiters on a condition, in this process, that were notified: one request.
+struct Signs {
+    site: Arc<Site>,
+    keys: Arc<ConditionKeys>,
+    name: Arc<str>,
+    given: Mutex<Given>,
 }
 
-impl Chore for Sign {
+#[derive(Default)]
+struct Given {
+    waiters: BTreeMap<u64, (Owner, Back)>,
+    /// The request is sent regularly.
+    is_due: bool,
+}
+
+impl Signs {
+    fn of(Enrolled { site, keys, .. }: &Enrolled) -> Arc<Self> {
+        site.core.members.of::<Self>().find(&keys.notified, |name| Self {
+            site: Arc::clone(site),
+            keys: Arc::clone(keys),
+            name,
+            given: Mutex::default(),
+        })
+    }
+
+    fn add(self: &Arc<Self>, waiter: Owner) -> Back {
+        let back = Back::default();
+        let mut given = self.given.lock();
+        given.waiters.insert(waiter.number(), (waiter, Arc::clone(&back)));
+        let is_first = !std::mem::replace(&mut given.is_due, true);
+        drop(given);
+        if is_first {
+            let chore: Arc<dyn Chore> = Arc::clone(self) as _;
+            self.site.core.watchdog.schedule(&chore, SIGN_OF_LIFE);
+        }
+        back
+    }
+
+    fn remove(&self, waiter: Owner) {
+        let ended = self.given.lock().waiters.remove(&waiter.number());
+        drop(ended);
+    }
+}
+
+impl Chore for Signs {
     fn command(&self) -> Option<Command> {
+        let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
         // Of a thread that has ended with the lock in its hands the hold is lost some time.
-        let lives = self.back.get().is_none_or(|tenancy| tenancy.is_held());
-        lives.then(|| self.enrolled.scripts().look_command(&self.enrolled.waiter, false))
+        waiters.retain(|(waiter, back)| {
+            let lives = back.get().is_none_or(|tenancy| tenancy.is_held());
+            if !lives {
+                self.remove(*waiter);
+            }
+            lives
+        });
+        let mut given = self.given.lock();
+        // (Who was notified meanwhile is in the next request.)
+        given.is_due = !given.waiters.is_empty();
+        if !given.is_due {
+            return None;
+        }
+        drop(given);
+        let waiters: Vec<_> = waiters.iter().map(|(waiter, _)| *waiter).collect();
+        let scripts = ConditionScripts { keys: &self.keys, database: self.site.core.database() };
+        Some(scripts.keep_alive_command(&waiters))
     }
 
     fn done(&self, _outcome: Outcome) -> Duration {
         SIGN_OF_LIFE
+    }
+}
+
+impl Member for Signs {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Each waiter says by itself that it ends.
+    fn end(self: Arc<Self>) {}
+}
+
+impl Drop for Signs {
+    fn drop(&mut self) {
+        self.site.core.members.of::<Self>().forget(&self.name);
+    }
+}
+
+impl fmt::Debug for Signs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signs").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

@@ -9,11 +9,13 @@ use crate::protocol::{ConditionKeys, Owner, decimal};
 static WAIT: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/wait.lua");
 static NOTIFY: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/notify.lua");
 static LOOK: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/look.lua");
+static KEEP_ALIVE: LazyLock<Script> =
+    script!(NUMBER; "condition/waiters.lua", "condition/keep_alive.lua");
 static DONE: LazyLock<Script> = script!(NUMBER; "condition/waiters.lua", "condition/done.lua");
 
 /// See [`super::prepare`].
 pub(super) fn prepare() {
-    for script in [&WAIT, &NOTIFY, &LOOK, &DONE] {
+    for script in [&WAIT, &NOTIFY, &LOOK, &KEEP_ALIVE, &DONE] {
         LazyLock::force(script);
     }
 }
@@ -82,13 +84,17 @@ impl ConditionScripts<'_> {
         waiter: &Owner,
         leaves: bool,
     ) -> Result<Looked, Trouble> {
-        let waits = flag(call(route, &self.look_command(waiter, leaves), Rights::Conditions)?)?;
+        let leaves: &[u8] = if leaves { b"1" } else { b"0" };
+        let command = self.command(&LOOK, None, &[&waiter.text(), leaves]);
+        let waits = flag(call(route, &command, Rights::Conditions)?)?;
         Ok(if waits { Looked::Waits } else { Looked::Notified })
     }
 
-    /// A look, which is a sign of life, too.
-    pub(crate) fn look_command(self, waiter: &Owner, leaves: bool) -> Command {
-        self.command(&LOOK, None, &[&waiter.text(), if leaves { b"1" } else { b"0" }])
+    /// The signs of life of waiters that were notified.
+    pub(crate) fn keep_alive_command(self, waiters: &[Owner]) -> Command {
+        let waiters: Vec<_> = waiters.iter().map(Owner::text).collect();
+        let waiters: Vec<&[u8]> = waiters.iter().map(|waiter| &waiter[..]).collect();
+        self.command(&KEEP_ALIVE, None, &waiters)
     }
 
     /// Ends what there is of a waiter.

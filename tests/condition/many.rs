@@ -28,6 +28,30 @@ fn those_who_look_do_not_each_ask_for_all_who_were_notified() {
     leaves_nothing(&server, "m");
 }
 
+#[test]
+fn those_who_were_notified_give_one_sign_of_life_together() {
+    const NOTIFIED: u64 = 40;
+    let _bounded = bounded();
+    let server = server();
+    let [here, there] =
+        [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let crowd: Vec<_> =
+        (0..NOTIFIED).map(|_| Guest::of(&server, "m", &here, Wait::FOREVER).passes()).collect();
+    let guard = there.lock.lock().unwrap();
+    for _ in 0..NOTIFIED {
+        assert!(there.condition.notify_one().unwrap());
+    }
+    let before = Commands::so_far(&server);
+    let signs = || Commands::so_far(&server).of("hset") - before.of("hset");
+    wait_until("each has given several", SOON, || signs() >= 5 * NOTIFIED);
+    let after = Commands::so_far(&server);
+    let (sent, signs) = (after.scripts() - before.scripts(), after.of("hset") - before.of("hset"));
+    assert!(2 * sent < signs, "{sent} scripts for {signs} signs of life");
+    guard.unlock().unwrap();
+    assert!(leave_all(crowd).into_iter().all(|notified| notified));
+    leaves_nothing(&server, "m");
+}
+
 of_both_locks! {
     nobody_is_forgotten_and_nobody_told_twice
 }

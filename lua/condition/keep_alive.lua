@@ -1,0 +1,14 @@
+-- Signs of life of waiters that were notified and have not left the lock again.
+--
+-- KEYS, ARGV 1 see waiters.lua
+-- ARGV 2… the waiters, all of one process
+-- reply: how many of them have a record
+local kept = 0
+for i = 2, #ARGV do
+    local mine = redis.call('hget', notified, ARGV[i])
+    if mine then
+        record(ARGV[i], string.match(mine, '%S+$'))
+        kept = kept + 1
+    end
+end
+return kept
