@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -174,6 +175,142 @@ fn a_server_that_does_not_answer_is_an_outage() {
     let address = format!("the server at 127.0.0.1:{}", server.port());
     assert!(lines.iter().all(|(_, line)| line.contains(&address)), "{lines:?}");
     assert_eq!((lines[0].0, lines[1].0), (Level::Warn, Level::Info), "{lines:?}");
+}
+
+/// The clients notice it one after the other, and the end, too.
+#[test]
+fn an_outage_is_told_once_for_all_clients_of_a_process() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let clients = [(); 3].map(|()| impatient(&server.unix_url()).connect().unwrap());
+    let fail = |client: &Client| assert!(client.reentrant_lock("name").lock().is_err());
+    for round in 1..=2 {
+        server.kill();
+        clients.iter().for_each(fail);
+        wait_outages(2 * round - 1);
+        server.restart_empty();
+        for client in &clients {
+            client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
+        }
+        wait_outages(2 * round);
+    }
+    // The one that told of it ends first, and then all do: its end is told at last.
+    server.kill();
+    clients.iter().for_each(fail);
+    let mut clients = clients.into_iter();
+    clients.next().unwrap().shutdown();
+    assert_eq!(LOGGER.lines("is not asked any more"), []);
+    clients.for_each(|client| client.shutdown());
+    wait_until("the end is told", SOON, || !LOGGER.lines("is not asked any more").is_empty());
+    thread::sleep(UNIT * 3);
+    wait_outages(5);
+    let lines = LOGGER.lines("is not asked any more");
+    assert!(matches!(&lines[..], [(Level::Info, line)] if line.contains("client")), "{lines:?}");
+}
+
+/// Nothing is held and nobody waits.
+#[test]
+fn the_end_of_an_outage_is_told_though_nobody_sends() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let Some(server) = real_server() else { return };
+    let client = impatient(&server.url()).connect().unwrap();
+    server.pause();
+    assert!(client.reentrant_lock("silent").lock().is_err());
+    wait_outages(1);
+    server.resume();
+    wait_outages(2);
+    assert!(outages()[1].1.contains("answers again"));
+
+    let mut redis = server.connection();
+    let mut tell = |command: &[&str]| {
+        redis::cmd(command[0]).arg(&command[1..]).exec(&mut redis).unwrap();
+    };
+    tell(&["CONFIG", "SET", "maxclients", "1"]);
+    tell(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    assert!(client.reentrant_lock("refused").lock().is_err());
+    wait_until("it is said", SOON, || !LOGGER.lines("lets no further connection in").is_empty());
+    tell(&["CONFIG", "SET", "maxclients", "1000"]);
+    wait_until("its end is said", SOON, || !LOGGER.lines("connections in again").is_empty());
+    wait_outages(2);
+}
+
+/// Its replica has the slots from then on.
+#[test]
+fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let Ok(cluster) = Cluster::start() else {
+        eprintln!("left out: no cluster can be had");
+        return;
+    };
+    let connect = || Client::builder(&cluster.url()).response_timeout(UNIT * 5).connect().unwrap();
+    let clients = [connect(), connect()];
+    let slot = cluster.slot("moved");
+    let old = cluster.owner(slot);
+    let lock = |client: &Client| client.reentrant_lock("moved").lock().unwrap().unlock().unwrap();
+    clients.iter().for_each(lock);
+    old.kill();
+    cluster.wait_taken_over(slot, old);
+    clients.iter().for_each(lock);
+    wait_outages(1);
+    let lines = || LOGGER.lines("is not asked any more");
+    wait_until("the end is told", SOON, || !lines().is_empty());
+    // It is not asked again, nor told of.
+    thread::sleep(UNIT * 70);
+    wait_outages(1);
+    let lines = lines();
+    let address = format!("the server at 127.0.0.1:{}", old.port());
+    assert!(
+        matches!(&lines[..], [(Level::Info, line)] if line.contains(&address) && line.contains("slot")),
+        "{lines:?}"
+    );
+}
+
+/// Each would be a line, and the first thousand would hide all others.
+#[test]
+fn ten_thousand_lost_holds_are_one_line() {
+    const HOLDS: usize = 10_000;
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let server = server();
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
+    let lost = Arc::new(AtomicUsize::new(0));
+    for at in 0..HOLDS {
+        let guard = client.reentrant_lock(&format!("name:{at}")).lock().unwrap();
+        let lost = Arc::clone(&lost);
+        guard.on_lost(move |_| _ = lost.fetch_add(1, Ordering::SeqCst));
+        guard.forget();
+    }
+    server.kill();
+    server.restart_empty();
+    client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
+    wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
+    let lines = || LOGGER.lines(" lost: ");
+    wait_until("it is said", SOON, || !lines().is_empty());
+    // What comes late comes now.
+    thread::sleep(UNIT * 5);
+    let lines = lines();
+    let [(Level::Warn, line)] = &lines[..] else {
+        panic!("{} lines: {:?}", lines.len(), &lines[..3])
+    };
+    assert!(
+        line.contains("the holds of \"name:") && line.contains(" and 9990 more were lost: "),
+        "{line}"
+    );
 }
 
 #[test]
@@ -427,9 +564,10 @@ fn what_is_given_back_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     }
 }
 
-/// Takes locks and loses them. Each loss is a line, which waits for the logger when this returns.
+/// Takes locks and loses them, each for a reason of its own. Each loss is a line.
 fn lose(client: &Client, prefix: &str, locks: usize) {
-    let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(UNIT);
+    let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
+    let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
     let guards: Vec<_> = (0..locks).map(|at| lock(at).lock().unwrap()).collect();
     for guard in guards {
         wait_until("the lease ends", SOON, || !guard.is_held());

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::outage::Outage;
 use crate::sync::Mutex;
 
 /// One server's health, as all connections of a client see it.
@@ -14,6 +15,9 @@ use crate::sync::Mutex;
 /// was sent since. A connection that broke is no outage: whoever opens the next one finds out. Nor
 /// is a server that answers and lets no further connection in (it is full, say, or the password was
 /// changed): the others work. It is told by itself, and is over when the next one is opened.
+///
+/// All clients of a process tell of one outage together, once. While there is one, each client
+/// opens a connection every few seconds if nobody else sends anything: its end is always told.
 pub(crate) struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of whether the state is `Out`, to be read for nothing.
@@ -21,19 +25,28 @@ pub(crate) struct Health {
     state: Mutex<State>,
     /// Whether a connection was ever opened.
     met: AtomicBool,
-    /// Since when it refuses connections, if it does.
-    refuses: Mutex<Option<Instant>>,
+    /// While it refuses connections.
+    refuses: Mutex<Option<Outage>>,
     /// What was said to be lacking: once is enough.
     lacks: Mutex<Vec<&'static str>>,
     told: OnceLock<Box<dyn Fn(News) + Send + Sync>>,
+    /// Whether the client has ended.
+    ended: AtomicBool,
 }
 
-#[derive(Clone, Copy)]
 enum State {
     /// Since then; `None`: always.
     Works(Option<Instant>),
     /// Noticed then.
-    Out(Instant),
+    Out(Instant, Told),
+}
+
+/// Whether an outage was told of, by this client or by another one of the process.
+enum Told {
+    NotYet,
+    Began(Outage),
+    /// Its end, too: nobody looks for it any more.
+    Ended,
 }
 
 /// What is to be said of a server.
@@ -54,6 +67,12 @@ pub(crate) enum News {
     LetsIn {
         address: Arc<str>,
         after: Duration,
+    },
+    /// The outage goes on for all that is known, and nobody looks any more.
+    GivenUp {
+        address: Arc<str>,
+        after: Duration,
+        why: &'static str,
     },
     /// Another server is the master now.
     Moved {
@@ -86,8 +105,8 @@ impl Health {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(State::Works(None)));
         let (refuses, lacks) = (Mutex::new(None), Mutex::default());
-        let met = AtomicBool::new(false);
-        Self { address, out, state, met, refuses, lacks, told: OnceLock::new() }
+        let (met, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
     }
 
     /// Where the server is, for people.
@@ -150,10 +169,21 @@ impl Health {
         if let State::Works(since) = *state
             && since.is_none_or(|since| begun >= since)
         {
-            *state = State::Out(Instant::now());
+            *state = State::Out(Instant::now(), Told::NotYet);
             self.out.store(true, Ordering::Release);
-            self.tell(|address| News::Out { address, cause: cause.to_string() });
         }
+        if let State::Out(_, told @ Told::NotYet) = &mut *state
+            && let Some((outage, is_first)) = self.notice(&self.address(), begun)
+        {
+            *told = Told::Began(outage);
+            is_first.then(|| self.tell(|address| News::Out { address, cause: cause.to_string() }));
+        }
+    }
+
+    /// An outage, and whether this client is to tell of it: only a client that can tell of its end.
+    fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
+        let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
+        can_tell.then(|| Outage::notice(what, begun)).flatten()
     }
 
     /// The server answered what was sent after `sent`. While all is well this costs a look at a
@@ -164,12 +194,12 @@ impl Health {
         }
         let mut state = self.state.lock();
         // A late reply to what was sent before the outage says nothing of it.
-        if let State::Out(began) = *state
+        if let State::Out(began, _) = *state
             && sent >= began
         {
-            *state = State::Works(Some(Instant::now()));
+            let was = std::mem::replace(&mut *state, State::Works(Some(Instant::now())));
             self.out.store(false, Ordering::Release);
-            self.tell(|address| News::Back { address, after: began.elapsed() });
+            was.end().inspect(|&after| self.tell(|address| News::Back { address, after }));
         }
     }
 
@@ -177,17 +207,47 @@ impl Health {
     pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
-            *refuses = Some(Instant::now());
-            self.tell(|address| News::Refuses { address, cause: cause.to_string() });
+            let cause = cause.to_string();
+            // One client may have a wrong password while another finds the server full.
+            let what = format!("{}: {cause}", self.address());
+            let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
+            *refuses = Some(outage);
+            is_first.then(|| self.tell(|address| News::Refuses { address, cause }));
         }
+    }
+
+    /// Nobody looks for the end of an outage any more.
+    pub(crate) fn give_up(&self, why: &'static str) {
+        let refused = self.refuses.lock().take().and_then(Outage::end);
+        let mut state = self.state.lock();
+        let out = match *state {
+            State::Out(began, _) => {
+                std::mem::replace(&mut *state, State::Out(began, Told::Ended)).end()
+            }
+            State::Works(_) => None,
+        };
+        for after in refused.into_iter().chain(out) {
+            self.tell(|address| News::GivenUp { address, after, why });
+        }
+    }
+
+    /// The client ends.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.give_up("the client has ended");
+    }
+
+    /// Whether the end of an outage is to be found out.
+    pub(crate) fn is_to_be_looked_at(&self) -> bool {
+        self.is_out() || self.refuses.lock().is_some()
     }
 
     /// A connection was opened, from `begun` on.
     pub(crate) fn opened(&self, begun: Instant) {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
-        if let Some(since) = refuses.take() {
-            self.tell(|address| News::LetsIn { address, after: since.elapsed() });
+        if let Some(after) = refuses.take().and_then(Outage::end) {
+            self.tell(|address| News::LetsIn { address, after });
         }
         drop(refuses);
         self.works(begun);
@@ -210,6 +270,16 @@ impl Health {
     }
 }
 
+impl State {
+    /// How long the outage was, if this client is to tell of its end.
+    fn end(self) -> Option<Duration> {
+        match self {
+            Self::Out(_, Told::Began(outage)) => outage.end(),
+            _ => None,
+        }
+    }
+}
+
 impl News {
     pub(crate) fn level(&self) -> log::Level {
         match self {
@@ -218,7 +288,10 @@ impl News {
             | Self::Moved { .. }
             | Self::Renamed { .. }
             | Self::Lacks { .. } => log::Level::Warn,
-            Self::Back { .. } | Self::LetsIn { .. } | Self::Without { .. } => log::Level::Info,
+            Self::Back { .. }
+            | Self::LetsIn { .. }
+            | Self::GivenUp { .. }
+            | Self::Without { .. } => log::Level::Info,
         }
     }
 }
@@ -239,6 +312,14 @@ impl fmt::Display for News {
             Self::LetsIn { address, after } => {
                 let after = after.as_secs_f64();
                 write!(f, "the server at {address} lets connections in again, after {after:.1} s")
+            }
+            Self::GivenUp { address, after, why } => {
+                let after = after.as_secs_f64();
+                write!(
+                    f,
+                    "the server at {address} is not asked any more, {after:.1} s after its outage \
+                     began: {why}"
+                )
             }
             Self::Moved { address, from } => write!(
                 f,

@@ -16,6 +16,7 @@ pub(crate) mod model;
 #[cfg(not(all(test, shuttle)))]
 mod name;
 mod node;
+mod outage;
 mod reply;
 #[cfg(not(all(test, shuttle)))]
 mod resp;

@@ -58,6 +58,7 @@ impl Errands {
                 // Its thread does what it has been given, and finds that there is nobody any more.
                 self.renewers.remove(&node.number());
                 self.core.pubsub.let_go(&node);
+                node.endpoint.health().give_up("it has no slot of the cluster any more");
                 node.lanes().iter().for_each(|lane| lane.hang_up());
             }
         }
@@ -102,6 +103,7 @@ impl Errands {
             Job::TellSubscriber(node) => {
                 self.give_to(&Arc::clone(&node), Job::TellSubscriber(node));
             }
+            Job::LookAt(node) => self.give_to(&Arc::clone(&node), Job::LookAt(node)),
             Job::Look(lanes) => {
                 for lane in lanes {
                     let number = lane.endpoint().number();

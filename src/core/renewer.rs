@@ -194,6 +194,12 @@ impl Renewer {
             Job::Chores(chores) => self.do_chores(chores),
             Job::TellSubscriber(node) => self.core.tell_subscriber(&node),
             Job::Look(lanes) => lanes.iter().for_each(|lane| self.look(lane)),
+            Job::LookAt(node) => {
+                // A renewal may have found out since.
+                if node.endpoint.health().is_to_be_looked_at() {
+                    self.look_at_the_server();
+                }
+            }
             Job::Moved(slots) => {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
@@ -620,6 +626,15 @@ impl Renewer {
         }
     }
 
+    /// Opens a connection, which ends an outage if there was one. It takes no longer than a renewal
+    /// may, and longer each time.
+    fn look_at_the_server(&mut self) {
+        match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
+            Ok(link) => drop(self.link.get_or_insert(link)),
+            Err(_) => self.unanswered = self.unanswered.saturating_add(1),
+        }
+    }
+
     /// Sends commands in one packet and reads their replies. Once more on a new connection, if
     /// there was none on the old one: it may have been dead for a while. Says, too, whether they
     /// were sent twice: then the first ones may have run, whatever became of the second ones.
@@ -760,6 +775,11 @@ impl Core {
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
             }
+            // One without slots may be gone for good.
+            let mut nodes =
+                self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
+            nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
+            nodes.into_iter().for_each(|node| self.watchdog.look_at(node));
         }
         is_due
     }

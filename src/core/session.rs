@@ -273,7 +273,10 @@ impl Threads {
             // What is queued or owed there becomes an orphan, or is logged.
             lane.close();
         }
-        nodes.iter().for_each(|node| node.endpoint.end());
+        for node in nodes {
+            node.endpoint.end();
+            node.endpoint.health().end();
+        }
         core.config.credential_source.as_ref().inspect(|source| source.end());
         core.watchdog.shut_down();
         core.alive.lock().take();

@@ -5,16 +5,23 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use log::Level;
 
-use crate::sync::{Mutex, MutexGuard, own_thread};
+use crate::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 
 /// The target of every line that this library logs.
 const TARGET: &str = "redlatch";
 /// So many lines wait for a slow logger. Later ones are counted and left out.
 const MOST_LINES: usize = 1_000;
+/// Holds that are lost for one reason are one line: it is written when no other was lost for so
+/// long, by [`clock`], and at the latest so long after the first one.
+const GATHERED: u64 = 100_000_000;
+const GATHERED_AT_MOST: u64 = 1_000_000_000;
+/// So many of their names are in the line.
+const MOST_NAMES: usize = 10;
 
 enum Job {
     /// Never left out: each callback runs once.
@@ -28,13 +35,16 @@ pub(super) struct Callbacks {
     /// The client's id, which each line ends with: a process may have several.
     client: Arc<str>,
     state: Mutex<State>,
+    changed: Condvar,
 }
 
 struct State {
     /// What shows that the thread has not ended; gone once the client ends.
     alive: Option<Sender<()>>,
     queue: VecDeque<Job>,
-    /// How many of the jobs are lines.
+    /// What is still to become lines.
+    lost: Vec<Lost>,
+    /// How many of the jobs are lines, or will be.
     lines: usize,
     /// How many lines were left out since that was said.
     left_out: u64,
@@ -42,11 +52,38 @@ struct State {
     running: bool,
 }
 
+/// Holds that were lost for one reason.
+struct Lost {
+    why: String,
+    /// The first ones.
+    names: Vec<Arc<str>>,
+    holds: usize,
+    first: u64,
+    last: u64,
+}
+
+impl Lost {
+    fn due(&self) -> u64 {
+        (self.last + GATHERED).min(self.first + GATHERED_AT_MOST)
+    }
+
+    fn line(&self) -> String {
+        let names: Vec<_> = self.names.iter().map(|name| format!("{name:?}")).collect();
+        let names = names.join(", ");
+        match (self.holds, self.holds - self.names.len()) {
+            (1, _) => format!("the hold of {names} was lost: {}", self.why),
+            (_, 0) => format!("the holds of {names} were lost: {}", self.why),
+            (_, more) => format!("the holds of {names} and {more} more were lost: {}", self.why),
+        }
+    }
+}
+
 impl Callbacks {
     pub(super) fn new(client: &str, alive: Sender<()>) -> Self {
         let (queue, alive) = (VecDeque::new(), Some(alive));
-        let state = State { alive, queue, lines: 0, left_out: 0, running: false };
-        Self { client: client.into(), state: Mutex::new(state) }
+        let lost = Vec::new();
+        let state = State { alive, queue, lost, lines: 0, left_out: 0, running: false };
+        Self { client: client.into(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(super) fn client(&self) -> Arc<str> {
@@ -56,6 +93,7 @@ impl Callbacks {
     /// The client ends: it waits for a thread that runs now, for none that starts later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
+        self.changed.notify_one();
     }
 
     /// Runs `call` on the thread, behind what came before.
@@ -82,8 +120,32 @@ impl Callbacks {
         self.start(state);
     }
 
+    /// Has the loss of a hold logged, with others that are lost for the same reason about now.
+    pub(super) fn log_lost(self: &Arc<Self>, name: &Arc<str>, why: impl FnOnce() -> String) {
+        if Level::Warn > log::max_level() {
+            return;
+        }
+        let (why, now) = (why(), clock::now());
+        let mut state = self.state.lock();
+        if let Some(lost) = state.lost.iter_mut().find(|lost| lost.why == why) {
+            lost.holds += 1;
+            lost.last = now;
+            if lost.names.len() < MOST_NAMES {
+                lost.names.push(Arc::clone(name));
+            }
+        } else if state.lines >= MOST_LINES {
+            state.left_out += 1;
+        } else {
+            state.lines += 1;
+            let names = vec![Arc::clone(name)];
+            state.lost.push(Lost { why, names, holds: 1, first: now, last: now });
+            self.start(state);
+        }
+    }
+
     fn start(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if std::mem::replace(&mut state.running, true) {
+            self.changed.notify_one();
             return;
         }
         let alive = state.alive.clone();
@@ -106,14 +168,14 @@ impl Callbacks {
                 }
             }));
             if left_out > 0 {
-                let _ = catch_unwind(|| {
+                let _ = catch_unwind(AssertUnwindSafe(|| {
                     log::warn!(
                         target: TARGET,
                         "{left_out} log lines were left out: the logger or an on_lost callback \
                          keeps them waiting [client {}]",
                         self.client
                     );
-                });
+                }));
             }
         }
     }
@@ -121,7 +183,20 @@ impl Callbacks {
     /// The next job, and how many lines were left out that nobody was told of.
     fn next(&self) -> Option<(Job, u64)> {
         let mut state = self.state.lock();
-        let job = state.queue.pop_front();
+        let job = loop {
+            let now = clock::now();
+            // Nobody waits for lines when the client ends.
+            let ends = state.alive.is_none();
+            if let Some(at) = state.lost.iter().position(|lost| ends || lost.due() <= now) {
+                break Some(Job::Line(Level::Warn, state.lost.remove(at).line()));
+            }
+            if let Some(job) = state.queue.pop_front() {
+                break Some(job);
+            }
+            let Some(due) = state.lost.iter().map(Lost::due).min() else { break None };
+            let pause = Duration::from_nanos(due.saturating_sub(now));
+            state = self.changed.wait_for(state, pause).0;
+        };
         match &job {
             None => state.running = false,
             Some(Job::Call(_)) => {}

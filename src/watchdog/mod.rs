@@ -102,6 +102,8 @@ pub(crate) enum Job {
     /// In a cluster: these slots, in their order, have another server.
     Moved(Vec<u16>),
     Look(Vec<Arc<Lane>>),
+    /// An outage of this server may be over.
+    LookAt(Arc<Node>),
     /// The client has ended; there is no job after this.
     End,
 }
@@ -212,6 +214,12 @@ impl Watchdog {
         let _ = self.jobs.send(Job::TellSubscriber(node));
     }
 
+    /// Has a connection opened to a server: its outage may be over.
+    pub(crate) fn look_at(&self, node: Arc<Node>) {
+        // The other end goes away at the end of the client only.
+        let _ = self.jobs.send(Job::LookAt(node));
+    }
+
     /// Sends an orphan now, and again with back-off until it is done.
     pub(crate) fn adopt(&self, orphan: Orphan) {
         // One look and one job, or it would come behind the last one and be lost without a word.
@@ -227,7 +235,7 @@ impl Watchdog {
 
     /// Logs that a hold was lost.
     pub(crate) fn tell_lost(&self, name: &Arc<str>, obituary: impl FnOnce() -> String) {
-        self.log(Level::Warn, || format!("the hold of {name:?} was lost: {}", obituary()));
+        self.callbacks.log_lost(name, obituary);
     }
 
     /// Calls who wants to know that a hold was lost. Does not wait for them.
