@@ -89,6 +89,7 @@ fn main() -> ExitCode {
             ("lost", lost::section),
             ("many-fair", many::fair_locks),
             ("many-conditions", many::conditions),
+            ("many-readers", many::readers),
             ("readers", readers::section),
             ("acknowledged", acknowledged::section),
             ("cluster", cluster::section),
@@ -122,6 +123,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, lost, many-fair, many-conditions, readers, acknowledged, cluster. None named:
-all.
+notified, lost, many-fair, many-conditions, many-readers, readers, acknowledged, cluster.
+None named: all.
 ";

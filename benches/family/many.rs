@@ -1,5 +1,5 @@
-//! What many who only wait cost the server: its time for each second, by how many there are. Nobody
-//! else is served meanwhile.
+//! What many who only wait cost the server: its time for each second, by how many there are; and what one
+//! release costs it that concerns many readers. Nobody else is served meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +7,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::Connection;
-use redlatch::{CancelToken, Client, Wait};
+use redlatch::{CancelToken, Client, LockGuard, Wait};
 
 use crate::cores::Cores;
 use crate::lab::Lab;
 use crate::raw;
-use crate::report::{Goals, Table, count, digits};
+use crate::report::{Goals, Spread, Table, count, digits, time};
 
 const PROCESSES: [usize; 3] = [100, 300, 1_000];
 const THREADS: [usize; 3] = [250, 500, 1_000];
@@ -180,4 +180,96 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     guard.unlock().unwrap();
     waiting.into_iter().for_each(|thread| thread.join().unwrap());
     seen
+}
+
+const READERS: [usize; 3] = [500, 1_000, 4_000];
+/// Readers of one process.
+const OWNED: usize = 65_536;
+
+/// Each of those who read is a process of its own: a connection that listens, and a place in the queue.
+/// What is timed is the scripts of a writer and of a reader that leave.
+pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
+    println!("The server's time for one release of a read-write lock, others being readers:\n");
+    let mut table = Table::new(&["readers", "a writer lets them in", "one of them leaves"]);
+    lab.put_server(Cores::Any);
+    let aims = [("≤ 6 ms", "none set"), ("≤ 12 ms", "≤ 0.3 ms"), ("≤ 60 ms", "≤ 0.5 ms")];
+    for (number, (let_in, leaves)) in READERS.into_iter().zip(aims) {
+        let (mut writers, mut readers) = (Vec::new(), Vec::new());
+        lab.rounds(|| {
+            let [writer, reader] = let_in_and_leave(lab, number);
+            writers.push(writer);
+            readers.push(reader);
+        });
+        let number = count(number as f64);
+        let [writer, reader] = [writers, readers].map(|times| time(Spread::of(times).median));
+        table.row(&[&number, &writer, &reader]);
+        goals.add(format!("{number} readers are let in: the server's time"), writer, let_in);
+        goals.add(format!("one of {number} readers leaves: the server's time"), reader, leaves);
+    }
+    println!("{table}");
+    let mut times = Vec::new();
+    lab.rounds(|| times.push(owned(lab)));
+    let took = time(Spread::of(times).median);
+    goals.add(
+        format!("{} readers of one process by owned guards", count(OWNED as f64)),
+        took,
+        "≤ 1 s",
+    );
+}
+
+/// The server's time in scripts, in ns.
+fn in_scripts(redis: &mut Connection) -> f64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(redis).unwrap();
+    let of = |command: &str| -> f64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(command));
+        let time = line.and_then(|line| line.split(',').find_map(|it| it.strip_prefix("usec=")));
+        time.map_or(0.0, |usec| usec.parse().unwrap())
+    };
+    (of("cmdstat_evalsha:") + of("cmdstat_eval:")) * 1_000.0
+}
+
+fn timed(redis: &mut Connection, guard: LockGuard) -> f64 {
+    let before = in_scripts(redis);
+    guard.unlock().unwrap();
+    in_scripts(redis) - before
+}
+
+fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
+    let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
+    let [writer, reader] = [(); 2].map(|()| connect(&url));
+    let guard = writer.read_write_lock(&name).write().lock().unwrap();
+    let owners: Vec<_> =
+        (0..readers).map(|at| format!("{at:08x}-1111-8111-8111-111111111111:{at}")).collect();
+    let subscribe = |owner: &String| {
+        let mut connection = raw::connect(&url);
+        let channel = format!("redisson_lock__channel:{{redlatch:{}}}", &owner[..36]);
+        redis::cmd("SUBSCRIBE").arg(channel).exec(&mut connection).unwrap();
+        connection
+    };
+    let _listening: Vec<_> = owners.iter().map(subscribe).collect();
+    let mut redis = raw::connect(&url);
+    let queue = format!("redlatch_rwlock_queue:{{{name}}}");
+    redis::cmd("RPUSH").arg(queue).arg(&owners).exec(&mut redis).unwrap();
+    let let_in = timed(&mut redis, guard);
+    let holders: usize = redis::cmd("HLEN").arg(&name).query(&mut redis).unwrap();
+    assert_eq!(holders, readers + 1, "some were not let in");
+    // As each of them does that is awake.
+    let mut raise = redis::pipe();
+    for owner in &owners {
+        let timeout = format!("{{{name}}}:{owner}:rwlock_timeout:1");
+        raise.cmd("PEXPIRE").arg(timeout).arg(60_000).ignore();
+    }
+    raise.cmd("PEXPIRE").arg(&name).arg(60_000).ignore().exec(&mut redis).unwrap();
+    let guard = reader.read_write_lock(&name).read().lock().unwrap();
+    [let_in, timed(&mut redis, guard)]
+}
+
+/// How long it takes until all of them are in and have left, in ns.
+fn owned(lab: &Lab) -> f64 {
+    let client = connect(&lab.url(false));
+    let lock = client.read_write_lock(&format!("bench {}", lab.next()));
+    let begun = Instant::now();
+    let guards: Vec<_> = (0..OWNED).map(|_| lock.read().lock_owned().unwrap()).collect();
+    drop(guards);
+    begun.elapsed().as_nanos() as f64
 }
