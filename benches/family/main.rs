@@ -57,6 +57,7 @@ mod cluster;
 mod fenced;
 mod held;
 mod latches;
+mod limits;
 mod lost;
 mod many;
 mod notified;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
             ("several", several::section),
             ("notified", notified::section),
             ("lost", lost::section),
+            ("limits", limits::section),
             ("many-fair", many::fair_locks),
             ("many-conditions", many::conditions),
             ("many-readers", many::readers),
@@ -123,6 +125,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, lost, many-fair, many-conditions, many-readers, readers, acknowledged, cluster.
-None named: all.
+notified, lost, limits, many-fair, many-conditions, many-readers, readers, acknowledged,
+cluster. None named: all.
 ";
