@@ -40,7 +40,7 @@ mod waiting;
 use std::env;
 
 use choice::chosen;
-use common::real_server;
+use common::server;
 use mutants::{Broken, MUTANTS};
 use simulation::{Simulation, Summary};
 use store::{Scripts, Store};
@@ -56,7 +56,7 @@ fn number_from(variable: &str) -> Option<u64> {
 
 #[test]
 fn random_histories_keep_the_rules() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut store = Store::new(server.connection(), &Scripts::ours());
     if let Some(seed) = number_from("REDLATCH_SEED") {
         let mut simulation = Simulation::new(&mut store, seed, None);
@@ -79,7 +79,7 @@ fn random_histories_keep_the_rules() {
 /// A model that notices nothing proves nothing.
 #[test]
 fn broken_scripts_are_found_out() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut unnoticed = Vec::new();
     for mutant in chosen(MUTANTS, |mutant| mutant.what) {
         let (scripts, rule) = match mutant.broken {

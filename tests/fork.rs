@@ -290,9 +290,6 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
 #[test]
 fn nor_does_one_of_a_process_that_uses_a_cluster() {
     let _bounded = bounded();
-    if real_server().is_none() {
-        return;
-    }
     let cluster = Cluster::without_replicas().unwrap();
     let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();
     fork_in_the_middle(&client, &cluster.url());

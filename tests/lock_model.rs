@@ -28,7 +28,7 @@ mod scenarios;
 #[path = "lock_model/share.rs"]
 mod share;
 
-use common::real_server;
+use common::server;
 use kind::PlainLock;
 use model::histories::Histories;
 use model::mutant::find_out_all;
@@ -74,15 +74,13 @@ const SEEN: &[&str] = &[
 
 #[test]
 fn random_histories_keep_the_rules() {
-    if let Some(server) = real_server() {
-        HISTORIES.check(&server);
-    }
+    HISTORIES.check(&server());
 }
 
 /// Ours go round, and Redisson's clients get a share.
 #[test]
 fn everybody_gets_a_share() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut store = Store::new(&server, &Scripts::of(&PlainLock));
     let mixes = share::MIXES.iter().map(|mix| share::check(&mut store, mix, None));
     let outcomes: Vec<_> = mixes.collect();
@@ -95,7 +93,7 @@ fn everybody_gets_a_share() {
 /// A model that notices nothing proves nothing.
 #[test]
 fn what_is_broken_is_found_out() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     find_out_all(&server, &HISTORIES, MUTANTS, |store, rule| {
         share::MIXES.iter().find_map(|mix| share::check(store, mix, rule).err())
     });

@@ -220,7 +220,7 @@ fn the_end_of_an_outage_is_told_though_nobody_sends() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     server.pause();
     assert!(client.reentrant_lock("silent").lock().is_err());
@@ -320,7 +320,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "untold");
     user.set(&["-client"]);
     let without = |command| Server::with_args(&["--rename-command", command, ""]).unwrap();
@@ -346,7 +346,7 @@ fn a_connection_that_breaks_alone_is_no_outage() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = patient_busy_client(&server);
     let mut redis = server.connection();
     for kind in ["normal", "pubsub"] {
@@ -368,7 +368,7 @@ fn a_server_that_lets_nobody_else_in_is_no_outage() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut redis = server.connection();
     let client = patient_busy_client(&server);
     let lock = client.reentrant_lock("name");
@@ -408,7 +408,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "mute");
     let client = user.client();
     let mut names = (0..).map(|at| format!("foreign:{at}"));
@@ -438,7 +438,7 @@ fn a_release_that_nobody_can_be_told_of_is_said_once() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     // A copy finds it done, and cannot tell.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
@@ -613,7 +613,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     }
     LOGGER.install();
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
     let patient = || Client::builder(user.url()).watchdog_timeout(LONG).connect().unwrap();

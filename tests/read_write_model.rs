@@ -23,7 +23,7 @@ mod mutants;
 #[path = "read_write_model/scenarios.rs"]
 mod scenarios;
 
-use common::real_server;
+use common::server;
 use kind::ReadWriteLock;
 use model::client::{MS, SECOND};
 use model::histories::Histories;
@@ -75,9 +75,7 @@ const SEEN: &[&str] = &[
 
 #[test]
 fn random_histories_keep_the_rules() {
-    if let Some(server) = real_server() {
-        HISTORIES.check(&server);
-    }
+    HISTORIES.check(&server());
 }
 
 /// Up to two of Redisson's, and sometimes one of ours that goes down from writing to reading. In some
@@ -92,7 +90,7 @@ fn plan(seed: u64) -> Plan {
 /// Three readers count as very many, of which those who leave look at one only.
 #[test]
 fn random_histories_keep_the_rules_among_very_many_readers() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let (few, fewest) = ("MANY, LOOKS = 64, 16", "MANY, LOOKS = 2, 1");
     let scripts = Scripts::broken(&ReadWriteLock, Script::Holders, few, fewest);
     let mut store = Store::new(&server, &scripts);
@@ -105,7 +103,7 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
 /// Readers and writers of ours take turns, and nobody waits for long, also beside Redisson.
 #[test]
 fn nobody_starves() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut store = Store::new(&server, &Scripts::of(&ReadWriteLock));
     for (ours, java, hold) in [(4, 0, 50), (8, 0, 5 * MS), (4, 1, MS), (6, 2, 5 * MS)] {
         let plan = Plan::peaceful(ours, java, hold, SECOND);
@@ -130,6 +128,6 @@ fn nobody_starves() {
 /// A model that notices nothing proves nothing.
 #[test]
 fn what_is_broken_is_found_out() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     find_out_all(&server, &HISTORIES, MUTANTS, |_, _| None);
 }

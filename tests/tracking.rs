@@ -152,7 +152,7 @@ fn counted(proxy: &Proxy, lease: Duration) -> Client {
 #[test]
 fn what_is_held_and_taken_away_is_told_long_before_its_renewal() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE);
     let ways: [(&str, Way<'_>); 4] = [
         ("DEL", &|key| server.connection().del(key).unwrap()),
@@ -177,7 +177,7 @@ fn what_is_held_and_taken_away_is_told_long_before_its_renewal() {
 #[test]
 fn what_is_gone_before_it_is_tracked_is_told_as_well() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE);
     for (_, key, hold) in KINDS {
         let held = hold(&client);
@@ -190,7 +190,7 @@ fn what_is_gone_before_it_is_tracked_is_told_as_well() {
 #[test]
 fn a_force_unlock_of_another_process_is_told() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
     let held = Held::lock(&one, "forced");
     wait_tracked(&server, 1);
@@ -204,7 +204,7 @@ fn a_force_unlock_of_another_process_is_told() {
 #[test]
 fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE);
     let held: Vec<_> = (0..500).map(|at| Held::lock(&client, &format!("lock {at}"))).collect();
     let semaphore = client.expirable_semaphore("pool");
@@ -240,7 +240,7 @@ fn of_many_that_are_held_those_that_are_gone_are_told_and_no_others() {
 #[test]
 fn ones_own_renewals_and_other_keys_tell_nothing() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, RENEWED);
     let held = Held::lock(&client, "renewed");
@@ -263,7 +263,7 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
 #[test]
 fn a_short_hold_costs_no_command_and_no_connection() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE);
     let listens = || {
         let so_far = Commands::so_far(&server);
@@ -291,7 +291,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
 #[test]
 fn what_was_given_back_is_not_asked_for_nor_what_comes_after_it() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, LEASE);
     for (kind, _, hold) in KINDS {
@@ -313,7 +313,7 @@ fn what_was_given_back_is_not_asked_for_nor_what_comes_after_it() {
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
     let lock = client.reentrant_lock("asked");
@@ -344,7 +344,7 @@ fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
 #[test]
 fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let proxy = Proxy::before(&server);
     let client = counted(&proxy, LEASE);
     // The server knows the scripts.
@@ -369,7 +369,7 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
 #[test]
 fn what_happens_while_nobody_listens_is_found_out_by_who_listens_next() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
     // Before the connection is there again, and after it.
@@ -398,7 +398,7 @@ fn what_happens_while_nobody_listens_is_found_out_by_who_listens_next() {
 #[test]
 fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let counting = Counting::before(&server);
     let client = counted(&counting.proxy, LEASE);
     let held = Held::lock(&client, "busy");
@@ -427,7 +427,7 @@ fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
 #[test]
 fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG")
         .arg(&["SET", "tracking-table-max-keys", "1"])
@@ -452,7 +452,7 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
 #[test]
 fn a_question_that_the_server_does_not_answer_is_asked_again() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG").arg(&["SET", "lua-time-limit", "10"]).query(&mut redis).unwrap();
     let counting = Counting::before(&server);
@@ -476,7 +476,7 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
 #[test]
 fn where_the_server_does_not_track_a_renewal_tells() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "plain");
     user.set(&["-client"]);
     let lease = RENEWED;
@@ -516,7 +516,7 @@ fn where_the_server_does_not_track_a_renewal_tells() {
 #[test]
 fn who_hangs_up_on_what_it_does_not_know_is_not_asked_again_and_again() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let proxy = Proxy::before(&server);
     let says_hello = |command: &[u8]| contains(command, "HELLO");
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, says_hello);

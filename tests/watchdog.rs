@@ -71,7 +71,7 @@ fn what_is_held_is_renewed_where_no_further_connection_can_be_had() {
     let _bounded = bounded();
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
     for (way, is_cut) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
-        let Some(server) = real_server() else { return };
+        let server = server();
         let mut redis = server.connection();
         let client = Client::builder(&server.url()).watchdog_timeout(LEASE).client_tracking(false);
         let client = client.connections(1).connect().unwrap();
@@ -367,7 +367,7 @@ fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
 #[test]
 fn a_failed_renewal_is_tried_again_until_the_deadline() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, LEASE * 3 / 2);
     let guard = client.reentrant_lock("retried").lock().unwrap();
     let losses = Losses::of(&guard);
@@ -390,7 +390,7 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
 #[test]
 fn a_failed_renewal_is_not_left_to_the_next_third() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let lease = LEASE * 5 / 2;
     let client = watched(&server, lease);
     let guard = client.reentrant_lock("soon").lock().unwrap();

@@ -57,7 +57,7 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// If no server program can be had that knows replicas, or it does not start.
+    /// If the server program knows no Sentinels, or one does not start.
     pub fn start() -> Result<Self, ServerError> {
         Self::builder().start()
     }
@@ -271,9 +271,8 @@ impl SentinelsBuilder {
     ///
     /// # Errors
     ///
-    /// If no server program can be had that knows replicas, or it does not start.
+    /// If the server program knows no Sentinels, or one does not start.
     pub fn start(self) -> Result<Sentinels, ServerError> {
-        Server::can_be_had()?;
         let mut servers: Vec<Server> = Vec::new();
         for _ in 0..=REPLICAS {
             let mut builder = Server::builder();

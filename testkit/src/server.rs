@@ -80,11 +80,6 @@ impl Server {
         Self::builder().args(args).start()
     }
 
-    /// Whether there is a real server program, or one could be fetched.
-    pub(crate) fn can_be_had() -> Result<(), ServerError> {
-        Binary::find(Need::Test).map(drop)
-    }
-
     /// For a server with more to say about it.
     #[must_use]
     pub fn builder() -> ServerBuilder {

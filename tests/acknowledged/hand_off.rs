@@ -8,7 +8,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
     const TIMES: usize = 12;
     let _bounded = bounded();
-    let Some(pair) = Pair::start(UNIT / 20) else { return };
+    let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
     // (Readers have it together: see below.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "read") {
@@ -42,7 +42,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(UNIT / 20) else { return };
+    let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
     let client = || pair.patient().connect().unwrap();
     let writer = client();
@@ -78,7 +78,7 @@ fn readers_that_are_let_in_together_are_all_on_the_replica() {
 #[test]
 fn a_grant_by_message_that_no_replica_has_is_none() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = || pair.impatient().connect().unwrap();
     let (ours, theirs) = (client(), client());
     for kind in KINDS {
@@ -101,7 +101,7 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let holder = client(&pair.master);
     let impatient = pair.impatient().connect().unwrap();
     let patient = pair.patient().connect().unwrap();
@@ -130,7 +130,7 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
 #[test]
 fn who_reads_beside_a_hold_waits_for_the_replica_too() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.read_write_lock("beside");
     let first = taken(lock.read());
@@ -162,7 +162,7 @@ fn who_reads_beside_a_hold_waits_for_the_replica_too() {
 #[test]
 fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let way = Proxy::before(&pair.master);
     let client = settings(&way.url()).connections(1).connect().unwrap();
     for (kind, lock) in locks(&client, "twice") {
@@ -191,7 +191,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());
     // Shorter than what it is handed on for: there is nothing to make longer.

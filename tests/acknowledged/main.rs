@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     CROWD, Commands, LONG, Running, SOON, UNIT, User, bounded, client, holder, once_within, pttl,
-    real_server, spawn, wait_until,
+    server, spawn, wait_until,
 };
 use redis::Commands as _;
 use redlatch::{
@@ -33,13 +33,12 @@ struct Pair {
 }
 
 impl Pair {
-    /// `None`: there is only a stand-in for a server.
-    fn start(delay: Duration) -> Option<Self> {
-        let master = real_server()?;
+    fn start(delay: Duration) -> Self {
+        let master = server();
         let network = Proxy::before(&master);
         let replica = Server::builder().replica_behind(&network).start().unwrap();
         network.set_delay(delay);
-        Some(Self { replica, network, master })
+        Self { replica, network, master }
     }
 
     /// Of a client that waits for the replica for as long as that takes.
@@ -152,7 +151,7 @@ fn too_few(error: &Error) {
 #[test]
 fn whoever_has_a_lock_has_it_on_the_replica_too() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(UNIT / 10) else { return };
+    let pair = Pair::start(UNIT / 10);
     let client = pair.patient().connect().unwrap();
     // Each twice: the first time the server does not know the script.
     for round in 0..2 {
@@ -182,7 +181,7 @@ fn whoever_has_a_lock_has_it_on_the_replica_too() {
 #[test]
 fn too_few_replicas_are_an_error_and_nothing_is_held() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "stopped") {
         taken(&*lock).unlock().unwrap();
@@ -220,7 +219,7 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
 #[test]
 fn a_server_without_replicas_has_none_that_acknowledge() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let lock = settings(&server.url()).connect().unwrap().reentrant_lock("alone");
     too_few(&lock.lock().unwrap_err());
     // More than there are.
@@ -236,7 +235,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
 #[test]
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let enduring = |limit| pair.impatient().failover_timeout(limit).connect().unwrap();
     let (client, limit) = (enduring(LONG), UNIT * 15);
     assert!(client.semaphore("permits").try_set_permits(1).unwrap());
@@ -283,7 +282,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
 fn those_of_a_process_who_wait_together_hear_of_it_together() {
     const THREADS: usize = CROWD * 2;
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("together");
     let guard = taken(&lock);
@@ -310,7 +309,7 @@ fn those_of_a_process_who_wait_together_hear_of_it_together() {
 #[test]
 fn who_is_refused_waits_for_no_replica() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
     // (A fair lock's word for that is a number, which others' grants are, too.)
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
@@ -334,7 +333,7 @@ fn who_is_refused_waits_for_no_replica() {
 #[test]
 fn a_script_that_the_server_forgot_counts_when_it_has_run() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     for (kind, lock) in locks(&client, "forgotten") {
         taken(&*lock).unlock().unwrap();
@@ -353,7 +352,7 @@ fn one_question_is_for_all_who_ask_together() {
     const TIMES: usize = 4;
     let _bounded = bounded();
     // While one question is on its way all the others come, on a busy machine, too.
-    let Some(pair) = Pair::start(UNIT) else { return };
+    let pair = Pair::start(UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
     let before = Commands::so_far(&pair.master);
@@ -374,10 +373,7 @@ fn one_question_is_for_all_who_ask_together() {
 fn a_server_of_a_quorum_that_is_silent_costs_what_replicas_may_take_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
     let _bounded = bounded();
-    let Some(pairs) = [(); 2].map(|()| Pair::start(Duration::ZERO)).into_iter().collect() else {
-        return;
-    };
-    let pairs: Vec<Pair> = pairs;
+    let pairs = [(); 2].map(|()| Pair::start(Duration::ZERO));
     let silent = Server::start().unwrap();
     let servers = pairs.iter().map(|pair| &pair.master).chain([&silent]);
     let clients: Vec<_> = servers
@@ -406,7 +402,7 @@ fn a_server_of_a_quorum_that_is_silent_costs_what_replicas_may_take_once() {
 #[test]
 fn what_is_not_usable_is_an_error_of_connect() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     for (count, within, word) in [(0, WITHIN, "replica_acks is 0"), (1, Duration::ZERO, "1 ms")] {
         let builder = Client::builder(&server.url()).replica_acks(count, within);
         let error = builder.connect().map(drop).unwrap_err();
@@ -433,7 +429,7 @@ fn what_is_not_usable_is_an_error_of_connect() {
 #[test]
 fn without_the_setting_nobody_waits_for_replicas() {
     let _bounded = bounded();
-    let Some(pair) = Pair::start(Duration::ZERO) else { return };
+    let pair = Pair::start(Duration::ZERO);
     pair.cut_off(true);
     let client = client(&pair.master);
     let guard: LockGuard = client.reentrant_lock("alone").lock().unwrap();

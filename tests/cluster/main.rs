@@ -19,27 +19,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, at_once, bounded, once_within, real_server,
-    spawn, wait_until,
+    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, at_once, bounded, once_within, server, spawn,
+    wait_until,
 };
 use redis::Commands as _;
 use redlatch::{Client, ErrorKind, HoldState, Lock, MultiLock};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
 
-/// `None`, with a word, where there is only a stand-in.
-fn cluster() -> Option<Cluster> {
-    real_server()?;
-    Some(Cluster::without_replicas().unwrap())
+fn cluster() -> Cluster {
+    Cluster::without_replicas().unwrap()
 }
 
 fn client(cluster: &Cluster) -> Client {
     Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap()
 }
 
-/// `None`, with a word, where there is only a stand-in.
-fn with_replicas() -> Option<Cluster> {
-    real_server()?;
-    Some(Cluster::start().unwrap())
+fn with_replicas() -> Cluster {
+    Cluster::start().unwrap()
 }
 
 /// Both ways in which messages go in a cluster.
@@ -80,7 +76,7 @@ fn tracked(server: &Server) -> u64 {
 #[test]
 fn every_synchronizer_works_at_every_server() {
     let _bounded = bounded();
-    let Some(cluster) = with_replicas() else { return };
+    let cluster = with_replicas();
     let names = names(&cluster);
     for sharded in [true, false] {
         let [one, other] = clients(&cluster, sharded);
@@ -189,7 +185,7 @@ fn every_synchronizer_works_at_every_server() {
 #[test]
 fn whoever_waits_is_woken_by_a_message() {
     let _bounded = bounded();
-    let Some(cluster) = cluster() else { return };
+    let cluster = cluster();
     for sharded in [true, false] {
         let [one, other] = clients(&cluster, sharded);
         for name in &names(&cluster) {
@@ -212,7 +208,7 @@ fn whoever_waits_is_woken_by_a_message() {
 #[test]
 fn a_name_whose_keys_would_be_apart_is_refused_with_a_word() {
     let _bounded = bounded();
-    let Some(cluster) = cluster() else { return };
+    let cluster = cluster();
     let client = client(&cluster);
     for name in ["a}b", "a{b", "{}a"] {
         let error = client.reentrant_lock(name).try_lock().unwrap_err();
@@ -230,7 +226,7 @@ fn a_name_whose_keys_would_be_apart_is_refused_with_a_word() {
 #[test]
 fn a_server_and_a_cluster_are_told_apart() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let url = server.url().replace("redis://", "redis-cluster://");
     let error = Client::connect(&url).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -304,7 +300,7 @@ impl Contest {
 #[test]
 fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
     let _bounded = bounded();
-    let Some(cluster) = with_replicas() else { return };
+    let cluster = with_replicas();
     let client = Client::builder(&cluster.url())
         .watchdog_timeout(LONG)
         .replica_acks(1, 20 * UNIT)
@@ -343,9 +339,6 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
 #[test]
 fn a_password_is_that_of_all_servers() {
     let _bounded = bounded();
-    if real_server().is_none() {
-        return;
-    }
     let cluster = Cluster::with_password("word").unwrap();
     let url = cluster.url().replace("://", "://:word@");
     let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
@@ -369,7 +362,7 @@ fn a_password_is_that_of_all_servers() {
 #[test]
 fn a_cluster_is_used_over_tls() {
     let _bounded = bounded();
-    if real_server().is_none() || !Server::supports_tls() {
+    if !Server::supports_tls() {
         return println!("left out: this server has no TLS");
     }
     let cluster = Cluster::with_tls("word").unwrap();

@@ -24,7 +24,7 @@ fn follower() {
 #[test]
 fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     let _bounded = bounded();
-    let Some(cluster) = with_replicas() else { return };
+    let cluster = with_replicas();
     let slot = cluster.slot("{left}");
     let old = cluster.owner(slot);
     let others = client(&cluster);
@@ -131,7 +131,7 @@ struct Processes {
 
 impl Processes {
     fn start(url: &str) -> Self {
-        let witness = common::server();
+        let witness = server();
         let spawn = |_| Worker::spawn_test("processes::process", "process", &[url, &witness.url()]);
         let mut workers: Vec<_> = (0..PROCESSES).map(spawn).collect();
         for worker in &mut workers {
@@ -197,7 +197,7 @@ fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
 #[test]
 fn processes_follow_a_slot_that_moves_and_no_two_hold_a_lock() {
     let _bounded = bounded();
-    let Some(cluster) = cluster() else { return };
+    let cluster = cluster();
     let mut processes = Processes::start(&cluster.url());
     processes.go_on(5);
     reshard(&cluster, &mut processes, 6);
@@ -211,7 +211,7 @@ fn a_slot_moves_again_and_again() {
     let Some(seconds) = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok()) else {
         return;
     };
-    let Some(cluster) = with_replicas() else { return };
+    let cluster = with_replicas();
     let mut processes = Processes::start(&cluster.url());
     let (begun, mut moves) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(seconds) {

@@ -70,13 +70,9 @@ pub(crate) fn has_own_process() -> bool {
     false
 }
 
+/// Where no program of a real server can be had the test kit ends the process, with a sentence.
 pub(crate) fn server() -> Server {
     Server::start().expect("a server to test on")
-}
-
-/// Always one: where none can be had the test kit ends the process.
-pub(crate) fn real_server() -> Option<Server> {
-    Some(server())
 }
 
 /// A client whose own lease no test sees the end of.

@@ -327,7 +327,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
 #[test]
 fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "poor");
     let poor = user.client();
     let here = REENTRANT.make(&poor, "m");
@@ -389,7 +389,7 @@ fn each_right_that_is_missing_is_an_error_or_costs_time_and_loses_nobody() {
 #[test]
 fn who_may_not_take_a_record_away_passes_nothing_on() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut redis = server.connection();
     let (dead, alive) =
         ("cccccccc-cccc-8ccc-cccc-cccccccccccc:3", "bbbbbbbb-bbbb-8bbb-bbbb-bbbbbbbbbbbb:2");
@@ -412,7 +412,7 @@ fn who_may_not_take_a_record_away_passes_nothing_on() {
 #[test]
 fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "deaf");
     user.set(&["-subscribe"]);
     let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
@@ -426,7 +426,7 @@ fn who_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
 #[test]
 fn without_memory_nobody_new_waits_and_who_waits_is_notified() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let here = client(&server);
     let there = REENTRANT.make(&here, "m");
     let guest = Guest::of(&server, "m", &there, Wait::FOREVER).passes();

@@ -71,7 +71,7 @@ fn server_keys(server: &Server) -> u64 {
 #[test]
 fn without_the_right_to_info_connections_come_to_an_end() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "uninformed");
     user.set(&["-info"]);
     let client = user.client();

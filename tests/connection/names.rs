@@ -30,7 +30,7 @@ fn busy(client: &Client) -> LockGuard {
 #[test]
 fn every_connection_is_called_after_its_client() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let knows_libraries = {
         let info = redis::cmd("CLIENT").arg(&["SETINFO", "LIB-NAME", "of-the-test"]).to_owned();
         info.exec(&mut server.connection()).is_ok()
@@ -62,7 +62,7 @@ fn every_connection_is_called_after_its_client() {
 #[test]
 fn a_server_that_calls_nobody_anything_is_no_error() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let acl = ["SETUSER", "nameless", "on", ">secret", "~*", "&*", "+@all", "-client"];
     redis::cmd("ACL").arg(&acl).exec(&mut server.connection()).unwrap();
     let url = format!("redis://nameless:secret@127.0.0.1:{}", server.port());

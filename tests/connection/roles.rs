@@ -14,7 +14,7 @@ fn replicate(replica: &Server, master: Option<&Server>) {
 #[test]
 fn what_is_held_is_renewed_where_the_address_leads_to_now() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let lease = RENEWED * 2;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
@@ -43,7 +43,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
         return;
     }
     for dropped in [false, true] {
-        let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+        let (old, new) = (server(), server());
         let proxy = Proxy::before(&old);
         let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
         let client = client.connect().unwrap();
@@ -93,7 +93,7 @@ fn what_the_old_server_gave_back_unheard_is_given_back_to_the_new_one() {
 #[test]
 fn places_that_nobody_waits_for_are_given_up_at_a_new_server() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
     let client = client.connect().unwrap();
@@ -121,7 +121,7 @@ fn places_that_nobody_waits_for_are_given_up_at_a_new_server() {
 #[test]
 fn a_replica_is_asked_once_and_then_the_address_anew() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     let lock = client.reentrant_lock("moved");
@@ -137,7 +137,7 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
 #[test]
 fn who_waits_listens_where_the_address_leads_to_now() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("waited for");
@@ -166,7 +166,7 @@ fn who_waits_listens_where_the_address_leads_to_now() {
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let _bounded = bounded();
-    let (Some(replica), Some(master)) = (real_server(), real_server()) else { return };
+    let (replica, master) = (server(), server());
     // It never takes over the data of a master that is gone.
     master.kill();
     replicate(&replica, Some(&master));
@@ -195,7 +195,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
 #[test]
 fn a_release_that_a_replica_refuses_opens_few_connections() {
     let _bounded = bounded();
-    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let (server, master) = (server(), server());
     let client = client(&server);
     let guard = client.reentrant_lock("demoted").lock().unwrap();
     master.kill();
@@ -214,7 +214,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
 #[test]
 fn a_release_of_what_a_replica_does_not_know_goes_on_to_the_master() {
     let _bounded = bounded();
-    let (Some(server), Some(master)) = (real_server(), real_server()) else { return };
+    let (server, master) = (server(), server());
     let client =
         Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false).connect();
     let client = client.unwrap();

@@ -402,7 +402,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
 #[test]
 fn without_memory_nothing_is_taken_what_is_held_stays_and_what_is_given_back_comes_back() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, RENEWED);
     let semaphore = semaphore(&client, "memory", 5);
     let (kept, back) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
@@ -450,7 +450,7 @@ const DENIED: [&str; 18] = [
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     let pool = client.expirable_semaphore("pool");
@@ -510,7 +510,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 #[test]
 fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     let semaphore = semaphore(&client, "pool", 9);
@@ -531,7 +531,7 @@ fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     user.set(&["-@all"]);

@@ -4,7 +4,7 @@
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch_testkit::Server;
 
-use crate::common::real_server;
+use crate::common::server;
 use crate::store::{CHANNEL, DATABASE, LOCK, QUEUE, Script, Scripts, TIMEOUTS, channel_of};
 
 const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
@@ -153,7 +153,7 @@ fn listener(server: &Server, owner: &str) -> Connection {
 /// Alone, in a queue, and where the threads of a process pass the lock on.
 #[test]
 fn an_acquisition_costs_so_many_commands() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server);
     let alone = direct.commands_of(|direct| {
         assert!(direct.takes(&ours(1), false));
@@ -207,7 +207,7 @@ fn an_acquisition_costs_so_many_commands() {
 /// Who is granted the lock by message, as the server has it, and what the message says.
 #[test]
 fn the_lock_is_handed_to_the_first_that_listens() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     for form in 0..FREEING {
         let mut direct = Direct::new(&server);
         let mut listener = listener(&server, &ours(2));
@@ -240,7 +240,7 @@ fn the_lock_is_handed_to_the_first_that_listens() {
 /// Every request may be sent twice.
 #[test]
 fn a_request_sent_again_changes_nothing() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server);
     for _ in 0..2 {
         assert!(direct.takes(&ours(1), false));
@@ -267,7 +267,7 @@ fn a_request_sent_again_changes_nothing() {
 /// where some of them are there already, those stay.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server);
     let _listener = listener(&server, &ours(1));
     let (one, two) = ([ours(1), ours(2), ours(3)], [ours(4), ours(5)]);
@@ -297,7 +297,7 @@ fn a_request_of_many_that_is_sent_again_changes_nothing() {
 /// new one is told clearly.
 #[test]
 fn without_memory_the_queue_moves_on() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let _listener = listener(&server, &ours(2));
     let mut direct = Direct::new(&server);
     assert!(direct.takes(&ours(1), false));
@@ -330,7 +330,7 @@ fn without_memory_the_queue_moves_on() {
 /// Something else under one of the keys is an error, and changes nothing under the others.
 #[test]
 fn something_else_under_a_key_is_an_error() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     for foreign in KEYS {
         for waiting in [false, true] {
             let mut direct = Direct::new(&server);
@@ -369,7 +369,7 @@ fn something_else_under_a_key_is_an_error() {
 /// A holder can always give back, whatever lies under the keys of the queue.
 #[test]
 fn a_release_needs_neither_queue_nor_messages() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let _listener = listener(&server, &ours(2));
     let mut direct = Direct::new(&server);
     for foreign in [QUEUE, TIMEOUTS] {
@@ -405,7 +405,7 @@ fn a_release_needs_neither_queue_nor_messages() {
 /// A hash that is no lock is an error at once: waiting for it would not end.
 #[test]
 fn a_hash_that_is_no_lock_is_an_error_and_is_left_as_it_is() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server);
     for fields in [&["name", "Ann"][..], &["name", "Ann", "age", "40"]] {
         let _: i64 = direct.command(&[&["HSET", LOCK], fields].concat());
@@ -538,7 +538,7 @@ const SITUATIONS: usize = 9;
 /// has a score, and who asked has what it was told, or what it had.
 #[test]
 fn what_is_refused_leaves_nothing_half_done() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     for before in ["", OLD_SERVER] {
         for deaf in [false, true] {
             refuse_everything(&server, before, deaf);
@@ -648,7 +648,7 @@ fn act(direct: &mut Direct, action: usize) -> (String, RedisResult<Option<i64>>)
 /// Redisson lets a head without a score stand for ever. It is as good as dead.
 #[test]
 fn a_head_without_a_score_blocks_nobody() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let _listener = listener(&server, &ours(2));
     for head in [JAVA, &ours(7)] {
         for form in 0..4 {
@@ -673,7 +673,7 @@ fn a_head_without_a_score_blocks_nobody() {
 /// If keys are lost, the waiters find that out and come back, in their order if the lock is held.
 #[test]
 fn lost_keys_strand_nobody() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     for lost in [&KEYS[1..], &[QUEUE], &[TIMEOUTS]] {
         let mut direct = Direct::new(&server);
         assert!(direct.takes(&ours(1), false));
@@ -719,7 +719,7 @@ fn lost_keys_strand_nobody() {
 /// It is, if the process that says so was heard itself, and the server before.
 #[test]
 fn who_is_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let _listener = listener(&server, &ours(2));
     let mut direct = Direct::new(&server);
     for (steady, heard, passed) in [("0", true, false), ("1", false, false), ("1", true, true)] {
@@ -747,7 +747,7 @@ fn who_is_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
 /// A lease too long for Redis is an error, and the longest that is none is kept.
 #[test]
 fn leases_without_sense_leave_no_lock() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server);
     for (lease, taken) in [("10000000000000", true), ("9223372036854775807", false)] {
         let reply: RedisResult<Vec<Value>> =

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn an_acquire_and_a_release_survive_a_killed_connection() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("killed");
     let mut redis = server.connection();
@@ -27,7 +27,7 @@ fn an_acquire_and_a_release_survive_a_killed_connection() {
 #[test]
 fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_once() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
     // The subscriber is up, and sleeps in its read.
@@ -54,7 +54,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
 #[test]
 fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let clients = [client(&server), client(&server)];
     let inside = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));

@@ -97,7 +97,7 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
 #[test]
 fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     // Between the two, the server has turned into a replica.

@@ -13,7 +13,7 @@ fn restricted(server: &Server, rights: &[&str]) -> Client {
 #[test]
 fn without_the_right_to_run_scripts_nothing_is_taken() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     for rights in [
         &["-evalsha"] as &[_],
         &["-evalsha", "-eval"],
@@ -34,7 +34,7 @@ fn without_the_right_to_run_scripts_nothing_is_taken() {
 #[test]
 fn without_the_right_to_set_an_end_no_lock_stays() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = user(&server, &["-pexpire"]);
     let error = client.reentrant_lock("endless").lock().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
@@ -44,7 +44,7 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
 #[test]
 fn without_the_right_to_publish_locks_are_taken_and_released() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = user(&server, &["-publish"]);
     let lock = client.reentrant_lock("mute");
     lock.lock().unwrap().unlock().unwrap();
@@ -58,7 +58,7 @@ fn without_the_right_to_publish_locks_are_taken_and_released() {
 #[test]
 fn without_the_right_to_subscribe_waiting_is_an_error() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = user(&server, &["-subscribe"]);
     let lock = client.reentrant_lock("deaf");
     lock.lock().unwrap().unlock().unwrap();
@@ -75,7 +75,7 @@ fn without_the_right_to_subscribe_waiting_is_an_error() {
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = restricted(&server, &["-@all", "+ping"]);
     let error = client.reentrant_lock("rights").lock().map(drop).unwrap_err().to_string();
     let all =
@@ -110,7 +110,7 @@ fn the_rights_that_the_message_names_are_enough() {
 #[test]
 fn a_right_withdrawn_while_it_is_held_is_told_and_the_lock_is_freed_later() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = new_user(&server);
     let client = user.client();
     let mut set = |right: &str| user.set(&[right]);

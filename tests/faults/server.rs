@@ -103,7 +103,7 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
 #[test]
 fn the_question_whether_a_hold_is_known_changes_nothing() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     // Each connection may lead to another run of the server, as far as this user can see.
     let client = user(&server, &["-info"]);
     let held = ["endless", "deleted"].map(|name| {
@@ -127,7 +127,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
 #[test]
 fn a_server_that_has_lost_a_hold_is_found_out_though_it_was_met_while_loading() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     drop(server);
     let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
     let Ok(server) = Server::with_args(&slow) else {
@@ -240,7 +240,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
 #[test]
 fn without_memory_nothing_is_taken_and_all_is_released() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, RENEWED);
     let mut redis = server.connection();
     let guards: Vec<_> = ["unlocked", "dropped", "renewed"]
@@ -274,7 +274,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
 #[test]
 fn a_read_only_server_refuses_clearly_and_what_was_held_is_free_afterwards() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = client(&server);
     let replica_of = |of: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&of).query(&mut server.connection()).unwrap();
@@ -296,7 +296,7 @@ fn a_read_only_server_refuses_clearly_and_what_was_held_is_free_afterwards() {
 #[test]
 fn a_server_that_cannot_save_refuses_clearly() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = client(&server);
     let guard = client.reentrant_lock("held").lock().unwrap();
     let mut redis = server.connection();
@@ -349,7 +349,7 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
 #[test]
 fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = watched(&server, RENEWED * 2);
     let guard = client.reentrant_lock("held").lock().unwrap();
     let mut redis = server.connection();
@@ -377,7 +377,7 @@ fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
 #[test]
 fn a_loading_server_refuses_clearly() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     drop(server);
     let options =
         ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
@@ -456,7 +456,7 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
 #[test]
 fn a_paused_server_is_waited_for() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let client = client(&server);
     let lock = client.reentrant_lock("paused");
     lock.lock().unwrap().unlock().unwrap();

@@ -4,7 +4,7 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
-use crate::common::{SOON, forbids_a_command, real_server, wait_until};
+use crate::common::{SOON, forbids_a_command, server, wait_until};
 use crate::kind::PlainLock;
 use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
@@ -27,7 +27,7 @@ fn direct(server: &Server, scripts: &Scripts) -> Direct {
 
 #[test]
 fn a_hand_over_costs_two_scripts_and_few_commands() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     let mut listener = Listener::new(&server, orders(), 2);
     let alone = direct.commands_of(|direct| {
@@ -53,7 +53,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
 /// Each request may be sent twice; the second one changes nothing.
 #[test]
 fn a_request_sent_again_changes_nothing() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     let _listeners: Vec<_> =
         (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
@@ -75,7 +75,7 @@ fn a_request_sent_again_changes_nothing() {
 /// A thousand places, and the first that lives is next within one script call.
 #[test]
 fn who_gives_up_leaves_the_queue() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     assert!(direct.takes(1));
     assert_eq!([2, 3, 4].map(|client| direct.place(client)), [Some(0), Some(1), Some(2)]);
@@ -87,7 +87,7 @@ fn who_gives_up_leaves_the_queue() {
 
 #[test]
 fn the_dead_are_passed_in_one_call() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
@@ -107,7 +107,7 @@ fn the_dead_are_passed_in_one_call() {
 /// first that lives knows that it is the first.
 #[test]
 fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     let dead: Vec<_> = (1..=2).map(|client| Listener::new(&server, orders(), client)).collect();
     let redisson = format!("{}:7", uuid(false, 1));
@@ -133,7 +133,7 @@ fn behind_the_dead_one_learns_that_it_must_hear_redisson() {
 /// Without memory a lock is handed on, and only one that nobody has or wants is refused.
 #[test]
 fn without_memory_the_queue_moves_on() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     let _listeners: Vec<_> =
         (2..=3).map(|client| Listener::new(&server, orders(), client)).collect();
@@ -158,7 +158,7 @@ fn without_memory_the_queue_moves_on() {
 /// asks, and nothing is done to it.
 #[test]
 fn something_else_under_the_name_is_an_error() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     for foreign in [
         &["SET", "orders", "mine"][..],
         &["HSET", "orders", "field", "1"],
@@ -185,7 +185,7 @@ fn something_else_under_the_name_is_an_error() {
 /// Whatever lies under the keys of queue and window, the lock is taken, given back and taken again.
 #[test]
 fn something_else_under_the_queue_costs_the_places_only() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = Direct::new(&server, orders());
     for foreign in [1, 2] {
         let () = direct.command(&["FLUSHALL"]);
@@ -206,7 +206,7 @@ fn something_else_under_the_queue_costs_the_places_only() {
 /// delete the lock may give it back.
 #[test]
 fn without_a_right_all_is_done_or_nothing() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let commands = [
         "exists", "hlen", "hkeys", "hexists", "hset", "del", "pexpire", "pttl", "time", "lpos",
         "rpush", "lpush", "lpop", "lindex", "lrem", "llen", "set", "publish", "pubsub",
@@ -295,14 +295,14 @@ pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Bro
 
 #[test]
 fn without_the_right_to_publish_the_places_stay() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 /// Who has no right to the queue uses the lock as Redisson does, and its waiting counts as such.
 #[test]
 fn without_the_queue_a_client_waits_in_public() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut master = Direct::new(&server, orders());
     let rules = ["resetkeys", "~orders"];
     let mut poor = Direct::without(&server, orders(), &rules);
@@ -344,14 +344,14 @@ pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
 
 #[test]
 fn a_replica_takes_no_release() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     demoted(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 /// Nobody waits there: not who has no right to the queue, nor where something else is its key.
 #[test]
 fn a_replica_gives_nobody_a_place() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = direct(&server, &Scripts::of(&PlainLock));
     assert!(direct.takes(1));
     for is_poor in [false, true] {
@@ -366,7 +366,7 @@ fn a_replica_gives_nobody_a_place() {
 
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     shortcuts_do_what_the_rest_would(&server);
     // The same where somebody waits in public: one of ours, and then one of Redisson's, too.
     let public = orders().public;
@@ -497,18 +497,18 @@ pub(crate) fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 
 #[test]
 fn places_of_which_nothing_was_heard_are_passed_together() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     silent(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 #[test]
 fn where_the_server_stood_still_nobody_is_passed() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     silent_server(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
 #[test]
 fn who_comes_back_stands_in_front_of_those_that_came_later() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     back(&server, &Scripts::of(&PlainLock)).unwrap();
 }

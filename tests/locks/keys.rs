@@ -81,7 +81,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
 /// All of it would keep the server from its other clients for seconds.
 fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut redis = server.connection();
     // What scripts have read lies there until it is collected.
     let mut read_by_scripts = || {

@@ -3,7 +3,7 @@
 use redis::Value;
 use redlatch_testkit::Server;
 
-use crate::common::{SOON, real_server, wait_until};
+use crate::common::{SOON, server, wait_until};
 use crate::kind::{ReadWriteLock, timeouts};
 use crate::model::client::LEASE;
 use crate::model::direct::{CHAIN, Direct, Listener};
@@ -92,7 +92,7 @@ pub(crate) fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Bro
 
 #[test]
 fn without_the_right_to_publish_the_places_stay() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     mute_release(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn some_cannot_be_told(server: &Server, scripts: &Scripts) -> Result<
 
 #[test]
 fn readers_that_cannot_be_told_keep_their_places() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     some_cannot_be_told(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn twice(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 
 #[test]
 fn a_request_sent_again_changes_nothing() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     twice(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(),
 
 #[test]
 fn readers_behind_a_dead_writer_enter_beside_redissons() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     left_to_redisson(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 
 #[test]
 fn a_timeout_that_has_lapsed_is_made_anew() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     lapsed(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -266,7 +266,7 @@ pub(crate) fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), 
 
 #[test]
 fn very_many_readers_are_let_in_together_and_each_is_told() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let_in_together(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Bro
 
 #[test]
 fn of_very_many_readers_each_leaves_and_cuts_nobodys_lease() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -333,7 +333,7 @@ pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broke
 
 #[test]
 fn a_writer_gets_the_lock_of_very_many_readers_who_died() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     crowd_dies(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -367,7 +367,7 @@ pub(crate) fn freed_by_the_look(server: &Server, scripts: &Scripts) -> Result<()
 
 #[test]
 fn who_asks_is_told_how_it_stands_behind_the_look() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     freed_by_the_look(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -401,7 +401,7 @@ pub(crate) fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), B
 
 #[test]
 fn the_fields_of_dead_readers_go_while_others_read_on() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     the_dead_leave(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
@@ -416,14 +416,14 @@ pub(crate) fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
 
 #[test]
 fn a_replica_takes_no_release() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 /// Nobody waits there: not who has no right to the queue, nor where something else is its key.
 #[test]
 fn a_replica_gives_nobody_a_place() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
     direct.run(1, &acquire(WRITES));
     for is_poor in [false, true] {
@@ -451,13 +451,13 @@ pub(crate) fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<()
 
 #[test]
 fn who_asks_to_read_on_and_has_lapsed_leaves_no_free_lock_to_wait_for() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     reads_on_too_long(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
 #[test]
 fn a_shortcut_does_what_the_rest_would() {
-    let Some(server) = real_server() else { return };
+    let server = server();
     let site = prices();
     let Site { lock, queue, window, .. } = &site;
     let [reader, writer] = [READS, WRITES].map(|number| owner(1, number));

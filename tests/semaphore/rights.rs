@@ -47,7 +47,7 @@ const ALL_RIGHTS: [&str; 3] = ["~*", "&*", "+@all"];
 #[test]
 fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     let pool = client.semaphore("pool");
@@ -84,7 +84,7 @@ fn without_a_right_either_all_of_a_change_is_made_or_nothing() {
 #[test]
 fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let proxy = Proxy::before(&server);
     let semaphore = semaphore(&user.client_behind(&proxy), "pool", 5);
@@ -103,7 +103,7 @@ fn a_refused_request_is_refused_again_though_its_reply_is_lost() {
 #[test]
 fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     let semaphore = semaphore(&client, "pool", 9);
@@ -128,7 +128,7 @@ fn what_is_given_back_without_a_right_comes_back_once_when_it_is_there_again() {
 #[test]
 fn the_rights_that_the_message_names_are_enough() {
     let _bounded = bounded();
-    let Some(server) = real_server() else { return };
+    let server = server();
     let mut user = User::new(&server, "me");
     let client = user.client();
     user.set(&["-@all"]);

@@ -5,7 +5,7 @@ use super::*;
 /// What is held and known to the new master is kept, and renewed there; what it does not know is told
 /// as lost; who waits goes on.
 fn outlasts(end: End) {
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = builder(&sentinels.url()).watchdog_timeout(LONGER).connect().unwrap();
     let other = client_of(&sentinels);
     let kept = client.reentrant_lock("kept").lock().unwrap();
@@ -65,7 +65,7 @@ fn locks_outlast_a_master_that_is_replaced_on_command() {
 #[test]
 fn once_another_master_is_known_the_old_one_grants_nothing() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     let old = sentinels.master();
     // Lanes, the renewer's connection and the subscriber's are all open.
@@ -97,7 +97,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
 #[test]
 fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let given_back = locks(&client, "given back");
     let mut master = sentinels.master().connection();
@@ -157,7 +157,7 @@ fn what_was_given_back_to_the_old_master_alone_is_given_back_to_the_new_one() {
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     let _bounded = bounded();
-    let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 40)) else { return };
+    let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
     let patient = || impatient(&sentinels.url()).failover_timeout(LONG);
     let hasty = patient().failover_timeout(Duration::ZERO).connect().unwrap();
     let client = patient().connect().unwrap();
@@ -204,7 +204,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
 #[test]
 fn a_wait_on_a_condition_outlasts_a_failover() {
     let _bounded = bounded();
-    let Some(sentinels) = started(Sentinels::builder().down_after(UNIT * 20)) else { return };
+    let sentinels = started(Sentinels::builder().down_after(UNIT * 20));
     let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("lock");
     let changed = lock.new_condition("changed");
@@ -232,7 +232,7 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
 #[test]
 fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
@@ -259,7 +259,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
 #[test]
 fn nothing_is_left_of_a_client_of_sentinels() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     assert!(thread_names().iter().any(|name| name == "redlatch-follow"), "{:?}", thread_names());
     // Also while there is no master, nor a Sentinel that answers.
@@ -279,7 +279,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
 #[test]
 fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     for sentinel in sentinels.sentinels() {
         let rules = ["SETUSER", "default", "-subscribe"];
         redis::cmd("ACL").arg(&rules).exec(&mut sentinel.connection()).unwrap();
@@ -299,7 +299,7 @@ fn a_failover_is_found_out_where_it_may_not_be_heard_of() {
 #[test]
 fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
     let _bounded = bounded();
-    let Some(sentinels) = started(Sentinels::builder().down_after(LONG)) else { return };
+    let sentinels = started(Sentinels::builder().down_after(LONG));
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let failed = impatient(&sentinels.url()).failover_timeout(LONG).replica_acks(1, UNIT * 5);
     let failed = failed.connect().unwrap();
@@ -354,7 +354,7 @@ fn a_fair_waiter_whom_replicas_failed_stands_in_line_once_and_is_told() {
 #[test]
 fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let rules = ["SETUSER", "app", "on", ">word", "~*", "&*", "+@all", "-info", "-role", "-client"];
     for server in sentinels.servers() {
         redis::cmd("ACL").arg(&rules).arg("-config").exec(&mut server.connection()).unwrap();
@@ -376,7 +376,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
     let ways = ["dropped", "released", "by id", "of another"];
     let mut master = sentinels.master().connection();
@@ -468,7 +468,7 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
     let [more, fewer] = ["taken", "given"].map(|name| client.semaphore(name));
@@ -499,7 +499,7 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
 #[test]
 fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = builder(&proxy.url()).connections(1).connect().unwrap();
     let semaphore = client.semaphore("first");
@@ -521,7 +521,7 @@ fn a_request_that_finds_another_master_comes_behind_what_that_has_missed() {
 #[test]
 fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
     let _bounded = bounded();
-    let (Some(old), Some(new)) = (real_server(), real_server()) else { return };
+    let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
     let client = builder(&proxy.url()).connect().unwrap();
     let semaphore = client.semaphore("full");
@@ -555,7 +555,7 @@ fn a_semaphore_is_put_right_once_a_master_that_refuses_it_takes_writes_again() {
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     let _bounded = bounded();
     for (then, later) in [(1, 4), (4, 1)] {
-        let Some(old) = real_server() else { return };
+        let old = server();
         let network = Proxy::before(&old);
         let new = Server::builder().replica_behind(&network).start().unwrap();
         let proxy = Proxy::before(&old);

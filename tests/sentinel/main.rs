@@ -23,14 +23,12 @@ use redlatch_testkit::{Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 /// A lease whose next renewal, after a third of it, comes later than anything here.
 const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
 
-/// `None`, with a word, where the server's program knows no Sentinels.
-fn sentinels() -> Option<Sentinels> {
+fn sentinels() -> Sentinels {
     started(Sentinels::builder())
 }
 
-fn started(builder: SentinelsBuilder) -> Option<Sentinels> {
-    let _server = real_server()?;
-    Some(builder.start().unwrap())
+fn started(builder: SentinelsBuilder) -> Sentinels {
+    builder.start().unwrap()
 }
 
 fn client_of(sentinels: &Sentinels) -> Client {

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_client_finds_the_master_and_says_who_knows_none() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     client.reentrant_lock("found").lock().unwrap().unlock().unwrap();
     assert!(Commands::so_far(sentinels.master()).scripts() > 0);
@@ -46,7 +46,7 @@ fn a_client_finds_the_master_and_says_who_knows_none() {
 fn sentinels_and_servers_have_a_password_of_their_own() {
     let _bounded = bounded();
     let builder = Sentinels::builder().server_password("master1").sentinel_password("watch2");
-    let Some(sentinels) = started(builder) else { return };
+    let sentinels = started(builder);
     let url = sentinels.url();
     let works = |client: &Client| {
         client.reentrant_lock("guarded").lock().unwrap().unlock().unwrap();
@@ -85,7 +85,7 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
 #[test]
 fn sentinels_that_are_gone_or_stand_still_are_passed() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let [first, second, third] = sentinels.sentinels() else { panic!("three") };
     let master = sentinels.master();
     first.kill();
@@ -114,7 +114,7 @@ fn kill_clients(server: &Server) {
 #[test]
 fn without_any_sentinel_the_master_that_lives_is_used_on() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let client = client_of(&sentinels);
     let guard = client.reentrant_lock("held").lock().unwrap();
     let lost = losses(&guard);
@@ -134,7 +134,7 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
 #[test]
 fn a_sentinel_that_knows_less_leads_nobody_back() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let [stale, others @ ..] = sentinels.sentinels() else { panic!("three") };
     let client = client_of(&sentinels);
     let old = sentinels.master();
@@ -166,7 +166,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
 #[test]
 fn of_one_name_the_lock_behind_sentinels_stands_where_its_service_name_does() {
     let _bounded = bounded();
-    let Some(sentinels) = sentinels() else { return };
+    let sentinels = sentinels();
     let other = server();
     let by_name = builder(&other.url().replace("127.0.0.1", "localhost")).connect().unwrap();
     let _taken = client(&other).reentrant_lock("same").lock().unwrap();
