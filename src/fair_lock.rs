@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::core::Session;
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Site, Tenancy, Terms};
-use crate::lock::{Handle, Trying, lock_verbs};
+use crate::lock::{Handle, lock_verbs};
 use crate::script::{self, Trouble};
 use crate::sync::Thread;
 
@@ -124,23 +124,6 @@ impl FairLock {
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
         acquire(self, &Claim { thread, need: self.handle.terms(), wait })
-    }
-
-    /// As [`acquire`](Self::acquire) with no wait: see [`Part`](crate::lock::Part).
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        let claim = Claim { thread, need: self.handle.terms(), wait: Wait::NONE };
-        let lead = match self.handle.come(self, &claim) {
-            Ok(lead) => lead,
-            Err(told) => return Box::new(|_| told),
-        };
-        let mut baton = Baton::new(&self.queue, lead);
-        let reply = baton.lead_or(|| self.inquiry(&claim)).inquiry.begin_try();
-        Box::new(move |until| {
-            match baton.lead_or(|| self.inquiry(&claim)).inquiry.tried(reply(until))? {
-                Try::Granted(tenancy) => self.install(&mut baton, tenancy, &claim),
-                Try::Busy(_) => Ok(None),
-            }
-        })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::core::{Core, Session};
 use crate::error::Error;
 use crate::hold::{Site, Tenancy};
-use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, Trying, exclusive, lock_verbs};
+use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verbs};
 use crate::script::Trouble;
 use crate::sync::Thread;
 
@@ -101,10 +101,6 @@ impl FencedLock {
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         exclusive::acquire(&self.handle, thread, wait)
-    }
-
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        exclusive::begin_try(&self.handle, thread)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {

@@ -26,7 +26,7 @@ mod verbs;
 pub(crate) use self::guard::Held;
 pub use self::guard::{LockGuard, OwnedLockGuard};
 pub(crate) use self::handle::Handle;
-pub(crate) use self::part::{LockPart, Part, Trying};
+pub(crate) use self::part::{LockPart, Part};
 pub(crate) use self::verbs::lock_verbs;
 
 /// What every lock of this library can do, for code that takes any of them.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{Held, Lock, LockPart, Part, Trying};
+use crate::lock::{Held, Lock, LockPart, Part};
 use crate::sync::Thread;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
@@ -138,8 +138,9 @@ impl MultiLock {
     /// what Redisson called RedLock. It is had while some of the servers are down, as long as more
     /// than half of them are not. No I/O.
     ///
-    /// All are asked at once, each for a fiftieth of the lease (50 ms at least, and longer if the
-    /// server is far off), so that a dead server costs little. The lock is had if more than half
+    /// All are asked at the same time, on a thread each that lives for as long as the question: for a
+    /// fiftieth of the lease (50 ms at least, and longer if the server is far off), so that a dead
+    /// server costs little. The lock is had if more than half
     /// have granted it, and the lease of that half has not ended. Its validity is counted as the
     /// algorithm's paper does: the lease, from before the request was sent, less a hundredth and
     /// 2 ms for clocks that drift. Else all is given back, and it is tried again after a random
@@ -486,12 +487,6 @@ fn parts(locks: &[&dyn Lock]) -> Result<Vec<Arc<dyn Part>>, Error> {
 fn check_process(part: &Arc<dyn Part>) -> Result<(), Error> {
     let site = &part.handle().site;
     site.core.check_process(&site.name)
-}
-
-/// Sends the requests for all of them. Each must be called, whatever the others say: a lock may be
-/// had by then.
-fn begin<'a>(parts: &'a [Arc<dyn Part>], thread: &'a Arc<Thread>) -> Vec<Trying<'a>> {
-    parts.iter().map(|part| part.begin_try(thread)).collect()
 }
 
 /// Where a part stands in the one order. The name is first, since it is the same for all processes,

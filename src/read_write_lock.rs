@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Asked, Candidate, GrantDetails, Leaving, Place, Tenancy, Terms};
-use crate::lock::{Handle, Trying, lock_verbs};
+use crate::lock::{Handle, lock_verbs};
 use crate::protocol::Mode;
 use crate::script::lock::{Acquired, Chain};
 use crate::script::{Replied, Trouble};
@@ -201,10 +201,6 @@ impl ReadLock {
         Side::new(&self.handle, &self.pair).acquire(thread, wait)
     }
 
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        Side::new(&self.handle, &self.pair).begin_try(thread)
-    }
-
     fn send_force_unlock(&self) -> Result<bool, Trouble> {
         self.handle.site.scripts().force_unlock()
     }
@@ -213,10 +209,6 @@ impl ReadLock {
 impl WriteLock {
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         Side::new(&self.handle, &self.pair).acquire(thread, wait)
-    }
-
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        Side::new(&self.handle, &self.pair).begin_try(thread)
     }
 
     /// It ends what the writer reads under its hold, too.
@@ -239,41 +231,9 @@ impl<'a> Side<'a> {
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         self.handle.check(&wait)?;
-        let granted = acquire(self, &self.claim(thread, wait))?;
-        Ok(granted.map(|grant| grant.tenancy))
-    }
-
-    fn claim<'b>(&self, thread: &'b Arc<Thread>, wait: Wait<'b>) -> Claim<'b, Need> {
         let need = Need { mode: self.handle.site.mode, terms: self.handle.terms() };
-        Claim { thread, need, wait }
-    }
-
-    /// See [`Part`](crate::lock::Part). It does not ask whether it may join others of the process
-    /// whose turn is over: it asks for a hold of its own, and has one of the two.
-    fn begin_try(self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        let claim = self.claim(thread, Wait::NONE);
-        let lead = match self.handle.come(&self, &claim) {
-            Ok(lead) => lead,
-            Err(told) => return Box::new(|_| Ok(told?.map(|grant| grant.tenancy))),
-        };
-        let site = &self.handle.site;
-        let mut baton = Baton::new(&**self.pair, lead);
-        self.pair.asks();
-        let place = baton.lead_or(|| None).inquiry.get_or_insert_with(|| Place::new(site));
-        let (reply, arrivals) = place.begin_try(site, &on_terms(&claim));
-        Box::new(move |until| {
-            let Lead { listening, inquiry } = baton.lead_or(|| None);
-            let place = inquiry.get_or_insert_with(|| Place::new(site));
-            let claimed = on_terms(&claim);
-            match place.answered(listening, site, &claimed, arrivals, reply(until))? {
-                Try::Busy(_) => Ok(None),
-                Try::Granted(tenancy) => {
-                    let grant = Grant { tenancy, is_seated: false };
-                    let installed = self.install(&mut baton, grant, &claim)?;
-                    Ok(installed.map(|grant| grant.tenancy))
-                }
-            }
-        })
+        let granted = acquire(self, &Claim { thread, need, wait })?;
+        Ok(granted.map(|grant| grant.tenancy))
     }
 
     fn reads(&self) -> bool {

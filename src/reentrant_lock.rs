@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::core::Session;
 use crate::error::Error;
 use crate::hold::{Site, Tenancy};
-use crate::lock::{Handle, Trying, exclusive, lock_verbs};
+use crate::lock::{Handle, exclusive, lock_verbs};
 use crate::script::Trouble;
 use crate::sync::Thread;
 
@@ -103,10 +103,6 @@ impl ReentrantLock {
     /// `None`: the wait was over first.
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error> {
         exclusive::acquire(&self.handle, thread, wait)
-    }
-
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a> {
-        exclusive::begin_try(&self.handle, thread)
     }
 
     fn send_force_unlock(&self) -> Result<bool, Trouble> {

@@ -37,8 +37,8 @@ pub struct Wait<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// One try.
-    None,
+    /// One try, which ends by then if there is a time.
+    Once(Option<Instant>),
     Until(Instant),
     Forever,
 }
@@ -48,7 +48,7 @@ const LEAST: Duration = Duration::from_millis(15);
 
 impl<'a> Wait<'a> {
     /// Not at all: now or not.
-    pub const NONE: Self = Self { patience: Patience::None, cancel: None };
+    pub const NONE: Self = Self { patience: Patience::Once(None), cancel: None };
 
     /// For as long as it takes.
     pub const FOREVER: Self = Self { patience: Patience::Forever, cancel: None };
@@ -75,12 +75,12 @@ impl<'a> Wait<'a> {
 
     /// Whether it sleeps at all.
     pub(crate) fn blocks(&self) -> bool {
-        !matches!(self.patience, Patience::None)
+        !matches!(self.patience, Patience::Once(_))
     }
 
     pub(crate) fn is_over(&self) -> bool {
         match self.patience {
-            Patience::None => true,
+            Patience::Once(_) => true,
             Patience::Until(deadline) => Instant::now() >= deadline,
             Patience::Forever => false,
         }
@@ -91,26 +91,28 @@ impl<'a> Wait<'a> {
     /// has one try.
     pub(crate) fn limits(&self, core: &Core) -> Limited {
         let until = match self.patience {
-            Patience::Until(deadline) => {
+            Patience::Until(deadline) | Patience::Once(Some(deadline)) => {
                 let least = LEAST.max(core.round_trip.saturating_mul(2));
                 Instant::now().checked_add(least).map(|least| deadline.max(least))
             }
-            Patience::None | Patience::Forever => None,
+            Patience::Once(None) | Patience::Forever => None,
         };
         Limit::set(Limit::new(until, self.cancel))
     }
 
     /// Whether a request may be ended sooner than the server's silence ends it.
     pub(crate) fn is_limited(&self) -> bool {
-        matches!(self.patience, Patience::Until(_)) || self.cancel.is_some()
+        matches!(self.patience, Patience::Until(_) | Patience::Once(Some(_)))
+            || self.cancel.is_some()
     }
 
-    /// This time, or the end of the wait.
-    pub(crate) fn until_or(&self, until: Instant) -> Instant {
-        match self.patience {
-            Patience::Until(deadline) => until.min(deadline),
-            Patience::None | Patience::Forever => until,
-        }
+    /// One try within this wait, which ends by `until`.
+    pub(crate) fn once(&self, until: Instant) -> Self {
+        let until = match self.patience {
+            Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),
+            Patience::Once(None) | Patience::Forever => until,
+        };
+        Self { patience: Patience::Once(Some(until)), ..*self }
     }
 
     /// Fails if the wait was cancelled, the client shut down or the process forked.
@@ -137,7 +139,7 @@ impl<'a> Wait<'a> {
     pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
         let sleep = Instant::now().checked_add(sleep);
         match self.patience {
-            Patience::None => Some(Instant::now()),
+            Patience::Once(_) => Some(Instant::now()),
             Patience::Until(deadline) => Some(sleep.map_or(deadline, |end| end.min(deadline))),
             Patience::Forever => sleep,
         }

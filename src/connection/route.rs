@@ -3,13 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use redis::Value;
 
 use super::cluster::Slot;
-use super::lane::{self, Lane};
-use super::{Command, Failure, Outcome, reply_code};
+use super::{Command, Failure, Lane, Outcome, reply_code};
 
 /// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs
 /// in the order it was written; in a cluster, over one of whichever server has the name's slot now.
@@ -79,41 +77,10 @@ impl Route {
         };
         (self.with_type(outcome, command), in_doubt)
     }
-
-    /// See [`Lane::begin`].
-    pub(crate) fn begin(&self, command: &Command) -> Begun {
-        match self {
-            Self::Server(lane) => Begun::Server(lane.begin(command)),
-            Self::Slot(slot) => {
-                Begun::Slot(slot.lane().begin(command), slot.clone(), command.clone())
-            }
-        }
-    }
 }
 
 impl fmt::Debug for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.lane().fmt(f)
-    }
-}
-
-/// A command on its way: see [`Lane::begin`].
-#[must_use = "it was sent; what came of it must be heard"]
-pub(crate) enum Begun {
-    Server(lane::Begun),
-    Slot(lane::Begun, Slot, Command),
-}
-
-impl Begun {
-    /// See [`lane::Begun::finish`].
-    pub(crate) fn finish(self, until: Instant) -> (Outcome, bool) {
-        match self {
-            Self::Server(begun) => begun.finish(until),
-            Self::Slot(begun, slot, command) => {
-                let lane = begun.lane();
-                let (outcome, in_doubt) = begun.finish(until);
-                slot.follow(lane, outcome, in_doubt, &command, Some(|| command.clone()), until)
-            }
-        }
     }
 }

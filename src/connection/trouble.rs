@@ -58,7 +58,8 @@ impl From<Failure> for Trouble {
                     "the call's own time was over before the server at {address} was asked"
                 );
                 let error = Error::new(ErrorKind::Redis, message);
-                return Self::Unsent(error.caused_by_shared(cause.error.clone()).transient(true));
+                let error = error.caused_by_shared(cause.error.clone());
+                return Self::Unsent(error.passing_as(Passing::Outage));
             }
             Failure::TimedOut(_) if was_cut() => {
                 format!("the call's own time was over before the server at {address} answered")

@@ -7,7 +7,7 @@
 //! reconnect, and when the holder's lease ends, if it is first.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::queue::FairQueue;
 use crate::acquire::{Lead, Listening, Queued, Try, slow_poll};
@@ -183,35 +183,12 @@ impl FairPlace {
 
     /// Takes the lock if that is possible now: past nobody, and without a place in the queue.
     pub(super) fn ask_once(&mut self) -> Result<Try<Arc<Tenancy>>, Error> {
-        let lease = self.asks_once();
-        let Self { queue, candidate, .. } = &*self;
+        let Self { queue, candidate, terms, .. } = self;
+        let lease = terms.lease();
+        candidate.asks(Asked::now(&queue.site), lease);
         let replied = queue.scripts().try_acquire(&queue.site.route, &candidate.owner, lease);
-        self.tried(replied)
-    }
-
-    /// As [`ask_once`](Self::ask_once), in two steps: what is returned reads the reply, until a
-    /// time, for [`tried`](Self::tried).
-    pub(super) fn begin_try(
-        &mut self,
-    ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
-        let lease = self.asks_once();
-        let Self { queue, candidate, .. } = &*self;
-        queue.scripts().begin_try(&queue.site.route, &candidate.owner, lease)
-    }
-
-    fn asks_once(&mut self) -> Duration {
-        let site = &self.queue.site;
-        let (asked, lease) = (Asked::now(site), self.terms.lease());
-        self.candidate.asks(asked, lease);
-        lease
-    }
-
-    pub(super) fn tried(
-        &mut self,
-        replied: Result<Replied<bool>, Trouble>,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let heard = self.candidate.heard(replied, |taken| *taken);
-        if heard.map_err(|trouble| self.queue.trouble(trouble))? {
+        let heard = candidate.heard(replied, |taken| *taken);
+        if heard.map_err(|trouble| queue.trouble(trouble))? {
             return self.granted(false, Followers::new(), false);
         }
         Ok(Try::Busy(Duration::ZERO))

@@ -19,7 +19,7 @@
 //! once, and within its deadline. Every other message is a hint.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::candidate::{Candidate, Expected, Granted};
 use super::{Asked, GrantDetails, Hold, Site, Tenancy, Terms, clock};
@@ -28,8 +28,7 @@ use crate::connection::Command;
 use crate::error::Error;
 use crate::protocol::Mode;
 use crate::pubsub::{Addressee, News, Subscription};
-use crate::script::lock::{Acquired, Chain, LockScripts, Refused, Start, Tokens};
-use crate::script::{Replied, Trouble};
+use crate::script::lock::{Acquired, Chain, Refused, Start, Tokens};
 use crate::sync::{Mutex, Thread, jitter};
 use crate::watchdog::Orphan;
 use crate::watchdog::renewal::PROVISIONAL;
@@ -213,36 +212,14 @@ impl Place {
             self.standing = Some(Expected::new(&site.core, number, standing));
         }
         listening.own.known(site.core.pubsub.own_version(&site.name));
-        let (scripts, lease, arrivals) = self.asks(site, claim);
+        let (arrivals, scripts, lease) = (site.arrivals(), site.scripts(), claim.need.lease());
+        self.candidate.asks(Asked::now(site), lease);
         let replied = if waits {
             let again = self.candidate.again(clock::now());
             scripts.acquire(&self.candidate.owner, lease, again)
         } else {
             scripts.try_acquire(&self.candidate.owner, lease)
         };
-        self.answered(listening, site, claim, arrivals, replied)
-    }
-
-    /// As [`ask`](Self::ask) for who will not wait, in two steps: what is returned reads the reply,
-    /// until a time, for [`answered`](Self::answered). The second is for that, too.
-    pub(crate) fn begin_try<'a>(
-        &mut self,
-        site: &'a Arc<Site>,
-        claim: &Claim<'_, Terms>,
-    ) -> (impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a>, u64) {
-        let (scripts, lease, arrivals) = self.asks(site, claim);
-        (scripts.begin_try(&self.candidate.owner, lease), arrivals)
-    }
-
-    /// What became of a request.
-    pub(crate) fn answered(
-        &mut self,
-        listening: &mut Listening,
-        site: &Arc<Site>,
-        claim: &Claim<'_, Terms>,
-        arrivals: u64,
-        replied: Result<Replied<Acquired>, Trouble>,
-    ) -> Result<Try<Arc<Tenancy>>, Error> {
         let is_there = |reply: &Acquired| match reply {
             Acquired::Granted { .. } => true,
             Acquired::Refused(refused) => refused.place.is_some(),
@@ -280,19 +257,6 @@ impl Place {
                 })
             }
         }
-    }
-
-    /// A request is about to be sent: with these scripts, for this lease, after so many have
-    /// queued.
-    fn asks<'a>(
-        &mut self,
-        site: &'a Arc<Site>,
-        claim: &Claim<'_, Terms>,
-    ) -> (LockScripts<'a>, Duration, u64) {
-        let arrivals = site.arrivals();
-        let (scripts, lease) = (site.scripts(), claim.need.lease());
-        self.candidate.asks(Asked::now(site), lease);
-        (scripts, lease, arrivals)
     }
 
     /// Listens to what may change that. When to ask again though nothing is heard.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Candidate, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
 use crate::acquire::Baton;
@@ -26,26 +26,6 @@ impl Site {
         which: Option<Level>,
         how: Leaving,
     ) -> Result<(), Error> {
-        self.leave_by(tenancy, which, |hold| self.release(hold, how))?.unwrap_or(Ok(()))
-    }
-
-    /// As [`leave`](Self::leave): what is to be sent is sent now, and its reply read when the
-    /// returned is called, until a time. `None`: nothing was to be sent.
-    pub(crate) fn begin_leave(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
-    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
-        self.leave_by(tenancy, which, |hold| self.begin_release(hold))
-    }
-
-    /// `None`: nothing was to be released.
-    fn leave_by<T>(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        which: Option<Level>,
-        release: impl FnOnce(&Arc<Hold>) -> T,
-    ) -> Result<Option<T>, Error> {
         let until = tenancy.hold.deadline();
         let (outcome, was_held) = self.gate.leave(tenancy, which);
         // It ends sooner now, since who kept it for longer has left.
@@ -56,7 +36,7 @@ impl Site {
             (LeaveOutcome::NotThere, _) => Err(self.not_held(tenancy)),
             (LeaveOutcome::Stepped, true) => {
                 let _unheard = tenancy.finish_released();
-                Ok(None)
+                Ok(())
             }
             (LeaveOutcome::Stepped, false) => {
                 // All who share it have lost it.
@@ -64,7 +44,7 @@ impl Site {
                 self.lose(tenancy, reason);
                 Err(self.lost_error(tenancy, reason))
             }
-            (LeaveOutcome::StillHeld, true) => Ok(None),
+            (LeaveOutcome::StillHeld, true) => Ok(()),
             (LeaveOutcome::StillHeld, false) => {
                 Err(self.lost_error(tenancy, LostReason::LeaseExpired))
             }
@@ -74,7 +54,7 @@ impl Site {
                 let _unheard = seat.tenancy.finish_released();
                 // The alarm is the hold's, unless the new tenancy wants an earlier one.
                 self.arm();
-                Ok(None)
+                Ok(())
             }
             (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
                 // Whatever happens from here on, the baton is handed on: behind the release, so
@@ -91,7 +71,7 @@ impl Site {
                 let _unheard = seat.tenancy.finish_released();
                 if tenancy.hold.is_left() {
                     self.let_expire(&tenancy.hold);
-                    return Ok(None);
+                    return Ok(());
                 }
                 // Not while its renewal is on its way: nobody has the seat now, so the answer may
                 // pass unheard, and the next one would never be renewed.
@@ -109,12 +89,12 @@ impl Site {
                 let done = match passed {
                     Some(wake) => {
                         wake.now();
-                        None
+                        Ok(())
                     }
-                    None => Some(release(&tenancy.hold)),
+                    None => self.release(&tenancy.hold, how),
                 };
                 drop(baton);
-                Ok(done)
+                done
             }
         }
     }
@@ -159,25 +139,6 @@ impl Site {
             line.released();
         }
         done
-    }
-
-    /// As [`release`](Self::release): sent now, and its reply read when the returned is called,
-    /// until a time.
-    pub(super) fn begin_release(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-    ) -> impl FnOnce(Instant) -> Result<(), Error> + use<> {
-        let (site, hold) = (Arc::clone(self), Arc::clone(hold));
-        let begun = self.route.begin(&self.release_command(&hold));
-        if let Some(line) = &hold.line {
-            line.released();
-        }
-        move |until| {
-            let same_server = || site.route.incarnation() == hold.asked.incarnation;
-            let (replied, rights) = (begun.finish(until), site.scripts().rights());
-            let outcome = script::lock::released_twice(replied, rights, same_server);
-            site.released(&hold, outcome)
-        }
     }
 
     fn released(

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::gate::GateQueue;
 use super::{Admitted, Gate, Hold, Leaving, Place, Seat, Tenancy, Terms, clock};
@@ -100,11 +100,6 @@ impl Site {
             acks: self.core.config.replica_acks,
             without_queue: &self.without_queue,
         }
-    }
-
-    /// When a request that begins now should be answered.
-    pub(crate) fn deadline(&self) -> Instant {
-        self.core.deadline(&self.route.lane())
     }
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Handle, Trying};
+use super::Handle;
 use crate::acquire::{self, Baton, Claim, Enter, EnterOf, Lead, Synchronizer, Try, Wait};
 use crate::error::{Error, LostReason};
 use crate::hold::{Entered, Place, Site, Tenancy, Terms};
@@ -27,26 +27,6 @@ pub(crate) fn acquire(
     handle.check(&wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
     acquire::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
-}
-
-/// As [`acquire()`] with no wait, in two steps: see [`Part`](super::Part).
-pub(crate) fn begin_try<'a>(handle: &'a Handle, thread: &'a Arc<Thread>) -> Trying<'a> {
-    let (lock, site) = (Exclusive(handle), &handle.site);
-    let claim = Claim { thread, need: handle.terms(), wait: Wait::NONE };
-    let lead = match handle.come(&lock, &claim) {
-        Ok(lead) => lead,
-        Err(told) => return Box::new(|_| told),
-    };
-    let mut baton = Baton::new(site, lead);
-    let place = &mut baton.lead_or(|| lock.inquiry(&claim)).inquiry;
-    let (reply, arrivals) = place.begin_try(site, &claim);
-    Box::new(move |until| {
-        let Lead { listening, inquiry: place } = baton.lead_or(|| lock.inquiry(&claim));
-        match place.answered(listening, site, &claim, arrivals, reply(until))? {
-            Try::Granted(tenancy) => lock.install(&mut baton, tenancy, &claim),
-            Try::Busy(_) => Ok(None),
-        }
-    })
 }
 
 impl Synchronizer for Exclusive<'_> {

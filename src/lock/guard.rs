@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZero;
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[cfg(doc)]
 use super::Lock;
@@ -447,7 +447,7 @@ impl Held {
         }
     }
 
-    fn unlock(mut self) -> Result<(), Error> {
+    pub(crate) fn unlock(mut self) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Awaited)
@@ -457,16 +457,6 @@ impl Held {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
         self.handle.site.leave_to_expire(&self.tenancy(), Some(self.level))
-    }
-
-    /// As [`unlock`](Self::unlock): what is to be sent is sent now, and its reply read when the
-    /// returned is called, until a time.
-    pub(crate) fn begin_unlock(
-        &mut self,
-    ) -> Result<Option<impl FnOnce(Instant) -> Result<(), Error> + use<>>, Error> {
-        self.left = true;
-        self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.begin_leave(&self.tenancy(), Some(self.level))
     }
 
     fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::{ClaimOf, Enter, GrantOf, LeadOf, Synchronizer, Wait};
+use crate::acquire::Wait;
 use crate::connection::Limit;
 use crate::core::Session;
 use crate::error::{Error, ErrorKind, LostReason};
@@ -13,9 +13,6 @@ use crate::hold::{Entered, Leaving, Level, Site, Succession, Tenancy, Terms};
 use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
-
-/// What a thread is told that need not ask.
-type AtOnce<S> = Result<Option<GrantOf<S>>, Error>;
 
 /// What the handles of all locks are: a client, a name, and the terms to take it on.
 #[derive(Clone)]
@@ -154,20 +151,6 @@ impl Handle {
             return Err(Error::shut_down(&self.site.name));
         }
         Ok(tenancy)
-    }
-
-    /// A thread comes that will not wait. `Err`: what it is told at once; else it leads.
-    pub(crate) fn come<S: Synchronizer>(
-        &self,
-        lock: &S,
-        claim: &ClaimOf<'_, S>,
-    ) -> Result<Option<LeadOf<S>>, AtOnce<S>> {
-        match self.check(&claim.wait).and_then(|()| lock.enter(claim)) {
-            Ok(Enter::Leads(lead)) => Ok(lead.map(|lead| *lead)),
-            Ok(Enter::Granted(grant)) => Err(Ok(Some(grant))),
-            Ok(Enter::NotNow | Enter::Queued(_)) => Err(Ok(None)),
-            Err(error) => Err(Err(error)),
-        }
     }
 
     pub(crate) fn check_usable(&self) -> Result<(), Error> {

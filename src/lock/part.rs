@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Handle;
 use crate::acquire::Wait;
@@ -22,15 +22,7 @@ pub(crate) trait Part: fmt::Debug + Send + Sync {
     fn with_watchdog(&self, timeout: Duration) -> Arc<dyn Part>;
 
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>;
-
-    /// Takes the lock if that is possible now, in two steps, so that several are asked for at once:
-    /// the request is sent before this returns.
-    fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>;
 }
-
-/// A request for a lock that is on its way: waits for the reply, until a time. It has to be called:
-/// the lock may be had by then.
-pub(crate) type Trying<'a> = Box<dyn FnOnce(Instant) -> Result<Option<Arc<Tenancy>>, Error> + 'a>;
 
 /// A [`Part`] that nobody else can look into.
 #[derive(Debug)]

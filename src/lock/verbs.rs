@@ -3,8 +3,7 @@
 /// Gives a lock its verbs: methods of its own, and the traits [`Lock`](crate::Lock),
 /// [`Part`](crate::lock::Part) (one of several locks) and [`Retake`](crate::lock::Retake) (after a
 /// wait on a condition). The type has a `handle` and
-/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>`,
-/// `fn begin_try<'a>(&'a self, thread: &'a Arc<Thread>) -> Trying<'a>` and
+/// `fn acquire(&self, &Arc<Thread>, Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>` and
 /// `fn send_force_unlock(&self) -> Result<bool, Trouble>`.
 macro_rules! lock_verbs {
     ($lock:ident) => {
@@ -411,12 +410,6 @@ macro_rules! lock_verbs {
                 wait: crate::Wait<'_>,
             ) -> Result<Option<std::sync::Arc<crate::hold::Tenancy>>, crate::Error> {
                 Self::acquire(self, thread, wait)
-            }
-            fn begin_try<'a>(
-                &'a self,
-                thread: &'a std::sync::Arc<crate::sync::Thread>,
-            ) -> crate::lock::Trying<'a> {
-                Self::begin_try(self, thread)
             }
         }
     };

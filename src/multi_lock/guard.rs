@@ -4,13 +4,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[cfg(doc)]
 use super::MultiLock;
+use super::{Rule, quorum};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::HoldState;
-use crate::lock::{Handle, Held, Part};
+use crate::lock::{Held, Part};
 use crate::sync::Mutex;
 
 /// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
@@ -113,7 +114,8 @@ macro_rules! guard_verbs {
             ///
             /// # Blocking
             ///
-            /// One round trip, for all at the same time.
+            /// One round trip for each part that is released; of a quorum, one for all at the same
+            /// time.
             pub fn unlock(self) -> Result<(), Error> {
                 self.levels.unlock()
             }
@@ -176,16 +178,14 @@ pub(super) struct Levels {
     needed: usize,
     /// What the clocks of several servers may drift apart in a lease.
     drift: Duration,
-    /// Of a quorum a dead server must not keep the others waiting.
-    until: fn(&Handle) -> Instant,
+    rule: Rule,
 }
 
 impl Levels {
     /// Of which all are needed.
     pub(super) fn all(parts: usize) -> Self {
         let held = Vec::with_capacity(parts);
-        let until = |handle: &Handle| handle.site.deadline();
-        Self { held, needed: parts, drift: Duration::ZERO, until }
+        Self { held, needed: parts, drift: Duration::ZERO, rule: Rule::All }
     }
 
     /// Of which more than half are needed.
@@ -193,7 +193,7 @@ impl Levels {
         let leases = parts.iter().map(|part| part.handle().terms().lease());
         let drift = leases.max().unwrap_or_default() / 100 + Duration::from_millis(2);
         let needed = parts.len() / 2 + 1;
-        Self { held: Vec::with_capacity(parts.len()), needed, drift, until: super::quorum::until }
+        Self { held: Vec::with_capacity(parts.len()), needed, drift, rule: Rule::Majority }
     }
 
     pub(super) fn push(&mut self, held: Held) {
@@ -263,42 +263,23 @@ impl Levels {
 
     fn leave_to_expire(mut self) -> Result<(), Error> {
         let held = std::mem::take(&mut self.held);
-        let left = held.into_iter().rev().map(Held::leave_to_expire);
-        let (left, failed): (Vec<_>, Vec<_>) = left.partition(Result::is_ok);
-        match failed.into_iter().find_map(Result::err) {
-            Some(error) if left.len() < self.needed => Err(error),
-            _ => Ok(()),
+        self.ended(held.into_iter().rev().map(Held::leave_to_expire))
+    }
+
+    fn unlock(mut self) -> Result<(), Error> {
+        let held = std::mem::take(&mut self.held).into_iter().rev();
+        match self.rule {
+            Rule::All => self.ended(held.map(Held::unlock)),
+            Rule::Majority => self.ended(quorum::unlock(held)),
         }
     }
 
-    /// All releases are on their way before the first reply is waited for.
-    fn unlock(mut self) -> Result<(), Error> {
-        let needed = self.needed;
-        let mut released = 0;
-        let mut failed: Option<Error> = None;
-        let mut fail = |error: Error| {
-            // A loss is told before trouble that passes.
-            let is_loss = |error: &Error| error.kind() != ErrorKind::Redis;
-            if failed.as_ref().is_none_or(|before| is_loss(&error) && !is_loss(before)) {
-                failed = Some(error);
-            }
-        };
-        let mut leaving = Vec::with_capacity(self.held.len());
-        for held in self.held.iter_mut().rev() {
-            match held.begin_unlock() {
-                Ok(Some(rest)) => leaving.push((rest, held)),
-                Ok(None) => released += 1,
-                Err(error) => fail(error),
-            }
-        }
-        for (rest, held) in leaving {
-            match rest((self.until)(&held.handle)) {
-                Ok(()) => released += 1,
-                Err(error) => fail(error),
-            }
-        }
-        match failed {
-            Some(error) if released < needed => Err(error),
+    /// What the ends of all say together. A loss is told before trouble that passes.
+    fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
+        let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
+        let failed = failed.into_iter().filter_map(Result::err);
+        match failed.min_by_key(|error| error.kind() == ErrorKind::Redis) {
+            Some(error) if ended.len() < self.needed => Err(error),
             _ => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! A majority of locks on servers of their own.
 //!
 //! ```text
-//! repeat: ask all at once, each for a short time
+//! repeat: ask all at the same time, on a thread each, for a short time
 //!         more than half granted, and their leases not over: had
 //!         give all back; so many in trouble that the rest is no majority: an error, or,
 //!         where that may pass, a longer sleep
@@ -11,12 +11,15 @@
 //! Nobody waits for a lock here while another one is held, so there is no order and nothing locks
 //! up. Two that each got less than half give all back before they sleep.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use super::MOST_LOST;
 use super::guard::Levels;
-use super::{MOST_LOST, begin};
 use crate::acquire::{Endurance, Wait};
+use crate::connection::Limit;
 use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::{Handle, Held, Part};
 use crate::sync::{Thread, clock, jitter};
@@ -35,18 +38,20 @@ pub(super) fn acquire(
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
 ) -> Result<Option<Levels>, Error> {
-    // What each is asked for below knows of no token.
-    wait.check_cancelled(&parts[0].handle().site.name)?;
     let needed = parts.len() / 2 + 1;
     let (mut pause, mut late) = (FIRST_PAUSE, 0);
     let mut endurance = Endurance::default();
     loop {
         let mut levels = Levels::majority(parts);
         let mut failed: Vec<Error> = Vec::new();
-        for (part, trying) in parts.iter().zip(begin(parts, thread)) {
-            // Each from now on: a healthy server has answered while a silent one was waited for.
-            match trying(wait.until_or(until(part.handle()))) {
-                Ok(Some(tenancy)) => levels.push(Held::new(part.handle(), tenancy)),
+        let asked = at_once(parts, |part| {
+            let handle = part.handle();
+            let tenancy = part.acquire(thread, wait.once(until(handle)))?;
+            Ok(tenancy.map(|tenancy| Held::new(handle, tenancy)))
+        });
+        for (part, asked) in parts.iter().zip(asked) {
+            match asked {
+                Ok(Some(held)) => levels.push(held),
                 Ok(None) => {}
                 Err(error) => failed.push(at_server(part, error)),
             }
@@ -90,8 +95,39 @@ pub(super) fn acquire(
     }
 }
 
+/// Releases all at the same time. A dead server does not keep the others waiting.
+pub(super) fn unlock(held: impl Iterator<Item = Held>) -> Vec<Result<(), Error>> {
+    at_once(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+        held.unlock()
+    })
+}
+
+/// Does something with each at the same time, on a thread of its own.
+fn at_once<T: Send, R: Send>(
+    all: impl IntoIterator<Item = T>,
+    work: impl Fn(T) -> Result<R, Error> + Sync,
+) -> Vec<Result<R, Error>> {
+    let work = &work;
+    thread::scope(|scope| {
+        let start = |one| {
+            let thread = thread::Builder::new().name("redlatch-votes".to_owned());
+            thread.spawn_scoped(scope, move || work(one))
+        };
+        let threads: Vec<_> = all.into_iter().map(start).collect();
+        let ends = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(error) => {
+                let message = "the system gives no thread to ask the server on".to_owned();
+                Err(Error::new(ErrorKind::Redis, message).caused_by(error).transient(true))
+            }
+        });
+        ends.collect()
+    })
+}
+
 /// Until when a server is waited for.
-pub(super) fn until(handle: &Handle) -> Instant {
+fn until(handle: &Handle) -> Instant {
     let core = &handle.site.core;
     let lease = handle.terms().lease();
     let patience =

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::iter;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::Value;
 
@@ -129,26 +129,11 @@ impl FairScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<bool>, Trouble> {
-        let command = self.try_command(owner, lease);
-        tried(route.call_twice(&command, || command.clone()))
-    }
-
-    /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
-    /// a time.
-    pub(crate) fn begin_try(
-        self,
-        route: &Route,
-        owner: &Owner,
-        lease: Duration,
-    ) -> impl FnOnce(Instant) -> Result<Replied<bool>, Trouble> + use<> {
-        let begun = route.begin(&self.try_command(owner, lease));
-        move |until| tried(begun.finish(until))
-    }
-
-    fn try_command(self, owner: &Owner, lease: Duration) -> Command {
         let mut digits = [0; 20];
         let command = self.command(&TRY, &[millis(lease, &mut digits), &owner.text()]);
-        command.acknowledged(self.acks)
+        let command = command.acknowledged(self.acks);
+        let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
+        granted(outcome, in_doubt, Rights::FairLocks, flag)
     }
 
     /// Leaves the queue, or the lock.
@@ -241,10 +226,6 @@ fn ends_after(left: i64) -> Option<Duration> {
 /// The same of a lease that begins with the request.
 pub(crate) fn over(lease: Duration) -> Duration {
     lease.saturating_add(Duration::from_millis(1))
-}
-
-fn tried((outcome, in_doubt): (Outcome, bool)) -> Result<Replied<bool>, Trouble> {
-    granted(outcome, in_doubt, Rights::FairLocks, flag)
 }
 
 /// The server's answer to a [`FairScripts::keep_alive_command`].

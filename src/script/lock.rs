@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{RedisError, Value};
 
@@ -191,7 +191,7 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) without_queue: &'a AtomicBool,
 }
 
-impl<'a> LockScripts<'a> {
+impl LockScripts<'_> {
     /// Takes the lock or a place in its queue; asks how it stands if it has one already, or had one
     /// (`again`).
     pub(crate) fn acquire(
@@ -246,22 +246,6 @@ impl<'a> LockScripts<'a> {
         }
     }
 
-    /// As [`try_acquire`](Self::try_acquire): sent now, and read when the returned is called, until
-    /// a time.
-    pub(crate) fn begin_try(
-        self,
-        owner: &Owner,
-        lease: Duration,
-    ) -> impl FnOnce(Instant) -> Result<Replied<Acquired>, Trouble> + use<'a> {
-        let (owner, script) = (*owner, self.script_set().try_acquire);
-        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
-        let begun = self.route.begin(&self.request(script, &owner, lease, Behind::Nothing));
-        move |until| {
-            let replied = begun.finish(until);
-            self.heard(script, &owner, lease, Behind::Nothing, was_without_queue, replied)
-        }
-    }
-
     fn ask(
         self,
         script: &'static LazyLock<Script>,
@@ -273,19 +257,7 @@ impl<'a> LockScripts<'a> {
         let command = self.request(script, owner, lease, behind);
         // Over the name's lane; after a reset once more, which is right, since the owner finds what
         // it has. The second: whether it was.
-        let sent = self.route.call_twice(&command, || command.clone());
-        self.heard(script, owner, lease, behind, was_without_queue, sent)
-    }
-
-    fn heard(
-        self,
-        script: &'static LazyLock<Script>,
-        owner: &Owner,
-        lease: Duration,
-        behind: Behind,
-        was_without_queue: bool,
-        (mut outcome, mut in_doubt): (Outcome, bool),
-    ) -> Result<Replied<Acquired>, Trouble> {
+        let (mut outcome, mut in_doubt) = self.route.call_twice(&command, || command.clone());
         if self.is_refused_the_queue(was_without_queue, &outcome) {
             let command = self.request(script, owner, lease, behind);
             let (again, resent) = self.route.call_twice(&command, || command.clone());
@@ -491,15 +463,7 @@ pub(crate) fn release(
     rights: Rights,
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
-    released_twice(route.call_twice(command, || command.clone()), rights, same_server)
-}
-
-/// The reply to a release that was perhaps sent twice.
-pub(crate) fn released_twice(
-    (outcome, in_doubt): (Outcome, bool),
-    rights: Rights,
-    same_server: impl FnOnce() -> bool,
-) -> Result<Released, Trouble> {
+    let (outcome, in_doubt) = route.call_twice(command, || command.clone());
     match released(outcome, rights) {
         Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
         Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),

@@ -125,7 +125,7 @@ fn none_is_held_if_one_is_not_to_be_had() {
 }
 
 #[test]
-fn each_is_asked_for_when_the_one_before_it_is_had() {
+fn they_are_taken_and_given_back_one_after_the_other() {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
@@ -136,9 +136,9 @@ fn each_is_asked_for_when_the_one_before_it_is_had() {
         all.lock().unwrap().unlock().unwrap();
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
-    let taker = spawn(move || drop(all.lock().unwrap()));
+    let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
     // What is held whenever the server has carried out one more, and its answer is held back.
-    let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1]];
+    let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);
         wait_until("it is carried out", SOON, || {

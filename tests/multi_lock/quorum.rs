@@ -1,5 +1,10 @@
 //! A quorum.
 
+use std::fs;
+
+use rustix::param::page_size;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::*;
 
 const FIVE: usize = 5;
@@ -139,6 +144,57 @@ fn a_token_that_was_cancelled_before_ends_a_quorums_wait_too() {
     let error = quorum.lock_cancellable(&token).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     quorum.try_lock().unwrap().unwrap().unlock().unwrap();
+}
+
+/// Servers that say nothing, of clients that would go on waiting for them for a minute.
+#[test]
+fn a_limit_ends_a_quorums_wait() {
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    lock_at_all(&quorum).unlock().unwrap();
+    let token = CancelToken::new();
+    for still in [&servers[..3], &servers[3..]] {
+        still.iter().for_each(Server::pause);
+        let begun = Instant::now();
+        let error = quorum.try_lock_for(UNIT * 25).map(drop).unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
+    }
+    let (waits, cancelled) = (quorum.clone(), token.clone());
+    let waiter = spawn(move || waits.lock_cancellable(&cancelled).map(drop).unwrap_err());
+    thread::sleep(UNIT);
+    let begun = Instant::now();
+    token.cancel();
+    let error = waiter.join();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
+    servers.iter().for_each(Server::resume);
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    lock_at_all(&quorum).unlock().unwrap();
+}
+
+#[test]
+fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
+    if !has_own_process() {
+        return;
+    }
+    let _bounded = bounded();
+    let servers = five();
+    let quorum = voting(&servers);
+    let before = getrlimit(Resource::As);
+    // No stack fits in, and all else does.
+    let size = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
+    let full = pages * page_size() as u64 + (1 << 20);
+    setrlimit(Resource::As, Rlimit { current: Some(full), ..before }).unwrap();
+    let error = quorum.lock().map(drop);
+    setrlimit(Resource::As, before).unwrap();
+    let error = error.unwrap_err();
+    assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
+    assert!(error.is_transient(), "{error}");
+    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    lock_at_all(&quorum).unlock().unwrap();
 }
 
 #[test]

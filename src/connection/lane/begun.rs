@@ -27,10 +27,6 @@ impl ReplyCell {
 }
 
 impl Begun {
-    pub(in crate::connection) fn lane(&self) -> Arc<Lane> {
-        Arc::clone(&self.lane)
-    }
-
     /// Waits for the reply, until `until`. As [`Lane::call_twice`] it sends a copy after a reset.
     /// `true`: it did. What was not written, since whoever was to open the connection had little
     /// time for that, is sent again as it is.
