@@ -770,3 +770,63 @@ fn a_slot_that_moved_with_what_is_held_is_one_warning() {
     assert!(lines[0].0 == Level::Warn && lines[0].1.contains(&to.port().to_string()), "{lines:?}");
     guard.unlock().unwrap();
 }
+
+/// Nobody wakes the other one then, and nothing fails.
+#[test]
+fn clients_of_a_cluster_with_other_channels_are_one_warning() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let _bounded = bounded();
+    let Ok(cluster) = Cluster::without_replicas() else {
+        eprintln!("left out: no cluster can be had");
+        return;
+    };
+    let connect =
+        |sharded| Client::builder(&cluster.url()).sharded_channels(sharded).connect().unwrap();
+    let lines = |client: &Client| {
+        let id = client.id().to_owned();
+        let mut lines = LOGGER.lines("sharded_channels");
+        lines.retain(|(_, line)| line.contains(&id));
+        lines
+    };
+    let wait = |client: &Client, name: &str, token: &CancelToken| {
+        let (semaphore, token) = (client.semaphore(name), token.clone());
+        spawn(move || semaphore.acquire_cancellable(&token).map(drop).unwrap_err().kind())
+    };
+    for sharded in [true, false] {
+        // Redisson listens to the channel of the name, by the other kind.
+        let (client, token) = (connect(sharded), CancelToken::new());
+        let waiting = wait(&client, "foreign", &token);
+        waiting.wait_asleep();
+        // Time is the subject: it asks every few seconds.
+        thread::sleep(UNIT * 40);
+        assert_eq!(lines(&client), []);
+        let mut redis = cluster.home("foreign").connection();
+        let subscribe = if sharded { "SUBSCRIBE" } else { "SSUBSCRIBE" };
+        redis::cmd(subscribe).arg("redisson_sc:{foreign}").exec(&mut redis).unwrap();
+        wait_until("it is said", SOON, || !lines(&client).is_empty());
+        token.cancel();
+        assert_eq!(waiting.join(), ErrorKind::Cancelled);
+        client.shutdown();
+        assert!(matches!(&lines(&client)[..], [(Level::Warn, _)]), "{:?}", lines(&client));
+    }
+
+    let name = "locks";
+    let token = CancelToken::new();
+    let clients = [connect(true), connect(false)];
+    let held = clients[0].reentrant_lock(name).lock().unwrap();
+    let waiting = clients.each_ref().map(|client| {
+        let (lock, token) = (client.reentrant_lock(name), token.clone());
+        spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind())
+    });
+    for client in &clients {
+        wait_until("each says so", SOON, || lines(client).len() == 1);
+    }
+    token.cancel();
+    for thread in waiting {
+        assert_eq!(thread.join(), ErrorKind::Cancelled);
+    }
+    held.unlock().unwrap();
+}

@@ -263,6 +263,21 @@ impl Core {
         self.post_to(node.any_lane(), message, Arc::new(receiver));
     }
 
+    /// Looks whether other clients have another kind of channels.
+    fn compare_channels(&self, node: &Arc<Node>) {
+        for question in self.pubsub.comparisons(node) {
+            let core = Weak::clone(&self.itself);
+            let receiver = move |outcome: Outcome| {
+                if let Some(core) = core.upgrade()
+                    && let Some(line) = core.pubsub.compared(&outcome)
+                {
+                    core.watchdog.log(Level::Warn, || line);
+                }
+            };
+            self.post_to(node.any_lane(), question, Arc::new(receiver));
+        }
+    }
+
     /// The reply to a control message: that the message arrives is what counts.
     fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {

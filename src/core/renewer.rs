@@ -774,6 +774,7 @@ impl Core {
             self.changes.sweep();
             for node in self.pubsub.heartbeats() {
                 self.tell_subscriber(&node);
+                self.compare_channels(&node);
             }
             // One without slots may be gone for good.
             let mut nodes =

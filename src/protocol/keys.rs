@@ -127,6 +127,12 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
+    /// Where all clients of a cluster listen that have this kind of channels. Nothing is ever
+    /// published there: the others ask for its number of listeners.
+    pub(crate) fn common_channel(sharded: bool) -> String {
+        Self::control_channel(if sharded { "spublish" } else { "publish" })
+    }
+
     /// The same in a cluster, where it must be in the slot of what a script is about: its first
     /// key.
     pub(crate) fn own_channel(key: &str, client: &str) -> String {

@@ -24,6 +24,8 @@ pub(crate) enum ChannelKind {
     Shared,
     /// One waiter's: nobody listens to it again.
     Single,
+    /// Of all clients of a cluster that have the same kind of channels: others find them by it.
+    Common,
     /// The client's, of one server or for one name: what comes there is for who is named, and the
     /// channel itself is no news.
     Own,

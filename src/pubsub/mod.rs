@@ -23,6 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use redis::Value;
+
 use entry::ChannelKind;
 pub(crate) use entry::{Confirmation, Entry};
 pub(crate) use own::{Addressee, Grant, News};
@@ -31,12 +33,14 @@ pub(crate) use subscriber::Subscriber;
 use tracking::{MOST_KEYS, ToTrack, Tracking};
 pub(crate) use tracking::{Question, Tracked};
 
-use crate::connection::{Channels, Command, Node, Servers, slot_of};
+use crate::connection::{Channels, Command, Failure, Node, Outcome, Servers, slot_of};
 use crate::protocol::LockKeys;
 use crate::sync::{Condvar, Mutex, Thread};
 
 /// How often the control message goes out while there are subscriptions.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3);
+/// Of so many channels it is asked at once whether they have listeners of the other kind.
+const MOST_COMPARED: usize = 100;
 /// A message that was sent is heard after so long, or not at all.
 const TELLS_WITHIN: Duration = Duration::from_millis(300);
 
@@ -50,6 +54,10 @@ pub(crate) struct PubSub {
     state: Mutex<State>,
     /// Whether the server refuses the control message, which has been said.
     muted: AtomicBool,
+    /// In a cluster: what all clients with this kind of channels listen to.
+    common: Option<Arc<str>>,
+    /// Whether it is looked whether others have the other kind: until it was said, or refused.
+    compares: AtomicBool,
     /// Whether servers are asked to track what is held.
     may_track: bool,
     shut_down: AtomicBool,
@@ -137,10 +145,15 @@ impl PubSub {
         host: impl Host + 'static,
     ) -> Self {
         let state = State { entries: HashMap::new(), desks: HashMap::new(), first_version: 0 };
+        let channels = servers.channels();
+        let in_cluster = channels != Channels::Server;
+        let common = || LockKeys::common_channel(channels == Channels::Sharded).into();
         Self {
-            channels: servers.channels(),
+            channels,
             servers,
             client: client.into(),
+            common: in_cluster.then(common),
+            compares: AtomicBool::new(in_cluster),
             addressees: Addressees::default(),
             state: Mutex::new(state),
             muted: AtomicBool::new(false),
@@ -176,6 +189,10 @@ impl PubSub {
             let subscriber = Arc::new(Subscriber {
                 node: Arc::clone(node),
                 own: Arc::new(Entry::new(own.into(), ChannelKind::Own, 0, node.number())),
+                common: self.common.as_ref().map(|common| {
+                    let common = Arc::clone(common);
+                    Arc::new(Entry::new(common, ChannelKind::Common, 0, node.number()))
+                }),
                 work: Condvar::new(),
                 tracks: AtomicBool::new(self.may_track),
                 closer: Mutex::new(None),
@@ -436,6 +453,61 @@ impl PubSub {
         let state = self.state.lock();
         let reading = state.desks.values().filter(|desk| desk.reading);
         reading.map(|desk| Arc::clone(&desk.subscriber.node)).collect()
+    }
+
+    /// Asks this server of a cluster how many clients listen by the other kind of channels: any of
+    /// ours, and Redisson's to what is listened to here.
+    pub(crate) fn comparisons(&self, node: &Node) -> Vec<Command> {
+        if !self.compares.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let shared = state
+            .entries
+            .values()
+            .filter(|entry| entry.home() == node.number() && entry.kind() == ChannelKind::Shared);
+        let shared: Vec<_> =
+            shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
+        drop(state);
+        let ours: Arc<str> = LockKeys::common_channel(self.channels != Channels::Sharded).into();
+        let question = |question: &[u8], channels: &[Arc<str>]| {
+            let channels = channels.iter().map(|channel| channel.as_bytes());
+            Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
+        };
+        match self.channels {
+            Channels::Sharded => {
+                let channels: Vec<_> = std::iter::once(ours).chain(shared).collect();
+                vec![question(b"NUMSUB", &channels)]
+            }
+            _ if shared.is_empty() => vec![question(b"NUMSUB", &[ours])],
+            _ => vec![question(b"NUMSUB", &[ours]), question(b"SHARDNUMSUB", &shared)],
+        }
+    }
+
+    /// The answer to a comparison. What is to be said of it, once.
+    pub(crate) fn compared(&self, outcome: &Outcome) -> Option<String> {
+        let found = match outcome {
+            Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
+            Ok(_) => false,
+            // It may not be asked.
+            Err(Failure::Refused(_)) => {
+                self.compares.store(false, Ordering::Relaxed);
+                false
+            }
+            Err(_) => false,
+        };
+        (found && self.compares.swap(false, Ordering::Relaxed)).then(|| {
+            let [here, there] = match self.channels {
+                Channels::Sharded => [("SPUBLISH", true), ("PUBLISH", false)],
+                _ => [("PUBLISH", false), ("SPUBLISH", true)],
+            }
+            .map(|(command, sharded)| format!("{command} (sharded_channels({sharded}))"));
+            format!(
+                "other clients of the cluster use {there}, and this one {here}: neither wakes the \
+                 other, and waits last seconds longer. Set sharded_channels to the same for all, and \
+                 Redisson's shardedSubscriptionMode"
+            )
+        })
     }
 
     /// A server has left the cluster: a thread that sleeps there ends. (One that reads looks when

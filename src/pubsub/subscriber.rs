@@ -32,6 +32,8 @@ pub(crate) struct Subscriber {
     pub(super) node: Arc<Node>,
     /// The channel of the client's own, listened to as long as there is a connection.
     pub(super) own: Arc<Entry>,
+    /// In a cluster: by this channel clients with the other kind of channels find this one.
+    pub(super) common: Option<Arc<Entry>>,
     /// Tells the thread of work while it has no connection to read from.
     pub(super) work: Condvar,
     /// Whether the server tracks what is held, as far as is known.
@@ -334,7 +336,8 @@ impl PubSub {
     fn all_entries(&self, subscriber: &Subscriber, state: &State) -> Vec<Arc<Entry>> {
         let server = subscriber.node.number();
         let others = state.entries.values().filter(|entry| entry.home() == server);
-        std::iter::once(&subscriber.own).chain(others).cloned().collect()
+        let always = std::iter::once(&subscriber.own).chain(&subscriber.common);
+        always.chain(others).cloned().collect()
     }
 
     fn refuse_all(&self, subscriber: &Subscriber, error: &RedisError) {
@@ -373,8 +376,9 @@ impl PubSub {
     ) -> Result<(), RedisError> {
         let mut bytes = Vec::new();
         for entry in entries {
-            let sharded =
-                self.channels == Channels::Sharded && !Arc::ptr_eq(entry, &subscriber.own);
+            let of_a_slot =
+                entry.kind() != ChannelKind::Common && !Arc::ptr_eq(entry, &subscriber.own);
+            let sharded = self.channels == Channels::Sharded && of_a_slot;
             let command: &[u8] = match (ask, sharded) {
                 (Ask::Subscribe, false) => b"SUBSCRIBE",
                 (Ask::Subscribe, true) => b"SSUBSCRIBE",
