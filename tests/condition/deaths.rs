@@ -180,6 +180,36 @@ fn who_loses_the_lock_that_it_came_back_with_leaves_its_notification_to_the_next
 }
 
 #[test]
+fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its_process_live() {
+    let _bounded = bounded();
+    let server = server();
+    let client_here = client(&server);
+    let [here, there] =
+        [client_here.clone(), client(&server)].map(|client| REENTRANT.make(&client, "m"));
+    let leased = (here.leased)(&client_here, "m", UNIT * 10);
+    let condition = here.condition.clone();
+    let ends = spawn(move || {
+        let guard = leased.lock().unwrap();
+        condition.wait(&guard).unwrap();
+        mem::forget(guard);
+    });
+    wait_waiting(&server, "m", 1);
+    let lives = Guest::of(&server, "m", &here, Wait::FOREVER);
+    let next = Guest::of(&server, "m", &here, Wait::FOREVER);
+    let guard = there.lock.lock().unwrap();
+    for _ in 0..2 {
+        assert!(there.condition.notify_one().unwrap());
+    }
+    guard.unlock().unwrap();
+    ends.join();
+    lives.wait_back();
+    wait_waiting(&server, "m", 0);
+    assert!(lives.leaves());
+    assert!(next.leaves());
+    leaves_nothing(&server, "m");
+}
+
+#[test]
 fn a_notification_of_nobody_is_passed_on_at_once() {
     let _bounded = bounded();
     let server = server();
