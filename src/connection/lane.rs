@@ -2,7 +2,7 @@
 //!
 //! One thread, the *combiner*, has the link. It writes its own command and those that queued
 //! meanwhile, reads the replies, wakes the others, and hands that role to the first call that came
-//! since, or to one that [only waits](Begun::finish) if there is none. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
+//! since. So nothing is lost with one thread, and many threads cost few packets. There is no I/O
 //! thread: with one caller it would cost a third of the rate.
 //!
 //! Order: what callers send for a name goes over the one lane of that name, so a release posted by
@@ -11,24 +11,20 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::link::{Cause, Failure, Link, ReplyReceiver};
 use super::{Command, Endpoint};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 
-mod begun;
 mod call;
 mod combiner;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model_tests;
 
-pub(crate) use self::begun::Begun;
-use self::begun::ReplyCell;
 use self::call::Call;
 use self::combiner::Combiner;
 
@@ -80,11 +76,6 @@ fn take_first(queue: &mut VecDeque<Pending>, most: usize) -> VecDeque<Pending> {
 impl Pending {
     fn is(&self, call: &Arc<Call>) -> bool {
         matches!(self, Self::Call(_, own) if Arc::ptr_eq(own, call))
-    }
-
-    /// Whether somebody waits for the reply to this very command.
-    fn is_call(&self) -> bool {
-        matches!(self, Self::Call(_, call) if !call.is_for_others())
     }
 
     /// As a link sends it: whether somebody sleeps until it is answered.
@@ -145,31 +136,19 @@ impl Lane {
     /// in the queue of a combiner who will write it, or (no connection, or one that owes too much)
     /// of the background thread. No reply is waited for.
     pub(crate) fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
-        self.write(command, receiver);
-        self.look_after()
-    }
-
-    /// Sends a command whose reply its caller reads later, by [`Begun::finish`]: so several are on
-    /// their way at once. It is written as by [`post`](Self::post), and nobody is asked to read the
-    /// reply.
-    pub(crate) fn begin(self: &Arc<Self>, command: &Command) -> Begun {
-        let reply = Arc::new(ReplyCell::default());
-        self.write(command.clone(), Arc::clone(&reply) as _);
-        Begun { lane: Arc::clone(self), command: command.clone(), reply }
-    }
-
-    fn write(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         let mut state = self.state.lock();
         let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
         if state.combining || !room {
             state.queue.push_back(Pending::Post(command, receiver));
-            return;
+            drop(state);
+            return self.look_after();
         }
         state.combining = true;
         let link = state.link.take();
         drop(state);
         Combiner::new(self, link, self.endpoint.connect_timeout())
             .on_link(|link| link.send_one(command, receiver));
+        self.look_after()
     }
 
     /// Reads what is owed and writes what is queued, if nobody else is about to. For the
@@ -185,47 +164,6 @@ impl Lane {
         // Who has asked the server to wait for replicas reads that itself, or nobody does when it
         // is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
-        self.look_with(to_open, is_time, |link| link.read_all(patience))
-    }
-
-    /// As [`look`](Self::look), for one caller: until there is `enough`, and not after `until`.
-    fn look_until(&self, until: Instant, to_open: Duration, enough: impl Fn() -> bool) -> bool {
-        self.look_with(to_open, |_| true, |link| link.read_until(until, enough))
-    }
-
-    /// For a caller whose time is over: reads what has come until there is `enough`. No connection
-    /// is opened, and no command of others that is still to be written fails for want of the time
-    /// that they may have.
-    fn read_late(&self, until: Instant, enough: impl Fn() -> bool) {
-        let mut state = self.state.lock();
-        if state.combining {
-            return;
-        }
-        let Some(link) = state.link.take() else { return };
-        state.combining = true;
-        drop(state);
-        Combiner::new(self, Some(link), Duration::ZERO)
-            .on_link(|link| link.read_until(until, enough));
-    }
-
-    /// Takes what was begun out of the queue. `false`: some combiner has it, and has written it or
-    /// is about to.
-    fn withdraw(&self, reply: &Arc<ReplyCell>) -> bool {
-        let mut state = self.state.lock();
-        let is_it = |pending: &Pending| {
-            matches!(pending, Pending::Post(_, receiver)
-                if ptr::addr_eq(Arc::as_ptr(receiver), Arc::as_ptr(reply)))
-        };
-        let at = state.queue.iter().position(is_it);
-        at.is_some_and(|at| state.queue.remove(at).is_some())
-    }
-
-    fn look_with(
-        &self,
-        to_open: Duration,
-        is_time: impl FnOnce(&Link) -> bool,
-        read: impl FnOnce(&mut Link) -> Result<(), Failure>,
-    ) -> bool {
         let mut state = self.state.lock();
         // Before the reading: a post that comes after it asks again.
         self.look_requested.store(false, Ordering::Release);
@@ -242,34 +180,22 @@ impl Lane {
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
-        self.combine(state, to_open, self.endpoint.response_timeout(), read);
-        // What was left of the queue is written by now, or not.
-        !self.owes()
-    }
-
-    /// Writes the first packet of the queue, reads what somebody sleeps for within `patience`, and
-    /// what `read` does. Where there is no time to open a connection the rest of the queue fails.
-    fn combine(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        to_open: Duration,
-        patience: Duration,
-        read: impl FnOnce(&mut Link) -> Result<(), Failure>,
-    ) {
         state.combining = true;
-        let mut combiner = Combiner::new(self, state.link.take(), to_open).with_patience(patience);
+        let mut combiner = Combiner::new(self, state.link.take(), to_open);
         let packet = next_packet(&mut state.queue);
         // Nobody may come back for it.
         let rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
         let _heard = combiner.write_and_read(packet);
-        combiner.on_link(read);
+        combiner.on_link(|link| link.read_all(patience));
         drop(combiner);
         if !rest.is_empty() {
             let failure = self.out();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
+        // What was left of the queue is written by now, or not.
+        !self.owes()
     }
 
     /// Waits until everything posted so far is written and its reply read, or lost: a command of
@@ -352,42 +278,7 @@ mod tests {
     use crate::config::ReplicaAcks;
     use crate::connection::{Limit, Outcome};
 
-    const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
-
-    /// A lane without a connection, and two commands on it.
-    fn waiting(server: &Server) -> (Arc<Lane>, [Begun; 2]) {
-        let endpoint = Endpoint::new(&server.url(), LONG, LONG).unwrap();
-        let lane = Arc::new(Lane::new(Arc::new(endpoint)));
-        let commands = [b"hasty", b"other"].map(|text| Command::plain(&[b"ECHO", text]));
-        let begun = commands.map(|command| lane.begin(&command));
-        (lane, begun)
-    }
-
-    #[test]
-    fn who_is_late_fails_no_others_command() {
-        let server = Server::start().unwrap();
-        let (lane, [hasty, other]) = waiting(&server);
-        // Its command was not written, and never will be.
-        assert!(matches!(hasty.finish(Instant::now()), (Err(Failure::Unsent(_)), false)));
-        assert!(other.reply.take().is_none());
-        assert!(lane.look(LONG, LONG));
-        assert!(matches!(other.reply.take(), Some(Ok(Value::BulkString(_)))));
-    }
-
-    #[test]
-    fn who_has_little_time_to_connect_fails_no_other_who_has_more() {
-        let server = Server::start().unwrap();
-        let (_lane, [hasty, other]) = waiting(&server);
-        server.pause();
-        let (outcome, _) = hasty.finish(Instant::now() + SHORT);
-        server.resume();
-        assert!(outcome.is_err());
-        // Not in doubt: it was never written.
-        let (outcome, in_doubt) = other.finish(Instant::now() + LONG);
-        assert_eq!(outcome.unwrap(), Value::BulkString(b"other".to_vec()));
-        assert!(!in_doubt);
-    }
 
     struct Panics;
 
@@ -407,10 +298,14 @@ mod tests {
         let lane = Arc::new(Lane::new(Arc::new(endpoint)));
         lane.connect().unwrap();
         let acks = ReplicaAcks { count: 1, within: SHORT * 5 };
-        let reply = lane.begin(&Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks))).reply;
+        let heard = Arc::<Mutex<Option<Outcome>>>::default();
+        let receiver = Arc::clone(&heard);
+        let receiver = move |outcome| *receiver.lock() = Some(outcome);
+        let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
+        let _look = lane.post(command, Arc::new(receiver));
         assert!(!lane.look(SHORT, LONG), "who asked may read it still");
         wait_until("it is read", LONG, || lane.look(SHORT, LONG));
-        assert!(matches!(reply.take(), Some(Err(Failure::Unacknowledged(..)))));
+        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
     }
 
     /// A server that answers the first ECHO in two halves, the second one when it is told to, and all

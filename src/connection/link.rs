@@ -84,11 +84,6 @@ impl Failure {
 pub(crate) trait ReplyReceiver: Send + Sync {
     fn receive(&self, outcome: Outcome);
 
-    /// How long somebody sleeps for it, if anybody does who could read it.
-    fn patience(&self) -> Option<Patience> {
-        None
-    }
-
     /// Somebody slept for it, and has left. What the server has not run by then must not be sent
     /// again: it would run behind the command that undoes it.
     fn has_left(&self) -> bool {
@@ -100,16 +95,6 @@ pub(crate) trait ReplyReceiver: Send + Sync {
     fn takes_over(&self) -> Option<Arc<Thread>> {
         None
     }
-}
-
-/// How long somebody waits for a reply: the least patient first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Patience {
-    /// Only for what was written before, until then.
-    ForOthers(Instant),
-    Until(Instant),
-    UntilCancelled,
-    Unlimited,
 }
 
 impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
@@ -514,22 +499,6 @@ impl Link {
         let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
             self.settle(owed, self.deadline_in(patience).min(last))?;
-        }
-        Ok(())
-    }
-
-    /// Reads replies until there is `enough`, or none is owed, and not after `until`.
-    pub(super) fn read_until(
-        &mut self,
-        until: Instant,
-        enough: impl Fn() -> bool,
-    ) -> Result<(), Failure> {
-        // As any reply.
-        let until = until.min(self.deadline_in(self.response_timeout));
-        while !enough()
-            && let Some(owed) = self.owed.pop_front()
-        {
-            self.settle(owed, until)?;
         }
         Ok(())
     }

@@ -14,8 +14,8 @@ use redis::Value;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::connection::{
-    self, Cause, Command, Endpoint, Failure, Lane, Link, Node, Outcome, Posted, is_redirect,
-    is_transient, slot_of,
+    Cause, Command, Endpoint, Failure, Lane, Limit, Link, Node, Outcome, Posted, ReplyReceiver,
+    is_redirect, is_transient, slot_of,
 };
 use crate::pubsub::HEARTBEAT;
 use crate::script::renewal::{Held, Longer, RenewalKind, Renewed};
@@ -640,10 +640,10 @@ impl Renewer {
     /// were sent twice: then the first ones may have run, whatever became of the second ones.
     /// `within`: what the replies may take, besides what a distance asks for.
     fn exchange(&mut self, commands: &[Command], within: Option<Duration>) -> (Vec<Outcome>, bool) {
-        let (outcomes, in_doubt) = self.exchange_once(commands, within);
+        let outcomes = self.exchange_once(commands, within);
         let (outcomes, in_doubt) = match outcomes.first() {
-            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within).0, true),
-            _ => (outcomes, in_doubt),
+            Some(Err(Failure::Reset(_))) => (self.exchange_once(commands, within), true),
+            _ => (outcomes, false),
         };
         let is_lost = matches!(outcomes.first(), Some(Err(failure)) if failure.is_the_links());
         self.unanswered = if is_lost { self.unanswered.saturating_add(1) } else { 0 };
@@ -659,23 +659,14 @@ impl Renewer {
         (sent.map(followed).collect(), in_doubt)
     }
 
-    /// As [`exchange`](Self::exchange), but over a connection that breaks nothing is sent again. (A
-    /// lane sends it again by itself.)
-    fn exchange_once(
-        &mut self,
-        commands: &[Command],
-        within: Option<Duration>,
-    ) -> (Vec<Outcome>, bool) {
-        let replies: Vec<_> =
-            commands.iter().map(|_| Arc::<Mutex<Option<Outcome>>>::default()).collect();
-        let batch = commands.iter().zip(&replies).map(|(command, reply)| {
-            let reply = Arc::clone(reply);
-            let receiver = move |outcome| *reply.lock() = Some(outcome);
-            (command.clone(), Arc::new(receiver) as Arc<dyn connection::ReplyReceiver>, true)
-        });
+    /// As [`exchange`](Self::exchange), but over a connection that breaks nothing is sent again.
+    fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
         let (begun, patience) = (Instant::now(), self.patience());
         match self.link() {
             Ok(link) => {
+                let (receivers, replies) = replies_to(commands);
+                let batch = commands.iter().cloned().zip(receivers);
+                let batch = batch.map(|(command, receiver)| (command, receiver, true));
                 let done = link.send(batch).and_then(|()| {
                     let within = within.map_or(patience, |within| link.at_least(within));
                     link.read_awaited_within(within.min(patience))
@@ -685,7 +676,7 @@ impl Renewer {
                 }
                 // Every command sent has an outcome once its link was read or has failed.
                 let taken = replies.iter().map(|reply| reply.lock().take());
-                (taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect(), false)
+                taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
                 // What the look for a connection took is gone: of a server that does not answer
@@ -703,23 +694,36 @@ impl Renewer {
         commands: &[Command],
         until: Instant,
         failure: &Failure,
-    ) -> (Vec<Outcome>, bool) {
-        let mut in_doubt = false;
+    ) -> Vec<Outcome> {
+        let _limited = Limit::set(Limit::new(Some(until), None));
         for lane in self.node.lanes().iter().filter(|lane| lane.is_open()) {
             if Instant::now() >= until {
                 break;
             }
-            // All are written before the first reply is waited for.
-            let begun: Vec<_> = commands.iter().map(|command| lane.begin(command)).collect();
-            let finished = begun.into_iter().map(|begun| begun.finish(until));
-            let (outcomes, resent): (Vec<_>, Vec<_>) = finished.unzip();
-            in_doubt |= resent.contains(&true);
+            let (receivers, replies) = replies_to(commands);
+            for (command, receiver) in commands.iter().zip(receivers) {
+                if lane.post(command.clone(), receiver) == Posted::LookAfter {
+                    self.core.watchdog.look_after(lane);
+                }
+            }
+            // Its reply comes behind theirs. (Not behind that of a script which the server did not
+            // know, and which was sent again: the next one's does.)
+            let ping = Command::plain(&[b"PING"]);
+            let mut lost = None;
+            while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
+                lost = lane.call_once(&ping).err().filter(Failure::is_the_links);
+            }
+            let cause = || lost.as_ref().unwrap_or(failure).cause().clone();
+            let taken = replies.iter().map(|reply| reply.lock().take());
+            // What was not answered may run yet.
+            let outcomes: Vec<_> =
+                taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
             // Else its connection was broken, too, and there is no other one.
             if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
-                return (outcomes, in_doubt);
+                return outcomes;
             }
         }
-        (commands.iter().map(|_| Err(failure.clone())).collect(), in_doubt)
+        commands.iter().map(|_| Err(failure.clone())).collect()
     }
 
     /// How long an exchange waits for its replies: the renewal of the shortest lease may be in it,
@@ -753,6 +757,19 @@ fn may_pass(failure: &Failure) -> bool {
         Failure::Refused(cause) => is_transient(&cause.error) || is_redirect(&cause.error),
         failure => failure.is_the_links(),
     }
+}
+
+type Reply = Arc<Mutex<Option<Outcome>>>;
+
+/// Where the reply to each of these goes, and where it is found then.
+fn replies_to(commands: &[Command]) -> (Vec<Arc<dyn ReplyReceiver>>, Vec<Reply>) {
+    let reply = |_: &Command| {
+        let reply = Reply::default();
+        let receiver = Arc::clone(&reply);
+        let receiver = move |outcome| *receiver.lock() = Some(outcome);
+        (Arc::new(receiver) as Arc<dyn ReplyReceiver>, reply)
+    };
+    commands.iter().map(reply).unzip()
 }
 
 /// Whether there is a command, which is put with the others.

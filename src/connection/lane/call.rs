@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Combiner, Lane, MOST_UNREAD, Pending, State, take_first};
 use crate::connection::Command;
 use crate::connection::limit::{self, Limit};
-use crate::connection::link::{Cause, Failure, Link, Outcome, Patience, ReplyReceiver};
+use crate::connection::link::{Cause, Failure, Link, Outcome, ReplyReceiver};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Thread, own_thread};
 
@@ -16,9 +16,6 @@ use crate::sync::{Mutex, Thread, own_thread};
 pub(super) struct Call {
     pub(super) thread: Arc<Thread>,
     pub(super) state: Mutex<CallState>,
-    /// Those that are [`ForOthers`](Patience::ForOthers) only wait for what was written before: see
-    /// [`Lane::await_combiner`].
-    pub(super) patience: Patience,
 }
 
 pub(super) enum CallState {
@@ -35,9 +32,9 @@ pub(super) enum CallState {
 
 impl Call {
     /// The calling thread's.
-    fn queued(patience: Patience) -> Arc<Self> {
+    fn queued() -> Arc<Self> {
         let state = Mutex::new(CallState::Queued);
-        Arc::new(Self { thread: Thread::current(), state, patience })
+        Arc::new(Self { thread: Thread::current(), state })
     }
 
     /// What its thread is told, which goes on by that.
@@ -48,10 +45,6 @@ impl Call {
             *state = CallState::Queued;
         }
         told
-    }
-
-    pub(super) fn is_for_others(&self) -> bool {
-        matches!(self.patience, Patience::ForOthers(_))
     }
 }
 
@@ -114,7 +107,7 @@ impl Lane {
         if let Some(limit) = Limit::current() {
             return self.call_limited(Some(asking), &command, &limit);
         }
-        let call = Call::queued(Patience::Unlimited);
+        let call = Call::queued();
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
@@ -132,7 +125,7 @@ impl Lane {
     pub(super) fn call_until(&self, command: &Command, deadline: Option<Instant>) -> Outcome {
         let mut state = self.state.lock();
         if state.combining {
-            let call = Call::queued(Patience::Unlimited);
+            let call = Call::queued();
             state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
             drop(state);
             return self.follow(&call, deadline);
@@ -179,9 +172,8 @@ impl Lane {
     /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads its reply, which nobody hears |
     /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and what was read of a reply |
     ///
-    /// If it combines it hands the link on, first to whom has most time: to one in the queue, or one
-    /// whose command is written and who becomes the reader. If nobody else waits the link stays with
-    /// the lane, and who comes next, or the look at an idle link, reads the late reply before its
+    /// If it combines it hands the link on: to one in the queue, or else to one whose command is
+    /// written and who becomes the reader. If nobody else waits the link stays with the lane, and who comes next, or the look at an idle link, reads the late reply before its
     /// own. The link is given up only when the server has answered nothing for as long as
     /// `response_timeout`, whoever wrote meanwhile. Where there is no link, or one that was silent
     /// for long, a thread of its own combines in its place, with the whole time that opening a link
@@ -195,8 +187,7 @@ impl Lane {
         command: &Command,
         limit: &Limit,
     ) -> Outcome {
-        let patience = limit.until().map_or(Patience::UntilCancelled, Patience::Until);
-        let call = Call::queued(patience);
+        let call = Call::queued();
         let mut state = self.state.lock();
         // Both at once: nothing comes between.
         state.queue.extend(before.map(|before| {
@@ -294,49 +285,6 @@ impl Lane {
         }
     }
 
-    /// While somebody combines, sleeps until what was written so far is read, or until `until`. If
-    /// it is told to combine, it reads until there is `enough`, as [`look_until`](Self::look_until)
-    /// does. It must not merely hand the role on: of two that wait, each would hand it to the
-    /// other's next PING for as long as they have time, and nobody would write or read. But calls
-    /// go first: they may have more time to open a connection.
-    pub(super) fn await_combiner(&self, until: Instant, enough: impl Fn() -> bool) {
-        let call = Call::queued(Patience::ForOthers(until));
-        let ping = Command::plain(&[b"PING"]);
-        let mut state = self.state.lock();
-        if !state.combining {
-            return;
-        }
-        state.queue.push_back(Pending::Call(ping, Arc::clone(&call)));
-        drop(state);
-        loop {
-            match call.told() {
-                CallState::Done(_) => return,
-                CallState::Combines => break,
-                CallState::Queued | CallState::Gone => {
-                    call.thread.parker().park_until(Some(until));
-                    if Instant::now() >= until && self.abandon(&call).is_some() {
-                        return;
-                    }
-                }
-            }
-        }
-        let rest = until.saturating_duration_since(Instant::now());
-        let leaves = rest.is_zero() || enough();
-        let mut state = self.state.lock();
-        state.queue.retain(|pending| !pending.is(&call));
-        // Its PING may be written: nobody hands the link to who has left.
-        *call.state.lock() = CallState::Gone;
-        if leaves || state.queue.iter().any(Pending::is_call) {
-            let link = state.link.take();
-            drop(state);
-            drop(Combiner::new(self, link, Duration::ZERO));
-            return;
-        }
-        let patience = rest.min(self.endpoint.response_timeout());
-        let to_open = rest.min(self.endpoint.connect_timeout());
-        self.combine(state, to_open, patience, |link| link.read_until(until, enough));
-    }
-
     /// Gives up a call whose time is over. `None`: it is answered, or its thread combines.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         // The next combiner is chosen under this mutex: it cannot be a thread that has just left.
@@ -398,10 +346,6 @@ impl ReplyReceiver for Call {
             drop(state);
             self.thread.parker().unpark();
         }
-    }
-
-    fn patience(&self) -> Option<Patience> {
-        matches!(*self.state.lock(), CallState::Queued).then_some(self.patience)
     }
 
     fn has_left(&self) -> bool {

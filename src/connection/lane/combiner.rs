@@ -1,14 +1,13 @@
 //! The combiner of a lane: see there.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::{Lane, MOST_UNREAD, Pending, next_packet};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
-use crate::connection::link::{Failure, Link, Outcome, Patience, ReplyReceiver};
+use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 
 /// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
 pub(super) struct Combiner<'a> {
@@ -16,8 +15,6 @@ pub(super) struct Combiner<'a> {
     link: Option<Link>,
     /// How long opening a link may take.
     within: Duration,
-    /// How long what somebody sleeps for may take to be read.
-    patience: Duration,
     /// What ends all of that for the thread that combines.
     limit: Option<&'a Limit>,
     /// Whether the thread was panicking when it took that.
@@ -26,20 +23,12 @@ pub(super) struct Combiner<'a> {
 
 impl<'a> Combiner<'a> {
     pub(super) fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
-        let patience = lane.endpoint.response_timeout();
-        let was_panicking = thread::panicking();
-        Self { lane, link, within, patience, limit: None, was_panicking }
+        Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
     /// For who leaves when its limit is over, and hands the link on in whatever state.
     pub(super) fn with_limit(mut self, limit: &'a Limit) -> Self {
         self.limit = Some(limit);
-        self
-    }
-
-    /// For whose own time is shorter than a reply's.
-    pub(super) fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
         self
     }
 
@@ -71,7 +60,7 @@ impl<'a> Combiner<'a> {
             let mut done = self.write_packet(packet);
             // All of it, if there is more to write: it would owe too much.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
-                done = link.read_all(self.patience);
+                done = link.read_all(self.lane.endpoint.response_timeout());
             }
             if let Err(failure) = done {
                 self.link = None;
@@ -98,9 +87,8 @@ impl<'a> Combiner<'a> {
     /// Writes commands in one packet and reads what somebody sleeps for.
     fn write_packet(&mut self, packet: VecDeque<Pending>) -> Result<(), Failure> {
         let batch = packet.into_iter().map(Pending::into_parts);
-        let patience = self.patience;
         match self.link() {
-            Ok(link) => link.send(batch).and_then(|()| link.read_awaited_within(patience)),
+            Ok(link) => link.send(batch).and_then(|()| link.read_awaited()),
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // Those who queued while the connection could not be opened need not find out
@@ -145,23 +133,15 @@ impl Drop for Combiner<'_> {
         loop {
             self.link.take_if(|link| panics || link.is_wrong());
             let mut state = self.lane.state.lock();
-            let calls = || {
-                state.queue.iter().filter_map(|pending| match pending {
-                    Pending::Call(_, call) => Some(call),
-                    Pending::Post(..) => None,
-                })
-            };
-            // Calls without a limit first. Else the most patient: what it reads for the others has
-            // to be handed on when its own time is over, or fails if it only waits for others.
-            let unlimited = calls().find(|call| call.patience == Patience::Unlimited).cloned();
-            let next = unlimited.map(|call| call as Arc<dyn ReplyReceiver>).or_else(|| {
-                let queued = calls().map(|call| Arc::clone(call) as Arc<dyn ReplyReceiver>);
-                // Their commands are written, and the thread that read for them leaves.
-                let left = self.link.iter().flat_map(Link::left).cloned();
-                queued.chain(left).max_by_key(|receiver| receiver.patience())
+            let queued = state.queue.iter().filter_map(|pending| match pending {
+                Pending::Call(_, call) => call.takes_over(),
+                Pending::Post(..) => None,
             });
+            // Their commands are written, and the thread that read for them leaves.
+            let left = self.link.iter().flat_map(Link::left).filter_map(|it| it.takes_over());
             // Before the lane's mutex is free: see `Lane::abandon`.
-            if let Some(reader) = next.and_then(|next| next.takes_over()) {
+            let next = queued.chain(left).next();
+            if let Some(reader) = next {
                 state.link = self.link.take();
                 drop(state);
                 reader.parker().unpark();

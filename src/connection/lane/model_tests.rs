@@ -93,33 +93,6 @@ impl Play {
         posts
     }
 
-    /// One calls while the others wait for several replies.
-    fn caller_among_beginners(&self, me: usize) -> Vec<Arc<Heard>> {
-        if me == 0 { self.user(me) } else { self.beginner(me) }
-    }
-
-    /// Has several commands on their way at once, and reads their replies later.
-    fn beginner(&self, me: usize) -> Vec<Arc<Heard>> {
-        let mut posts = Vec::new();
-        for round in 0..ROUNDS - 1 {
-            let begin = |at| {
-                let what = format!("begun {me} {round} {at}");
-                let command = if at == 0 { returned(&what) } else { echo(&what) };
-                (self.lane.begin(&command), what)
-            };
-            let begun = [0, 1].map(begin);
-            posts.push(self.post(&format!("post {me} {round}")));
-            for (begun, what) in begun {
-                match begun.finish(self.lane.deadline()) {
-                    (Ok(reply), _) => assert_eq!(reply, Value::BulkString(what.into_bytes())),
-                    (Err(Failure::Reset(_) | Failure::Unsent(_)), _) => {}
-                    (Err(other), _) => panic!("{other:?}"),
-                }
-            }
-        }
-        posts
-    }
-
     /// Calls until its token is cancelled, which happens at any time; and one that waits as long as
     /// it takes.
     fn leaver(&self, me: usize) -> Vec<Arc<Heard>> {
@@ -274,17 +247,5 @@ fn a_reply_that_nobody_waits_for_is_looked_after() {
 fn who_leaves_strands_nobody_and_shifts_no_reply() {
     for breaks in [0, 3] {
         explore(1_500, move || play_leaving(breaks));
-    }
-}
-
-#[test]
-fn what_was_begun_is_answered_to_whoever_began_it() {
-    explore(600, || {
-        let (_, posts) = play(0, Play::beginner);
-        assert!(posts.iter().all(|post| post.outcomes.lock()[0].is_ok()));
-    });
-    explore(600, || drop(play(3, Play::beginner)));
-    for breaks in [0, 3] {
-        explore(600, move || drop(play(breaks, Play::caller_among_beginners)));
     }
 }
