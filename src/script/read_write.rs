@@ -17,10 +17,10 @@ static RELEASE: LazyLock<Script> = script!(NUMBER;
     "read_write/unwanted.lua",
     "hand_off.lua",
     "read_write/holders.lua",
-    "read_write/release.lua"
+    "lock/release.lua"
 );
 static GIVE_UP: LazyLock<Script> =
-    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+    script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<Script> =
     script!(NUMBER; "hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
 pub(super) static STATE: LazyLock<Script> =

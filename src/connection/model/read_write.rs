@@ -207,10 +207,10 @@ static RELEASE: LazyLock<String> = script!(
     "read_write/unwanted.lua",
     "hand_off.lua",
     "read_write/holders.lua",
-    "read_write/release.lua"
+    "lock/release.lua"
 );
 static GIVE_UP: LazyLock<String> =
-    script!("hand_off.lua", "read_write/holders.lua", "read_write/give_up.lua");
+    script!("hand_off.lua", "read_write/holders.lua", "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> =
     script!("hand_off.lua", "read_write/holders.lua", "read_write/force_unlock.lua");
 static READ_ON: LazyLock<String> =
