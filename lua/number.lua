@@ -10,6 +10,21 @@ local function stored(key)
     return text and tonumber(text)
 end
 
+-- How many permits threads of a client get that ask for `ARGV[first]` to `ARGV[last]` of them: for each all
+-- that it needs, in their order, until there are not enough for the next. Where other clients wait, too,
+-- the first one gets its own all the same, and those behind it what the client's share covers.
+local function share(free, clients, first, last)
+    local taken, limit = 0, free
+    for at = first, last do
+        if taken + ARGV[at] > limit then
+            break
+        end
+        taken = taken + ARGV[at]
+        limit = math.max(taken, free / clients)
+    end
+    return taken
+end
+
 -- Tells who waits for permits that some are free, and how many, if there are any. Redisson takes
 -- the lower 32 bits of the number for an int: of 2^32 it would wake nobody.
 local function tell_free(channel, free)

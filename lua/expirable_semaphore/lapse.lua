@@ -1,4 +1,4 @@
--- Stands before the scripts that give or take permits of an expirable semaphore, behind number.lua.
+-- Stands before the scripts of an expirable semaphore that have no number (../once.lua), behind number.lua.
 -- Its free permits are a number, as a semaphore's; those that are out are in a sorted set, each id
 -- with the time at which its lease ends, in ms since 1970. Both are Redisson's keys; a permit of
 -- Redisson's without a lease has the time 922337203685477.

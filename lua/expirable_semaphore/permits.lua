@@ -4,8 +4,6 @@
 --
 -- KEYS 1 the semaphore, 2 when its permits' leases end
 -- reply: {free, as text, whose digits Lua's numbers have not all; lapsed; out}
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lapsed = redis.call('zcount', KEYS[2], '-inf', now)
 local free = stored(KEYS[1]) and redis.call('get', KEYS[1]) or '0'
 return {free, lapsed, redis.call('zcard', KEYS[2]) - lapsed}

@@ -3,10 +3,5 @@
 -- KEYS 1 when the leases of the semaphore's permits end
 -- ARGV 1 id
 -- reply: ms; -1: it has no end; -2: no such permit, or its lease has ended
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = redis.call('zscore', KEYS[1], ARGV[1])
-if not ends or tonumber(ends) <= now then
-    return -2
-end
-return tonumber(ends) == 922337203685477 and -1 or tonumber(ends) - now
+return not is_ahead(ends) and -2 or tonumber(ends) == 922337203685477 and -1 or tonumber(ends) - now

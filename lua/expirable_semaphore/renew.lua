@@ -9,8 +9,6 @@
 -- It raises, and never what has ended: that may be another's at the next request. What a clock that was
 -- set back made longer is cut if the client asks for that (../lock/renew.lua). pcall for each, so that a
 -- key that something else was written over spoils no other.
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local new, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
@@ -31,7 +29,7 @@ for i, key in ipairs(KEYS) do
     local reply = 0
     if type(ends) == 'table' then
         reply = string.find(ends.err, 'WRONGTYPE') and 0 or ends.err
-    elseif ends and tonumber(ends) > now then
+    elseif is_ahead(ends) then
         reply = 1
         if ARGV[1] ~= '0' then
             local is_long = longest > 0 and tonumber(ends) > now + longest

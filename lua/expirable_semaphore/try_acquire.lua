@@ -1,6 +1,4 @@
--- Takes permits for the first of several threads of a client: for each all that it needs, in their
--- order, until there are not enough for the next. Where other clients wait, too, the first one gets
--- its own all the same, and those behind it what the client's share of the free permits covers.
+-- Takes permits for the first of several threads of a client (`share`).
 --
 -- KEYS 1 the semaphore, 2 when its permits' leases end
 -- ARGV 1 lease in ms, 2 channel, 3 how many clients share, 4 how many threads ask (n), 5…n+4 how
@@ -23,15 +21,7 @@ end
 
 local came_back = take_back({})
 local free = stored(KEYS[1]) or 0
-local taken, limit = 0, free
-for at = 5, first_id - 1 do
-    if taken + ARGV[at] > limit then
-        break
-    end
-    taken = taken + ARGV[at]
-    limit = math.max(taken, free / ARGV[3])
-end
-
+local taken = share(free, ARGV[3], 5, first_id - 1)
 local reply = {taken}
 if taken > 0 then
     free = redis.call('decrby', KEYS[1], taken)

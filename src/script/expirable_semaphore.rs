@@ -18,10 +18,11 @@ static TRY_ACQUIRE: LazyLock<Script> = script!(LIST; "number.lua", "expirable_se
 static RELEASE: LazyLock<Script> =
     script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/release.lua");
 /// For `script::renewal::renew_command`.
-pub(super) static RENEW: LazyLock<Script> = script!(LIST; "expirable_semaphore/renew.lua");
-static REMAINING_LEASE: LazyLock<Script> =
-    script!(NUMBER; "expirable_semaphore/remaining_lease.lua");
-static PERMITS: LazyLock<Script> = script!(LIST; "number.lua", "expirable_semaphore/permits.lua");
+pub(super) static RENEW: LazyLock<Script> =
+    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/renew.lua");
+static REMAINING_LEASE: LazyLock<Script> = script!(NUMBER; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/remaining_lease.lua");
+static PERMITS: LazyLock<Script> =
+    script!(LIST; "number.lua", "expirable_semaphore/lapse.lua", "expirable_semaphore/permits.lua");
 static UPDATE_LEASE_TIME: LazyLock<Script> =
     script!("number.lua", "once.lua", "expirable_semaphore/update_lease_time.lua");
 static SET_PERMITS: LazyLock<Script> =
