@@ -43,9 +43,9 @@
 //! A [`Client`] makes them. With a fair lock each thread asks the server, which costs more: take it
 //! where the order matters.
 //!
-//! All calls block their thread. In an async runtime call them where that is allowed, and take the
-//! guard along: `spawn_blocking(move || lock.lock_owned()).await` (tokio). A [`Permit`] may be sent
-//! as well.
+//! All calls block their thread. In an async runtime call them where that is allowed, and take an
+//! owned guard along: the [guide](guide#tokio) shows how with tokio. A [`Permit`] may be sent as
+//! well.
 //!
 //! # What a lease promises
 //!

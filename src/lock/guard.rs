@@ -261,12 +261,8 @@ impl fmt::Debug for LockGuard {
 /// }
 /// ```
 ///
-/// With an async runtime, tokio for instance: `spawn_blocking(move || lock.lock_owned()).await`.
-/// Each waiter keeps one of the runtime's blocking threads, and tokio has 512 of them for all that
-/// blocks, its file I/O too: with 600 waiters `tokio::fs` stood still for 2.7 s. So let a
-/// `tokio::sync::Semaphore` admit few waiters at once. A future that is dropped does not end its
-/// blocking call: cancel a [`CancelToken`](crate::CancelToken) when it is dropped, and give the
-/// token to [`lock_owned_within`](crate::Lock::lock_owned_within).
+/// With an async runtime the call goes to `spawn_blocking`. What else is needed there, the
+/// [guide](crate::guide#tokio) shows for tokio.
 #[must_use = "dropping the guard releases the lock at once; bind it"]
 pub struct OwnedLockGuard(Held);
 

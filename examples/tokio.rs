@@ -1,0 +1,118 @@
+//! Shows locks in async code: a future that waits and is dropped waits no more, a guard is held
+//! across `.await`, and waiters leave tokio's blocking threads to others:
+//! `cargo run --example tokio`
+
+#[expect(dead_code, reason = "this example is one process")]
+mod stage;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redlatch::{CancelToken, Client, OwnedLockGuard, ReentrantLock, Wait};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use stage::{Stage, Trouble};
+
+/// How many blocking threads the runtime has, how many of them may wait for locks, and how many
+/// tasks wait. (By itself tokio has 512 blocking threads.)
+const BLOCKING_THREADS: usize = 4;
+const WAITERS: usize = 2;
+const TASKS: usize = 50;
+/// Longer than any wait of this example.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Ends the blocking wait when the future that owns this is dropped.
+struct CancelOnDrop(CancelToken);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Takes the lock on a blocking thread, and returns its guard to async code. Returns `None` after
+/// `limit`. The permit goes along: it is given back when the thread waits no more.
+async fn lock_async(
+    lock: &ReentrantLock,
+    limit: Duration,
+    waiters: &Arc<Semaphore>,
+) -> Result<Option<OwnedLockGuard>, Trouble> {
+    let permit = Arc::clone(waiters).acquire_owned().await?;
+    let token = CancelToken::new();
+    let _cancel = CancelOnDrop(token.clone());
+    let lock = lock.clone();
+    let taken = spawn_blocking(move || {
+        let _permit = permit;
+        lock.lock_owned_within(Wait::at_most(limit).cancelled_by(&token))
+    });
+    Ok(taken.await??)
+}
+
+/// Releases the lock and waits for the server's answer. A drop of the guard releases it too, and
+/// waits for no answer.
+async fn unlock_async(guard: OwnedLockGuard) -> Result<(), Trouble> {
+    Ok(spawn_blocking(move || guard.unlock()).await??)
+}
+
+fn main() -> ExitCode {
+    stage::play("tokio", show, |_| Ok(()))
+}
+
+fn show(stage: &Stage) -> Result<bool, Trouble> {
+    // It connects before the runtime starts: `connect` blocks, too.
+    let lock = Client::connect(stage.url())?.reentrant_lock(&stage.name);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_time()
+        .build()?;
+    runtime.block_on(show_async(stage, &lock))?;
+    Ok(true)
+}
+
+async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> {
+    let waiters = Arc::new(Semaphore::new(WAITERS));
+
+    let guard = lock_async(lock, LONG, &waiters).await?.ok_or("the lock is free")?;
+    let late = timeout(Duration::from_millis(200), lock_async(lock, LONG, &waiters)).await;
+    assert!(late.is_err(), "two have the lock");
+    // The dropped future's thread gives its permit back long before its limit.
+    let all = waiters.acquire_many(WAITERS.try_into()?);
+    drop(timeout(LONG / 2, all).await.map_err(|_| "the dropped future still waits")??);
+    stage.say("A future that was dropped does not wait any more.")?;
+
+    let (inside, entered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (lock, waiters) = (lock.clone(), Arc::clone(&waiters));
+        let (inside, entered) = (Arc::clone(&inside), Arc::clone(&entered));
+        tasks.spawn(async move {
+            let guard = lock_async(&lock, LONG, &waiters).await?.ok_or("30 s were too short")?;
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have the lock");
+            sleep(Duration::from_millis(1)).await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            entered.fetch_add(1, Ordering::SeqCst);
+            unlock_async(guard).await
+        });
+    }
+    // All wait now, two of them on blocking threads. The other blocking threads are free.
+    while waiters.available_permits() > 0 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let free = timeout(LONG / 2, spawn_blocking(|| ())).await;
+    free.map_err(|_| "the waiters have all blocking threads")??;
+    assert_eq!(entered.load(Ordering::SeqCst), 0, "two have the lock");
+    stage.say(&format!("{TASKS} tasks wait, and other blocking work goes on."))?;
+
+    unlock_async(guard).await?;
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    assert_eq!(entered.load(Ordering::SeqCst), TASKS.try_into()?);
+    assert!(!lock.is_locked()?, "a guard was lost");
+    stage.say("Each of them had the lock, one after the other, across an `.await`.")?;
+    Ok(())
+}
