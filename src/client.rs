@@ -92,14 +92,9 @@ impl Client {
     /// # Ok(()) }
     /// ```
     ///
-    /// # Errors
-    ///
-    /// As [`ClientBuilder::connect`].
-    ///
     /// # Blocking
     ///
-    /// As [`ClientBuilder::connect`]: up to 17 s, if the server stops answering in the middle of
-    /// it.
+    /// Up to 17 s, if the server stops answering in the middle of it.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }

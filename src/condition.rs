@@ -109,8 +109,8 @@ mod place;
 ///
 /// Keys of this library alone: `redlatch_condition:{lock}:name:length` has those who wait, and
 /// `redlatch_notified:{lock}:name:length` those who were notified. They go a minute after the last
-/// sign of life. Access rights must allow them ([table](crate::guide::operations)). Redisson's clients may
-/// hold the lock meanwhile; they know nothing of conditions.
+/// sign of life. Access rights must allow them ([table](crate::guide::operations)). Redisson's
+/// clients may hold the lock meanwhile; they know nothing of conditions.
 #[derive(Clone)]
 pub struct Condition {
     lock: Arc<dyn Retake>,
@@ -162,6 +162,8 @@ impl Condition {
     /// lost again in the moment in which it was had. A notification that had come is passed on
     /// then.
     ///
+    /// All verbs that wait fail in these ways.
+    ///
     /// # Blocking
     ///
     /// One round trip before the lock is left (the first wait of a client opens a connection, too).
@@ -172,15 +174,12 @@ impl Condition {
         self.wait_within(guard, Wait::FOREVER).map(drop)
     }
 
-    /// As [`wait`](Self::wait), but sleeps for `wait` at most. `true`: it was notified. `false`: it
-    /// was not. The lock is held in both cases. A wait of zero does not leave the lock.
+    /// Releases the lock, sleeps until a notify or for `wait` at most, and takes the lock again.
+    /// `true`: it was notified. `false`: it was not. The lock is held in both cases. A wait of zero
+    /// does not leave the lock.
     ///
     /// A notification that comes at the moment at which the time is over either counts, `true`, or
     /// goes to another waiter.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
@@ -192,47 +191,45 @@ impl Condition {
         self.wait_within(guard, Wait::at_most(wait))
     }
 
-    /// As [`wait_for`](Self::wait_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait).
+    /// Releases the lock, sleeps until a notify or `deadline`, and takes the lock again.
     ///
     /// # Blocking
     ///
-    /// As [`wait_for`](Self::wait_for). A deadline that has passed does not leave the lock.
+    /// Until `deadline`. A deadline that has passed does not leave the lock.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_until(&self, guard: &LockGuard, deadline: Instant) -> Result<bool, Error> {
         self.wait_within(guard, Wait::until(deadline))
     }
 
-    /// As [`wait`](Self::wait), but ends when `token` is cancelled, at once if it is already.
+    /// Releases the lock, sleeps until a notify or until `token` is cancelled, and takes the lock
+    /// again.
     ///
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled): **the lock is held again**, with all levels, as in
-    /// Java. Who was notified before is not cancelled. Else as [`wait`](Self::wait).
+    /// Java. Who was notified before is not cancelled. Also the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), until the cancel, which ends the sleep at once, and not the time
-    /// until the lock is had again.
+    /// Until the lock is had again. The cancel ends the sleep at once, and not the time until the
+    /// lock is had again.
     pub fn wait_cancellable(&self, guard: &LockGuard, token: &CancelToken) -> Result<(), Error> {
         self.wait_within(guard, Wait::from(token)).map(drop)
     }
 
-    /// As [`wait`](Self::wait), unless that takes longer than `wait` allows: `false`. All other
-    /// ways to wait are short forms of this one.
+    /// Releases the lock, sleeps until a notify or for as long as `wait` allows, and takes the lock
+    /// again. Returns `false` if no notify came. All other ways to wait are short forms of this
+    /// one.
     ///
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, and **the lock is
-    /// held again**; else as [`wait`](Self::wait).
+    /// held again**. Also the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
-    /// there is a token.
+    /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
+    /// [`wait_cancellable`](Self::wait_cancellable) do.
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn wait_within(&self, guard: &LockGuard, wait: Wait<'_>) -> Result<bool, Error> {
         let (site, tenancy) = self.check_guard(guard)?;
@@ -295,13 +292,9 @@ impl Condition {
     /// Waits for as long as `condition` is true. It is asked with the lock in hand, first of all
     /// before anything is waited for, and again after each wake-up.
     ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait).
-    ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), each time.
+    /// Each time for as long as [`wait`](Self::wait).
     pub fn wait_while(
         &self,
         guard: &LockGuard,
@@ -310,16 +303,12 @@ impl Condition {
         self.try_wait_while(guard, || Ok(condition()))
     }
 
-    /// As [`wait_while`](Self::wait_while), unless that takes longer than `wait` allows: `false`,
-    /// and the condition is still true.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait_within`](Self::wait_within).
+    /// Waits while the condition is true, for as long as `wait` allows. Returns `false` if the
+    /// condition is still true then.
     ///
     /// # Blocking
     ///
-    /// As [`wait_within`](Self::wait_within): `wait` bounds the sum of all sleeps.
+    /// `wait` bounds the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn wait_while_within(
         &self,
@@ -330,16 +319,16 @@ impl Condition {
         self.try_wait_while_within(guard, wait, || Ok(condition()))
     }
 
-    /// As [`wait_while`](Self::wait_while), of a condition that may fail: to be read from a
-    /// database, say.
+    /// Waits while a condition is true that may fail: one that is read from a database, say.
     ///
     /// # Errors
     ///
-    /// Those of `condition`, as they are: the lock is held. Else as [`wait`](Self::wait).
+    /// Those of `condition`, as they are: the lock is held. Also the errors of
+    /// [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), each time.
+    /// Each time for as long as [`wait`](Self::wait).
     #[must_use = "`false`: nobody has notified it, and time is over"]
     pub fn try_wait_while<E: From<Error>>(
         &self,
@@ -352,16 +341,16 @@ impl Condition {
         Ok(())
     }
 
-    /// As [`wait_while_within`](Self::wait_while_within), of a condition that may fail.
+    /// Waits while a condition is true that may fail, for as long as `wait` allows.
     ///
     /// # Errors
     ///
-    /// Those of `condition`, as they are: the lock is held. Else as
+    /// Those of `condition`, as they are: the lock is held. Also the errors of
     /// [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///
-    /// As [`wait_within`](Self::wait_within): `wait` bounds the sum of all sleeps.
+    /// `wait` bounds the sum of all sleeps.
     #[must_use = "`false`: time is over, and the condition is still true"]
     pub fn try_wait_while_within<E: From<Error>>(
         &self,
@@ -403,10 +392,6 @@ impl Condition {
 
     /// Notifies all that wait, and says how many those were. One after the other comes back from
     /// its wait, as they get the lock.
-    ///
-    /// # Errors
-    ///
-    /// As [`notify_one`](Self::notify_one).
     ///
     /// # Blocking
     ///

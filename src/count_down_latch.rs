@@ -50,9 +50,9 @@ use crate::watchdog::Orphan;
 ///
 /// The count as text under the latch's name, without a time to live, and nothing at zero. Messages
 /// on `redisson_countdownlatch__channel__{name}` say that it has become zero (`0`) or was set
-/// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember what was applied, for five minutes after a client's last
-/// request, so that no count-down is applied twice. The rights that a user needs are listed in
-/// [Operations](crate::guide::operations).
+/// (`1`). Beside it keys that begin with `redlatch_request:{name}:…` remember what was applied, for
+/// five minutes after a client's last request, so that no count-down is applied twice. The rights
+/// that a user needs are listed in [Operations](crate::guide::operations).
 #[derive(Clone)]
 pub struct CountDownLatch {
     site: Arc<LatchSite>,
@@ -66,8 +66,8 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) if the count is above `i64::MAX`; [`Redis`](ErrorKind::Redis)
-    /// if the server is in trouble, the message says whether it may have been applied; else as
-    /// [`count`](Self::count).
+    /// if the server is in trouble, the message says whether it may have been applied. Also the
+    /// errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///
@@ -92,8 +92,8 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble. If it is not known whether the
-    /// count-down was applied, it is sent again in the background until it is answered, and
-    /// applied once: do not count down again. The message says which it is. Else as
+    /// count-down was applied, it is sent again in the background until it is answered, and applied
+    /// once: do not count down again. The message says which it is. Also the errors of
     /// [`count`](Self::count).
     ///
     /// # Blocking
@@ -163,8 +163,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// As [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
+    /// Those of [`count`](Self::count). [`Client::shutdown`] ends waits as well, with
     /// [`ShutDown`](ErrorKind::ShutDown).
+    ///
+    /// All verbs that wait fail in these ways.
     ///
     /// # Blocking
     ///
@@ -174,11 +176,11 @@ impl CountDownLatch {
         self.await_open(Wait::FOREVER).map(drop)
     }
 
-    /// As [`wait`](Self::wait), but gives up after `wait`: `false`.
+    /// Waits until the count is zero, for `wait` at most: returns `false` then.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait). Trouble that a request meets is never `false`.
+    /// Trouble that a request meets is an error, never `false`.
     ///
     /// # Blocking
     ///
@@ -190,30 +192,26 @@ impl CountDownLatch {
         self.await_open(Wait::at_most(wait))
     }
 
-    /// As [`wait_for`](Self::wait_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait).
+    /// Waits until the count is zero, or until `deadline`: returns `false` then.
     ///
     /// # Blocking
     ///
-    /// As [`wait_for`](Self::wait_for). A deadline that has passed leaves one look.
+    /// Until `deadline`. A deadline that has passed leaves one look.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
         self.await_open(Wait::until(deadline))
     }
 
-    /// As [`wait`](Self::wait), but ends when `token` is cancelled.
+    /// Waits until the count is zero, and gives up when `token` is cancelled.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled); else as [`wait`](Self::wait).
+    /// [`Cancelled`](ErrorKind::Cancelled). Also the errors of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait`](Self::wait), until the cancel. It ends a sleep at once, and a request that is on
-    /// its way.
+    /// Until the count is zero, or an error or the cancel ends the wait. The cancel ends a sleep at
+    /// once, and a request that is on its way.
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<(), Error> {
         self.await_open(Wait::from(token)).map(drop)
     }
@@ -223,13 +221,13 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled; else as
+    /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled. Also the errors of
     /// [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// As [`wait_for`](Self::wait_for), and as [`wait_cancellable`](Self::wait_cancellable) if
-    /// there is a token.
+    /// For as long as `wait` allows, as [`wait_for`](Self::wait_for) and, with a token,
+    /// [`wait_cancellable`](Self::wait_cancellable) do.
     #[must_use = "`false`: it is not open, and time is over"]
     pub fn wait_within(&self, wait: Wait<'_>) -> Result<bool, Error> {
         self.await_open(wait)
@@ -240,8 +238,8 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble, the message says whether it may
-    /// have been applied; or if the key holds something else, which is left as it is. Else as
-    /// [`count`](Self::count).
+    /// have been applied; or if the key holds something else, which is left as it is. Also the
+    /// errors of [`count`](Self::count).
     ///
     /// # Blocking
     ///

@@ -94,8 +94,9 @@ pub(crate) use self::site::ExpirableSite;
 /// clocks of such machines together to well within the leases.
 ///
 /// **Do not use the names `x` and `{x}` side by side.** They share the key of their leases, in
-/// Redisson too, and each takes the other's permits for its own when they lapse. A client that names
-/// one while it has a handle of the other gets [`Config`](ErrorKind::Config) from the later one.
+/// Redisson too, and each takes the other's permits for its own when they lapse. A client that
+/// names one while it has a handle of the other gets [`Config`](ErrorKind::Config) from the later
+/// one.
 ///
 /// # In Redis
 ///
@@ -122,8 +123,8 @@ impl ExpirableSemaphore {
 
     /// The same semaphore, whose permits have this lease, which the watchdog renews, instead of the
     /// client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). So this is how long
-    /// others wait for a permit of a process that died. It must be from 10 ms to a year, or acquiring
-    /// is an error of kind [`Config`](ErrorKind::Config).
+    /// others wait for a permit of a process that died. It must be from 10 ms to a year, or
+    /// acquiring is an error of kind [`Config`](ErrorKind::Config).
     ///
     /// A short one asks something of the whole client:
     /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
@@ -144,6 +145,8 @@ impl ExpirableSemaphore {
     /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
     /// [`available_permits`](Self::available_permits).
     ///
+    /// The other verbs that change the semaphore fail in these ways.
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -157,10 +160,6 @@ impl ExpirableSemaphore {
     /// there is none. If more are out, they stay with whoever has them, and fewer than none are
     /// free until enough have come back. So it also puts right what was lost.
     ///
-    /// # Errors
-    ///
-    /// As [`try_set_permits`](Self::try_set_permits).
-    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -171,10 +170,6 @@ impl ExpirableSemaphore {
 
     /// Changes how many permits there are, by a number that may be negative: then there may be
     /// fewer than none free until enough have come back.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -189,10 +184,6 @@ impl ExpirableSemaphore {
     ///
     /// Nobody is told, as in Redisson: whoever waits goes on waiting, until there are permits
     /// again.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -221,10 +212,6 @@ impl ExpirableSemaphore {
 
     /// How many permits are out, on all machines, and their leases have not ended.
     ///
-    /// # Errors
-    ///
-    /// As [`available_permits`](Self::available_permits).
-    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -233,10 +220,6 @@ impl ExpirableSemaphore {
     }
 
     /// How many permits there are, free or out.
-    ///
-    /// # Errors
-    ///
-    /// As [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///
@@ -259,6 +242,8 @@ impl ExpirableSemaphore {
     /// lease not usable. [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which ends
     /// waits as well. [`Forked`](ErrorKind::Forked) in a forked child.
     ///
+    /// All verbs that take permits fail in these ways.
+    ///
     /// # Blocking
     ///
     /// Until the permit is had or an error ends the wait; time does not end it. In an outage a call
@@ -274,12 +259,11 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Config`](ErrorKind::Config) for more than 1,024.
+    /// Those of [`acquire`](Self::acquire); [`Config`](ErrorKind::Config) for more than 1,024.
     ///
     /// # Blocking
     ///
-    /// As [`acquire`](Self::acquire), until there are so many; for ever if there never are. Zero
-    /// does not block.
+    /// Until there are so many; for ever if there never are. Zero does not block.
     pub fn acquire_many(&self, permits: u32) -> Result<Vec<ExpirablePermit>, Error> {
         self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -288,7 +272,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). Trouble that a request meets is never `None`.
+    /// Trouble that a request meets is an error, never `None`.
     ///
     /// # Blocking
     ///
@@ -299,25 +283,17 @@ impl ExpirableSemaphore {
         self.take(1, Wait::NONE).map(first)
     }
 
-    /// As [`try_acquire`](Self::try_acquire), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// Takes `permits` at once if so many are free now and nobody of this process waits for any.
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire`](Self::try_acquire). Zero does not block.
+    /// One round trip; none for zero permits.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Vec<ExpirablePermit>>, Error> {
         self.take(permits, Wait::NONE)
     }
 
-    /// As [`acquire`](Self::acquire), but gives up after `wait`: `None`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
+    /// Takes one permit unless that takes longer than `wait`: returns `None` then.
     ///
     /// # Blocking
     ///
@@ -330,15 +306,7 @@ impl ExpirableSemaphore {
         self.take(1, Wait::at_most(wait)).map(first)
     }
 
-    /// As [`try_acquire_for`](Self::try_acquire_for), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
+    /// Takes `permits` at once unless that takes longer than `wait`: returns `None` then.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_for(
         &self,
@@ -348,30 +316,17 @@ impl ExpirableSemaphore {
         self.take(permits, Wait::at_most(wait))
     }
 
-    /// As [`try_acquire_for`](Self::try_acquire_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
+    /// Takes one permit unless that takes until `deadline`: returns `None` then.
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
-    /// at most.
+    /// Until `deadline`. A deadline that has passed leaves one try at most.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, Wait::until(deadline)).map(first)
     }
 
-    /// As [`try_acquire_until`](Self::try_acquire_until), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_acquire_until`](Self::try_acquire_until).
+    /// Takes `permits` at once unless that takes until `deadline`: returns `None` then.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_until(
         &self,
@@ -381,31 +336,23 @@ impl ExpirableSemaphore {
         self.take(permits, Wait::until(deadline))
     }
 
-    /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
+    /// Takes one permit, and gives up when `token` is cancelled.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
+    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
     /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
     ///
     /// # Blocking
     ///
-    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once, and a request that
-    /// is on its way as the time does in [`try_acquire_for`](Self::try_acquire_for).
+    /// Until the permits are had, or an error or the cancel ends the wait. The cancel ends a sleep
+    /// at once, and a request that is on its way as the time does in
+    /// [`try_acquire_for`](Self::try_acquire_for).
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<ExpirablePermit, Error> {
         self.one(self.take(1, Wait::from(token))?)
     }
 
-    /// As [`acquire_cancellable`](Self::acquire_cancellable), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_cancellable`](Self::acquire_cancellable) and
-    /// [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Blocking
-    ///
-    /// As [`acquire_cancellable`](Self::acquire_cancellable).
+    /// Takes `permits` at once, and gives up when `token` is cancelled.
     pub fn acquire_many_cancellable(
         &self,
         permits: u32,
@@ -415,14 +362,6 @@ impl ExpirableSemaphore {
     }
 
     /// Takes one permit unless that takes longer than `wait` allows: `None`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many_within`](Self::acquire_many_within).
-    ///
-    /// # Blocking
-    ///
-    /// As [`acquire_many_within`](Self::acquire_many_within).
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<ExpirablePermit>, Error> {
         self.take(1, wait).map(first)
@@ -434,12 +373,12 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
-    /// then; else as [`acquire_many`](Self::acquire_many).
+    /// then. Also the errors of [`acquire_many`](Self::acquire_many).
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire_for`](Self::try_acquire_for), and as
-    /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
+    /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
+    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn acquire_many_within(
         &self,
@@ -470,11 +409,11 @@ impl ExpirableSemaphore {
         self.release_many(std::slice::from_ref(id))
     }
 
-    /// As [`release`](Self::release), but says by `false` that there is no such permit.
+    /// Gives the permit of this id back. Returns `false` if there is no such permit.
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release), but for `NotHeld`.
+    /// Those of [`release`](Self::release), except `NotHeld`.
     ///
     /// # Blocking
     ///
@@ -485,13 +424,13 @@ impl ExpirableSemaphore {
         self.site.release_ids(std::slice::from_ref(id))
     }
 
-    /// As [`release`](Self::release), for some permits at once: all of them or, if one is not there
-    /// any more, none but those of which a guard of this client had one. At most 1,024.
+    /// Gives some permits back at once: all of them or, if one is not there any more, none but
+    /// those of which a guard of this client had one. At most 1,024.
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or if an
-    /// id is there twice.
+    /// Those of [`release`](Self::release); [`Config`](ErrorKind::Config) for more than 1,024, or
+    /// if an id is there twice.
     ///
     /// # Blocking
     ///
@@ -522,8 +461,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^15 ms;
-    /// else as [`try_set_permits`](Self::try_set_permits).
+    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^15 ms. Also the errors
+    /// of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
     ///
@@ -560,10 +499,6 @@ impl ExpirableSemaphore {
 
     /// How long a permit's lease lasts if nobody renews it. `None`: there is no such permit, or its
     /// lease has ended. One of Redisson's without a lease lasts [`Duration::MAX`].
-    ///
-    /// # Errors
-    ///
-    /// As [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
     ///

@@ -208,13 +208,9 @@ macro_rules! fenced_guard {
 
             /// Releases the lock, or one level of it.
             ///
-            /// # Errors
-            ///
-            /// As [`LockGuard::unlock`].
-            ///
             /// # Blocking
             ///
-            /// As [`LockGuard::unlock`]: one round trip at most.
+            /// One round trip at most.
             pub fn unlock(self) -> Result<(), Error> {
                 self.0.unlock()
             }
@@ -222,13 +218,9 @@ macro_rules! fenced_guard {
             /// Lets go of the guard and leaves the lock to the end of its lease: as
             /// [`LockGuard::leave_to_expire`].
             ///
-            /// # Errors
-            ///
-            /// As [`LockGuard::leave_to_expire`].
-            ///
             /// # Blocking
             ///
-            /// As [`LockGuard::leave_to_expire`]: one round trip at most.
+            /// One round trip at most.
             pub fn leave_to_expire(self) -> Result<(), Error> {
                 self.0.leave_to_expire()
             }

@@ -82,6 +82,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
     /// child.
     ///
+    /// All verbs that take the lock fail in these ways.
+    ///
     /// # Blocking
     ///
     /// Until the lock is had or an error ends the wait; time does not end it. A request ends as
@@ -96,7 +98,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). Trouble that a request meets is never `None`.
+    /// Trouble that a request meets is an error, never `None`.
     ///
     /// # Blocking
     ///
@@ -106,12 +108,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock(&self) -> Result<Option<LockGuard>, Error>;
 
-    /// As [`lock`](Self::lock), but gives up after `wait`: `None`. A wait of zero is
+    /// Takes the lock unless that takes longer than `wait`: returns `None` then. A wait of zero is
     /// [`try_lock`](Self::try_lock), one too long for any clock is [`lock`](Self::lock).
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
@@ -122,30 +120,26 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
-    /// As [`try_lock_for`](Self::try_lock_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
+    /// Takes the lock unless that takes until `deadline`: returns `None` then.
     ///
     /// # Blocking
     ///
-    /// As [`try_lock_for`](Self::try_lock_for). A deadline that has passed leaves one try at
-    /// most.
+    /// Until `deadline`. A deadline that has passed leaves one try at most.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
 
-    /// As [`lock`](Self::lock), but ends when `token` is cancelled, at once if it is already.
+    /// Takes the lock, and gives up when `token` is cancelled: at once if it is already.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled), nothing is held then; else as [`lock`](Self::lock). A
-    /// grant that was decided before the cancel wins.
+    /// [`Cancelled`](ErrorKind::Cancelled), nothing is held then. Also the errors of
+    /// [`lock`](Self::lock). A grant that was decided before the cancel wins.
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock), until the cancel. It ends a sleep at once, and a request that is on
-    /// its way as the time does in [`try_lock_for`](Self::try_lock_for).
+    /// Until the lock is had, or an error or the cancel ends the wait. The cancel ends a sleep at
+    /// once, and a request that is on its way as the time does in
+    /// [`try_lock_for`](Self::try_lock_for).
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
 
     /// Takes the lock unless that takes longer than `wait` allows: `None`. All the other ways to
@@ -154,51 +148,32 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, nothing is held
-    /// then; else as [`lock`](Self::lock).
+    /// then. Also the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// As [`try_lock_for`](Self::try_lock_for), and as [`lock_cancellable`](Self::lock_cancellable)
-    /// if there is a token.
+    /// For as long as `wait` allows, as [`try_lock_for`](Self::try_lock_for) and, with a token,
+    /// [`lock_cancellable`](Self::lock_cancellable) do.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn lock_within(&self, wait: Wait<'_>) -> Result<Option<LockGuard>, Error>;
 
-    /// As [`lock`](Self::lock), for a guard that belongs to no thread and may be sent to another.
-    /// It waits for every other holder, a guard of its own thread too: it is not re-entrant, and
+    /// Takes the lock for a guard that belongs to no thread and may be sent to another. It waits
+    /// for every other holder, a guard of its own thread too: it is not re-entrant, and
     /// [`OwnedLockGuard`] says what that means. Threads and owned guards stand in the same queues,
     /// on equal terms.
     ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
-    ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard that it
-    /// waits for. In async code call it where blocking is allowed (`spawn_blocking`).
+    /// For ever if only the calling thread could drop the guard that it waits for. In async code
+    /// call it where blocking is allowed (`spawn_blocking`).
     fn lock_owned(&self) -> Result<OwnedLockGuard, Error>;
 
-    /// As [`try_lock`](Self::try_lock), for a guard that belongs to no thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_lock`](Self::try_lock).
+    /// Takes the lock if that is possible now, for a guard that belongs to no thread.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_owned(&self) -> Result<Option<OwnedLockGuard>, Error>;
 
-    /// As [`lock_within`](Self::lock_within), for a guard that belongs to no thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock_within`](Self::lock_within).
-    ///
-    /// # Blocking
-    ///
-    /// As [`lock_within`](Self::lock_within).
+    /// Takes the lock unless that takes longer than `wait` allows, for a guard that belongs to no
+    /// thread.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedLockGuard>, Error>;
 
@@ -208,11 +183,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`NotHeld`](ErrorKind::NotHeld) if the thread does not hold the lock: nothing is changed,
-    /// whoever does hold it. Else as [`LockGuard::unlock`].
-    ///
-    /// # Blocking
-    ///
-    /// As [`LockGuard::unlock`].
+    /// whoever does hold it. Also the errors of [`LockGuard::unlock`].
     fn unlock(&self) -> Result<(), Error>;
 
     /// Takes the lock away from whoever holds it, on any machine, and lets the next in. `false`:
@@ -263,7 +234,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Self::is_locked), but for a key that holds something else.
+    /// Those of [`is_locked`](Self::is_locked), except for a key that holds something else.
     ///
     /// # Blocking
     ///
@@ -291,21 +262,23 @@ pub trait Lock: fmt::Debug + Send + Sync {
         Self: Sized;
 
     /// The same lock with a watched lease of its own: the watchdog renews it at a third of this
-    /// instead of the client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout), so this
-    /// is how long others wait for the lock of a process that died. (A lock that another process has
-    /// just handed on is the exception there is to that, too.)
+    /// instead of the client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout), so
+    /// this is how long others wait for the lock of a process that died. (A lock that another
+    /// process has just handed on is the exception there is to that, too.)
     ///
     /// From 10 ms to a year; another one is an error of kind
     /// [`Config`](crate::ErrorKind::Config) of the first call that takes the lock. Of several
     /// watched leases with which a thread holds the lock, or with which threads share it, the
-    /// longest is renewed; a lease that is left never becomes shorter. After it was held with another
-    /// lease, and between threads that want different ones, the lock goes through the server.
+    /// longest is renewed; a lease that is left never becomes shorter. After it was held with
+    /// another lease, and between threads that want different ones, the lock goes through the
+    /// server.
     ///
-    /// From this call on, the client takes the connection of its renewals for broken when one had no
-    /// reply for a sixth of the shortest watched lease, and renews over a new one. Where several in a
-    /// row had none, it waits for longer, so that its longer leases last. With
-    /// [`replica_acks`](crate::ClientBuilder::replica_acks) take at least ten times of what replicas
-    /// have for that: a renewal that they are slow to acknowledge keeps the others waiting.
+    /// From this call on, the client takes the connection of its renewals for broken when one had
+    /// no reply for a sixth of the shortest watched lease, and renews over a new one. Where several
+    /// in a row had none, it waits for longer, so that its longer leases last. With
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) take at least ten times of what
+    /// replicas have for that: a renewal that they are slow to acknowledge keeps the others
+    /// waiting.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -366,8 +339,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock) and [`LockGuard::unlock`]. If `work` panics or fails, the lock is
-    /// released as if the guard were dropped.
+    /// As long as [`lock`](Self::lock), `work` and [`LockGuard::unlock`] take. If `work` panics or
+    /// fails, the lock is released as if the guard were dropped.
     fn with<R, E>(&self, work: impl FnOnce(&LockGuard) -> Result<R, E>) -> Result<R, E>
     where
         Self: Sized,

@@ -218,6 +218,8 @@ impl MultiLock {
     /// are no majority. [`Redis`](ErrorKind::Redis), too, if a part was lost again and again while
     /// the next ones were waited for.
     ///
+    /// All verbs that take the locks fail in these ways.
+    ///
     /// # Blocking
     ///
     /// Until all are had (or the majority), or an error ends the wait; time does not end it. If all are
@@ -229,10 +231,6 @@ impl MultiLock {
     /// Takes them if that is possible now: `None` if one is not to be had, or no majority; nothing
     /// more is held then. It asks for no part behind the first one that it does not get.
     ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
-    ///
     /// # Blocking
     ///
     /// One round trip for each part; of a quorum, one for all at the same time.
@@ -241,11 +239,8 @@ impl MultiLock {
         self.take(Wait::NONE)
     }
 
-    /// As [`lock`](Self::lock), but gives up after `wait`: `None`. The time is for the whole.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
+    /// Takes all the locks unless that takes longer than `wait`: returns `None` then. The time is for
+    /// the whole.
     ///
     /// # Blocking
     ///
@@ -256,30 +251,28 @@ impl MultiLock {
         self.take(Wait::at_most(wait))
     }
 
-    /// As [`try_lock_for`](Self::try_lock_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
+    /// Takes all the locks unless that takes until `deadline`: returns `None` then.
     ///
     /// # Blocking
     ///
-    /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
+    /// Until `deadline`; a request that is on its way ends as in
+    /// [`try_lock_for`](Self::try_lock_for).
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<MultiLockGuard>, Error> {
         self.take(Wait::until(deadline))
     }
 
-    /// As [`lock`](Self::lock), but ends when `token` is cancelled.
+    /// Takes all the locks, and gives up when `token` is cancelled.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled), nothing more is held then; else as
+    /// [`Cancelled`](ErrorKind::Cancelled), nothing more is held then. Also the errors of
     /// [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock), until the cancel, which ends a sleep and a request that is on its way.
+    /// Until the locks are had, or an error or the cancel ends the wait. The cancel ends a sleep
+    /// and a request that is on its way.
     pub fn lock_cancellable(&self, token: &CancelToken) -> Result<MultiLockGuard, Error> {
         self.take(Wait::from(token))?.ok_or_else(|| self.shut_down())
     }
@@ -290,56 +283,36 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, nothing more is
-    /// held then; else as [`lock`](Self::lock).
+    /// held then. Also the errors of [`lock`](Self::lock).
     ///
     /// # Blocking
     ///
-    /// As [`try_lock_for`](Self::try_lock_for), and as [`lock_cancellable`](Self::lock_cancellable)
-    /// if there is a token.
+    /// For as long as `wait` allows, as [`try_lock_for`](Self::try_lock_for) and, with a token,
+    /// [`lock_cancellable`](Self::lock_cancellable) do.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn lock_within(&self, wait: Wait<'_>) -> Result<Option<MultiLockGuard>, Error> {
         self.take(wait)
     }
 
-    /// As [`lock`](Self::lock), for a guard that belongs to no thread: see
+    /// Takes all the locks for a guard that belongs to no thread: see
     /// [`OwnedLockGuard`](crate::OwnedLockGuard). It waits for every other holder of a part, a
     /// guard of its own thread too.
     ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
-    ///
     /// # Blocking
     ///
-    /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard that it
-    /// waits for.
+    /// For ever if only the calling thread could drop the guard that it waits for.
     pub fn lock_owned(&self) -> Result<OwnedMultiLockGuard, Error> {
         self.lock_owned_within(Wait::FOREVER)?.ok_or_else(|| self.shut_down())
     }
 
-    /// As [`try_lock`](Self::try_lock), for a guard that belongs to no thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_lock`](Self::try_lock).
+    /// Takes all the locks if that is possible now, for a guard that belongs to no thread.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn try_lock_owned(&self) -> Result<Option<OwnedMultiLockGuard>, Error> {
         self.lock_owned_within(Wait::NONE)
     }
 
-    /// As [`lock_within`](Self::lock_within), for a guard that belongs to no thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`lock_within`](Self::lock_within).
-    ///
-    /// # Blocking
-    ///
-    /// As [`lock_within`](Self::lock_within).
+    /// Takes all the locks unless that takes longer than `wait` allows, for a guard that belongs to
+    /// no thread.
     #[must_use = "`None`: none was taken; and a guard that is dropped releases all"]
     pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Option<OwnedMultiLockGuard>, Error> {
         let levels = self.acquire(&Thread::nobodys(), wait)?;
@@ -351,12 +324,8 @@ impl MultiLock {
     /// # Errors
     ///
     /// Those of `work`; of kind [`LeaseLost`](ErrorKind::LeaseLost) if a part was lost before its
-    /// end (of a quorum, the majority); else as [`lock`](Self::lock), and `work` did not run.
+    /// end (of a quorum, the majority). Also the errors of [`lock`](Self::lock): `work` did not run.
     /// Trouble with a server at the release is logged.
-    ///
-    /// # Blocking
-    ///
-    /// As [`lock`](Self::lock) and [`MultiLockGuard::unlock`].
     pub fn with<R, E: From<Error>>(
         &self,
         work: impl FnOnce(&MultiLockGuard) -> Result<R, E>,

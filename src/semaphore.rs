@@ -107,6 +107,8 @@ impl Semaphore {
     /// [`ShutDown`](ErrorKind::ShutDown) and [`Forked`](ErrorKind::Forked) as
     /// [`available_permits`](Self::available_permits).
     ///
+    /// The other verbs that change the semaphore fail in these ways.
+    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -122,10 +124,6 @@ impl Semaphore {
     /// is for a semaphore of which none is out, or of which a process died with some; one in use
     /// is made larger or smaller by [`add_permits`](Self::add_permits), once for all processes.
     ///
-    /// # Errors
-    ///
-    /// As [`try_set_permits`](Self::try_set_permits).
-    ///
     /// # Blocking
     ///
     /// One round trip.
@@ -135,10 +133,6 @@ impl Semaphore {
 
     /// Changes how many permits there are, by a number that may be negative: then there may be
     /// fewer than none until enough are given back.
-    ///
-    /// # Errors
-    ///
-    /// As [`set_permits`](Self::set_permits).
     ///
     /// # Blocking
     ///
@@ -161,7 +155,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble: nothing is taken, and what the
-    /// server may have given is given back in the background. Else as
+    /// server may have given is given back in the background. Also the errors of
     /// [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
@@ -188,10 +182,6 @@ impl Semaphore {
     ///
     /// Nobody is told, as in Redisson: whoever waits goes on waiting, here and there. Permits that
     /// are out come back nevertheless, and make it anew.
-    ///
-    /// # Errors
-    ///
-    /// As [`set_permits`](Self::set_permits).
     ///
     /// # Blocking
     ///
@@ -235,6 +225,8 @@ impl Semaphore {
     /// [`Client::shutdown`], which ends waits as well. [`Forked`](ErrorKind::Forked) in a forked
     /// child.
     ///
+    /// All verbs that take permits fail in these ways.
+    ///
     /// # Blocking
     ///
     /// Until the permit is had or an error ends the wait; time does not end it. In an outage a call
@@ -247,14 +239,9 @@ impl Semaphore {
     /// Takes `permits` at once, or waits until there are so many. None is taken before all are
     /// there. Zero is granted at once.
     ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
-    ///
     /// # Blocking
     ///
-    /// As [`acquire`](Self::acquire), until there are so many; for ever if there never are. Zero
-    /// does not block.
+    /// Until there are so many; for ever if there never are. Zero does not block.
     pub fn acquire_many(&self, permits: u32) -> Result<Permit, Error> {
         self.take(permits, Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -263,7 +250,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). Trouble that a request meets is never `None`.
+    /// Trouble that a request meets is an error, never `None`.
     ///
     /// # Blocking
     ///
@@ -274,25 +261,17 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// As [`try_acquire`](Self::try_acquire), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
+    /// Takes `permits` at once if so many are free now and nobody of this process waits for any.
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire`](Self::try_acquire). Zero does not block.
+    /// One round trip; none for zero permits.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>, Error> {
         self.take(permits, Wait::NONE)
     }
 
-    /// As [`acquire`](Self::acquire), but gives up after `wait`: `None`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
+    /// Takes one permit unless that takes longer than `wait`: returns `None` then.
     ///
     /// # Blocking
     ///
@@ -305,15 +284,7 @@ impl Semaphore {
         self.take(1, Wait::at_most(wait))
     }
 
-    /// As [`try_acquire_for`](Self::try_acquire_for), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
+    /// Takes `permits` at once unless that takes longer than `wait`: returns `None` then.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_for(
         &self,
@@ -323,30 +294,17 @@ impl Semaphore {
         self.take(permits, Wait::at_most(wait))
     }
 
-    /// As [`try_acquire_for`](Self::try_acquire_for), until `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
+    /// Takes one permit unless that takes until `deadline`: returns `None` then.
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire_for`](Self::try_acquire_for). A deadline that has passed leaves one try
-    /// at most.
+    /// Until `deadline`. A deadline that has passed leaves one try at most.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
         self.take(1, Wait::until(deadline))
     }
 
-    /// As [`try_acquire_until`](Self::try_acquire_until), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
-    ///
-    /// # Blocking
-    ///
-    /// As [`try_acquire_until`](Self::try_acquire_until).
+    /// Takes `permits` at once unless that takes until `deadline`: returns `None` then.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many_until(
         &self,
@@ -356,30 +314,23 @@ impl Semaphore {
         self.take(permits, Wait::until(deadline))
     }
 
-    /// As [`acquire`](Self::acquire), but ends when `token` is cancelled.
+    /// Takes one permit, and gives up when `token` is cancelled.
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then; else as
+    /// [`Cancelled`](ErrorKind::Cancelled), no permit is taken then. Also the errors of
     /// [`acquire`](Self::acquire). A grant that was decided before the cancel wins.
     ///
     /// # Blocking
     ///
-    /// As [`acquire`](Self::acquire), until the cancel. It ends a sleep at once, and a request that
-    /// is on its way as the time does in [`try_acquire_for`](Self::try_acquire_for).
+    /// Until the permits are had, or an error or the cancel ends the wait. The cancel ends a sleep
+    /// at once, and a request that is on its way as the time does in
+    /// [`try_acquire_for`](Self::try_acquire_for).
     pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<Permit, Error> {
         self.acquire_many_cancellable(1, token)
     }
 
-    /// As [`acquire_cancellable`](Self::acquire_cancellable), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_cancellable`](Self::acquire_cancellable).
-    ///
-    /// # Blocking
-    ///
-    /// As [`acquire_cancellable`](Self::acquire_cancellable).
+    /// Takes `permits` at once, and gives up when `token` is cancelled.
     pub fn acquire_many_cancellable(
         &self,
         permits: u32,
@@ -389,14 +340,6 @@ impl Semaphore {
     }
 
     /// Takes one permit unless that takes longer than `wait` allows: `None`.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many_within`](Self::acquire_many_within).
-    ///
-    /// # Blocking
-    ///
-    /// As [`acquire_many_within`](Self::acquire_many_within).
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn acquire_within(&self, wait: Wait<'_>) -> Result<Option<Permit>, Error> {
         self.take(1, wait)
@@ -408,12 +351,12 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled, no permit is taken
-    /// then; else as [`acquire`](Self::acquire).
+    /// then. Also the errors of [`acquire`](Self::acquire).
     ///
     /// # Blocking
     ///
-    /// As [`try_acquire_for`](Self::try_acquire_for), and as
-    /// [`acquire_cancellable`](Self::acquire_cancellable) if there is a token.
+    /// For as long as `wait` allows, as [`try_acquire_for`](Self::try_acquire_for) and, with a
+    /// token, [`acquire_cancellable`](Self::acquire_cancellable) do.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn acquire_many_within(
         &self,
@@ -443,11 +386,7 @@ impl Semaphore {
         self.release_many(1)
     }
 
-    /// As [`release`](Self::release), for `permits` at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`release`](Self::release).
+    /// Gives `permits` back at once.
     ///
     /// # Blocking
     ///
@@ -461,8 +400,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release), but it is never sent again in the background: the message
-    /// says whether it may have been applied.
+    /// Those of [`release`](Self::release). The request is never sent again in the background: the
+    /// message says whether it may have been applied.
     ///
     /// # Blocking
     ///

@@ -299,7 +299,7 @@ impl OwnedLockGuard {
     ///
     /// # Blocking
     ///
-    /// As [`LockGuard::check`]: not at all, or one round trip soon after a hand-off.
+    /// Not at all, or one round trip soon after a hand-off.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         self.0.check(slack)
     }
@@ -314,9 +314,9 @@ impl OwnedLockGuard {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before;
-    /// [`Redis`](ErrorKind::Redis) if the server is in trouble;
-    /// [`Forked`](ErrorKind::Forked) in a forked child. As [`LockGuard::unlock`].
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before; [`Redis`](ErrorKind::Redis)
+    /// if the server is in trouble; [`Forked`](ErrorKind::Forked) in a forked child. Also the errors of
+    /// [`LockGuard::unlock`].
     ///
     /// # Blocking
     ///
@@ -328,13 +328,9 @@ impl OwnedLockGuard {
     /// Lets go of the guard and leaves the lock to the end of its lease, whatever becomes of this
     /// client: as [`LockGuard::leave_to_expire`].
     ///
-    /// # Errors
-    ///
-    /// As [`LockGuard::leave_to_expire`].
-    ///
     /// # Blocking
     ///
-    /// As [`LockGuard::leave_to_expire`]: one round trip at most.
+    /// One round trip at most.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         self.0.leave_to_expire()
     }

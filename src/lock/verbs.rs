@@ -11,34 +11,16 @@ macro_rules! lock_verbs {
     };
     // A lock whose own guards say more, and become these.
     ($lock:ident, $guard:ty, $owned:ty) => {
-        /// The verbs of [`Lock`](crate::Lock), which documents them.
+        /// The verbs of [`Lock`](crate::Lock). It says of each what it returns, when it fails, and for
+        /// how many round trips it blocks.
         impl $lock {
             /// Takes the lock, waiting for as long as it takes: [`Lock::lock`](crate::Lock::lock).
-            ///
-            /// # Errors
-            ///
-            /// If the server is in trouble, the name or lease is not usable, the client was shut
-            /// down or the process forked; nothing more is held. The kinds:
-            /// [`Lock::lock`](crate::Lock::lock).
-            ///
-            /// # Blocking
-            ///
-            /// Until the lock is had or an error ends the wait; time does not end it.
             pub fn lock(&self) -> Result<$guard, crate::Error> {
                 self.take(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
             }
 
             /// Takes the lock if that is possible now: [`Lock::try_lock`](crate::Lock::try_lock).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// One round trip; none if the process itself knows the answer:
-            /// [`Lock::try_lock`](crate::Lock::try_lock) says when.
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock(&self) -> Result<Option<$guard>, crate::Error> {
                 self.take(crate::Wait::NONE)
@@ -46,15 +28,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock unless that takes longer than `wait`:
             /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// For `wait`, and for a request that is on its way, which
-            /// [`response_timeout`](crate::ClientBuilder::response_timeout) bounds.
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_for(
                 &self,
@@ -65,14 +38,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock unless that takes until `deadline`:
             /// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// Until `deadline`; else as [`try_lock_for`](Self::try_lock_for).
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_until(
                 &self,
@@ -83,15 +48,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock unless `token` is cancelled:
             /// [`Lock::lock_cancellable`](crate::Lock::lock_cancellable).
-            ///
-            /// # Errors
-            ///
-            /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled); else as [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// As [`lock`](Self::lock), until the cancel, which ends a sleep and a request that is
-            /// on its way.
             pub fn lock_cancellable(
                 &self,
                 token: &crate::CancelToken,
@@ -102,16 +58,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock unless that takes longer than `wait` allows:
             /// [`Lock::lock_within`](crate::Lock::lock_within).
-            ///
-            /// # Errors
-            ///
-            /// Of kind [`Cancelled`](crate::ErrorKind::Cancelled) if its token was cancelled; else
-            /// as [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// As [`try_lock_for`](Self::try_lock_for), and as
-            /// [`lock_cancellable`](Self::lock_cancellable) if there is a token.
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn lock_within(
                 &self,
@@ -122,15 +68,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock for a guard that belongs to no thread, waiting for as long as it
             /// takes: [`Lock::lock_owned`](crate::Lock::lock_owned).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// As [`lock`](Self::lock); for ever if only the calling thread could drop the guard
-            /// that it waits for.
             pub fn lock_owned(&self) -> Result<$owned, crate::Error> {
                 self.take_owned(crate::Wait::FOREVER)?
                     .ok_or_else(|| crate::Error::shut_down(&self.handle.site.name))
@@ -138,14 +75,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock for a guard that belongs to no thread, if that is possible now:
             /// [`Lock::try_lock_owned`](crate::Lock::try_lock_owned).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock`](Self::lock).
-            ///
-            /// # Blocking
-            ///
-            /// As [`try_lock`](Self::try_lock).
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn try_lock_owned(&self) -> Result<Option<$owned>, crate::Error> {
                 self.take_owned(crate::Wait::NONE)
@@ -153,14 +82,6 @@ macro_rules! lock_verbs {
 
             /// Takes the lock for a guard that belongs to no thread, unless that takes longer than
             /// `wait` allows: [`Lock::lock_owned_within`](crate::Lock::lock_owned_within).
-            ///
-            /// # Errors
-            ///
-            /// As [`lock_within`](Self::lock_within).
-            ///
-            /// # Blocking
-            ///
-            /// As [`lock_within`](Self::lock_within).
             #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
             pub fn lock_owned_within(
                 &self,
@@ -183,15 +104,6 @@ macro_rules! lock_verbs {
             }
 
             /// Takes the lock, runs `work`, releases it: [`Lock::with`](crate::Lock::with).
-            ///
-            /// # Errors
-            ///
-            /// Those of `work`; of kind [`LeaseLost`](crate::ErrorKind::LeaseLost) if the lock was
-            /// lost before its end; else as [`Lock::with`](crate::Lock::with) says.
-            ///
-            /// # Blocking
-            ///
-            /// As [`lock`](Self::lock) and [`LockGuard::unlock`](crate::LockGuard::unlock).
             pub fn with<R, E: From<crate::Error>>(
                 &self,
                 work: impl FnOnce(&$guard) -> Result<R, E>,
@@ -201,45 +113,17 @@ macro_rules! lock_verbs {
 
             /// Releases one level of the calling thread's hold:
             /// [`Lock::unlock`](crate::Lock::unlock).
-            ///
-            /// # Errors
-            ///
-            /// Of kind [`NotHeld`](crate::ErrorKind::NotHeld) if the thread does not hold it; else
-            /// as [`LockGuard::unlock`](crate::LockGuard::unlock).
-            ///
-            /// # Blocking
-            ///
-            /// As [`LockGuard::unlock`](crate::LockGuard::unlock).
             pub fn unlock(&self) -> Result<(), crate::Error> {
                 self.handle.unlock()
             }
 
             /// Takes the lock away from whoever holds it:
             /// [`Lock::force_unlock`](crate::Lock::force_unlock).
-            ///
-            /// # Errors
-            ///
-            /// If the key holds something that is no lock, which is left as it is; if the server is
-            /// in trouble, the name is empty, the client was shut down or the process forked. The
-            /// kinds: [`Lock::force_unlock`](crate::Lock::force_unlock).
-            ///
-            /// # Blocking
-            ///
-            /// Two round trips, and a third if a thread of this client holds the lock.
             pub fn force_unlock(&self) -> Result<bool, crate::Error> {
                 self.handle.force_unlock(|| self.send_force_unlock())
             }
 
             /// Whether anybody holds the lock: [`Lock::is_locked`](crate::Lock::is_locked).
-            ///
-            /// # Errors
-            ///
-            /// If the server is in trouble, the name is empty, the client was shut down or the
-            /// process forked. The kinds: [`Lock::is_locked`](crate::Lock::is_locked).
-            ///
-            /// # Blocking
-            ///
-            /// One round trip.
             pub fn is_locked(&self) -> Result<bool, crate::Error> {
                 self.handle.is_locked()
             }
@@ -258,14 +142,6 @@ macro_rules! lock_verbs {
 
             /// How long the lock lasts unless it is renewed, whoever holds it:
             /// [`Lock::remaining_lease`](crate::Lock::remaining_lease).
-            ///
-            /// # Errors
-            ///
-            /// As [`is_locked`](Self::is_locked).
-            ///
-            /// # Blocking
-            ///
-            /// One round trip.
             pub fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
                 self.handle.remaining_lease()
             }
