@@ -309,7 +309,7 @@ local function grant(start, count, asker, lease)
         end
         -- The readers that were looked at and are next get it together: LPOP and HSET once for all of them.
         local together = {head}
-        while channel and not writes(head) and channels[at + #together]
+        while head ~= asker and channel and not writes(head) and channels[at + #together]
             and line[at + #together] ~= asker
         do
             together[#together + 1] = line[at + #together]

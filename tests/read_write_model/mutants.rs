@@ -286,6 +286,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         scenarios::mute_release,
     ),
     seldom(
+        "readers behind the one who asks get it unheard",
+        Script::Holders,
+        "while head ~= asker and channel",
+        "while channel",
+        scenarios::asker_among_others,
+    ),
+    seldom(
+        "the one who asks is told what it reads",
+        Script::Holders,
+        "            and line[at + #together] ~= asker\n",
+        "",
+        scenarios::asker_among_others,
+    ),
+    seldom(
         "those who cannot be told lose their order",
         Script::Holders,
         "for i = #again, 1, -1 do",

@@ -299,6 +299,40 @@ fn of_very_many_readers_each_leaves_and_cuts_nobodys_lease() {
     crowd_leaves(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
+/// One of many readers in front asks: those ahead of it and behind it are told, and it reads the reply.
+pub(crate) fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = direct(server, scripts);
+    direct.run(1, &acquire(WRITES));
+    let mut listeners: Vec<_> = (2..8).map(|client| hear(server, &mut direct, client)).collect();
+    for client in 2..8 {
+        direct.run(client, &acquire(READS));
+    }
+    let () = direct.command(&["DEL", "prices"]);
+    let reply = direct.run(4, &acquire(READS));
+    ensure(matches!(reply, Reply::Granted { .. }), "who asks is not let in")?;
+    ensure(there(&mut direct).0.len() == 6, "not all are let in")?;
+    let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
+    let left: i64 = direct.command(&["PTTL", &timeout]);
+    ensure(left > LEASE / 2, "who asks has not its whole lease")?;
+    // Whoever was not told hears this, and so does the one who asked.
+    for client in 2..8 {
+        let _heard: i64 =
+            direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), "open 1 0 0 prices"]);
+    }
+    let itself = listeners.remove(2).hears();
+    ensure(!matches!(itself.what, What::Grant { .. }), "who asks is told, too")?;
+    for listener in &mut listeners {
+        ensure(matches!(listener.hears().what, What::Grant { .. }), "it is told something else")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn readers_around_the_one_who_asks_are_told() {
+    let server = server();
+    asker_among_others(&server, &Scripts::of(&ReadWriteLock)).unwrap();
+}
+
 /// All of very many die, and the lock's time to live is that of one who left before: a writer that asks
 /// gets it. While one of them lives it does not, and the lock lasts as long as that one.
 pub(crate) fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
