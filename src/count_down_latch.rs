@@ -19,8 +19,9 @@ use crate::script::{Requests, Ticket, Trouble};
 use crate::sync::{Mutex, Thread};
 use crate::watchdog::Orphan;
 
-/// A count that threads of all processes wait for to become zero: `CountDownLatch` of
-/// java.util.concurrent, Redisson's `RCountDownLatch`. Made by [`Client::count_down_latch`].
+/// Lets threads of all processes wait until something is done that others count down to zero:
+/// `CountDownLatch` of java.util.concurrent, Redisson's `RCountDownLatch`. Made by
+/// [`Client::count_down_latch`].
 ///
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
 /// open; once its count has become zero, a new one may be set.

@@ -25,11 +25,11 @@ use self::loan::{Loan, Need};
 pub use self::permit::ExpirablePermit;
 pub(crate) use self::site::ExpirableSite;
 
-/// A number of permits that threads of all processes share, each with a lease: Redisson's
-/// `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
+/// Limits how many threads of all processes do something at once, by permits that each have a
+/// lease: Redisson's `RPermitExpirableSemaphore`. Made by [`Client::expirable_semaphore`].
 ///
-/// As a [`Semaphore`](crate::Semaphore), but **a permit whose holder dies comes back**: at the end
-/// of its lease. The watchdog renews the leases of those that live.
+/// Unlike that of a [`Semaphore`](crate::Semaphore), **a permit whose holder dies comes back**: at
+/// the end of its lease. The watchdog renews the leases of holders that live.
 ///
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
 /// some are set or added.

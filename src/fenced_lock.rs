@@ -14,8 +14,9 @@ use crate::lock::{Guard, Handle, LockGuard, OwnedLockGuard, exclusive, lock_verb
 use crate::script::Trouble;
 use crate::sync::Thread;
 
-/// A re-entrant lock whose guards have a *fencing token*: a number that is higher than that of
-/// every guard before. Redisson's `RFencedLock`. Made by [`Client::fenced_lock`].
+/// A re-entrant lock for data that can refuse late writers: each of its guards has a *fencing
+/// token*, a number that is higher than that of every guard before. Redisson's `RFencedLock`. Made
+/// by [`Client::fenced_lock`].
 ///
 /// A lease cannot stop a holder that sleeps: a process that is stopped for longer than its lease
 /// wakes up, and writes, while another one has the lock. What it writes to can tell the two apart:

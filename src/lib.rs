@@ -71,7 +71,7 @@
 //! - **That the dead give back.** A [`Semaphore`]'s permits have no lease: a process that dies
 //!   takes its own along. An [`ExpirableSemaphore`]'s have one.
 //!
-//! The whole list, and the promises in full, are in README.md.
+//! [Guarantees](guide::guarantees) has the whole list, and the promises in full.
 //!
 //! # Failover
 //!

@@ -19,8 +19,8 @@ use crate::lock::{Handle, exclusive, lock_verbs};
 use crate::script::Trouble;
 use crate::sync::Thread;
 
-/// A lock that its holder may take again, in one thread of one process at a time, on any machine:
-/// `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by
+/// Lets one thread at a time work on something, across processes and machines. Its holder may take
+/// it again: `ReentrantLock` of java.util.concurrent, Redisson's `RLock`. Made by
 /// [`Client::reentrant_lock`].
 ///
 /// A clone is the same lock, and so is every handle of the same name. Its methods are those of

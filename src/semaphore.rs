@@ -23,8 +23,8 @@ pub use self::permit::Permit;
 use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
-/// A number of permits that threads of all processes share: `Semaphore` of
-/// java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
+/// Limits how many threads of all processes do something at once, by permits that they share:
+/// `Semaphore` of java.util.concurrent, Redisson's `RSemaphore`. Made by [`Client::semaphore`].
 ///
 /// A clone is the same semaphore, and so is every handle of the same name. It has no permits until
 /// some are set or added.
