@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::Wait;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{Held, Lock, LockPart, Part};
+use crate::lock::{self, Held, Lock, Part};
 use crate::sync::Thread;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
@@ -138,15 +138,15 @@ impl MultiLock {
     /// what Redisson called RedLock. It is had while some of the servers are down, as long as more
     /// than half of them are not. No I/O.
     ///
-    /// All are asked at the same time, on a thread each that lives for as long as the question: for a
-    /// fiftieth of the lease (50 ms at least, and longer if the server is far off), so that a dead
-    /// server costs little. The lock is had if more than half
-    /// have granted it, and the lease of that half has not ended. Its validity is counted as the
-    /// algorithm's paper does: the lease, from before the request was sent, less a hundredth and
-    /// 2 ms for clocks that drift. Else all is given back, and it is tried again after a random
-    /// time: so there is no order among those who wait. The watchdog renews each part; a renewal
-    /// counts when more than half have it: [`remaining`](MultiLockGuard::remaining) is that of a
-    /// majority, and the guard is lost when fewer are left.
+    /// All are asked at the same time, on a thread each that lives for as long as the question: for
+    /// a fiftieth of the lease (50 ms at least, and longer if the server is far off), so that a dead
+    /// server costs little. The lock is had if more than half have granted it, and the lease of that
+    /// half has not ended. Its validity is counted as the algorithm's paper does: the lease, from
+    /// before the request was sent, less a hundredth and 2 ms for clocks that drift. Else all is given
+    /// back, and it is tried again after a random time: so there is no order among those who wait. The
+    /// watchdog renews each part; a renewal counts when more than half have it:
+    /// [`remaining`](MultiLockGuard::remaining) is that of a majority, and the guard is lost when
+    /// fewer are left.
     ///
     /// # What it is worth
     ///
@@ -330,26 +330,7 @@ impl MultiLock {
         &self,
         work: impl FnOnce(&MultiLockGuard) -> Result<R, E>,
     ) -> Result<R, E> {
-        let guard = self.lock()?;
-        let result = work(&guard)?;
-        match guard.unlock() {
-            // In a forked child the locks are the parent's, and nothing may be logged here.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::LeaseLost | ErrorKind::NotHeld | ErrorKind::Forked
-                ) =>
-            {
-                Err(error.into())
-            }
-            Err(error) => {
-                if let Some(part) = self.parts.first() {
-                    part.handle().site.core.watchdog.tell(error);
-                }
-                Ok(result)
-            }
-            Ok(()) => Ok(result),
-        }
+        lock::run(self.lock()?, work)
     }
 
     /// The same locks with a fixed lease each, never renewed. From 1 ms to 10¹⁵ ms; another one is
@@ -433,22 +414,19 @@ impl MultiLock {
     }
 }
 
-impl LockPart {
-    fn of(lock: &dyn Lock) -> Result<Arc<dyn Part>, Error> {
-        lock.part().map(|part| part.0).ok_or_else(|| {
-            let message = "it is not a lock of this library, so it cannot be taken together with \
-                           others; list the one that it is made of";
-            Error::new(ErrorKind::Config, message.to_owned()).of(&lock.name().into())
-        })
-    }
-}
-
 fn parts(locks: &[&dyn Lock]) -> Result<Vec<Arc<dyn Part>>, Error> {
     if locks.is_empty() {
         let message = "to be taken together there must be one lock at least";
         return Err(Error::new(ErrorKind::Config, message.to_owned()));
     }
-    let parts: Vec<_> = locks.iter().map(|lock| LockPart::of(*lock)).collect::<Result<_, _>>()?;
+    let part = |lock: &&dyn Lock| {
+        lock.part().map(|part| part.0).ok_or_else(|| {
+            let message = "it is not a lock of this library, so it cannot be taken together with \
+                           others; list the one that it is made of";
+            Error::new(ErrorKind::Config, message.to_owned()).of(&lock.name().into())
+        })
+    };
+    let parts: Vec<_> = locks.iter().map(part).collect::<Result<_, _>>()?;
     parts.iter().try_for_each(check_process)?;
     Ok(parts)
 }

@@ -84,7 +84,7 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
         let (lock, both) = median(&all);
         let ratios = (ratio(|it| it.0), ratio(|it| it.1));
         table.row(&[&place, &"three", &time(lock), &ratios.0, &time(both), &ratios.1]);
-        let goal = if delayed { "≤ 1.6" } else { "none set" };
+        let goal = if delayed { "≤ 3.2" } else { "none set" };
         let work = format!("{NAMES} locks together, {place}: lock, x one lock");
         goals.add(work, ratios.0, goal);
     }

@@ -144,7 +144,7 @@ impl LockGuard {
     /// One round trip. None for an inner level, or where the hold is passed to a thread of this
     /// process that waits for it.
     pub fn unlock(self) -> Result<(), Error> {
-        self.held.unlock()
+        self.held.leave(Leaving::Awaited)
     }
 
     /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
@@ -322,7 +322,7 @@ impl OwnedLockGuard {
     ///
     /// One round trip. None where the hold is passed to somebody of this process who waits for it.
     pub fn unlock(self) -> Result<(), Error> {
-        self.0.unlock()
+        self.0.leave(Leaving::Awaited)
     }
 
     /// Lets go of the guard and leaves the lock to the end of its lease, whatever becomes of this
@@ -439,10 +439,10 @@ impl Held {
         }
     }
 
-    pub(crate) fn unlock(mut self) -> Result<(), Error> {
+    pub(crate) fn leave(mut self, how: Leaving) -> Result<(), Error> {
         self.left = true;
         self.handle.session.core().check_process(&self.handle.site.name)?;
-        self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Awaited)
+        self.handle.site.leave(&self.tenancy(), Some(self.level), how)
     }
 
     pub(crate) fn leave_to_expire(mut self) -> Result<(), Error> {

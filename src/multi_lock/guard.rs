@@ -9,9 +9,10 @@ use std::time::Duration;
 #[cfg(doc)]
 use super::MultiLock;
 use super::{Rule, quorum};
-use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::HoldState;
-use crate::lock::{Held, Part};
+use crate::core::Core;
+use crate::error::{Error, ErrorKind, LostReason, Passing};
+use crate::hold::{HoldState, Leaving};
+use crate::lock::{Guard, Held, Part};
 use crate::sync::Mutex;
 
 /// Several held locks, or the majority of a quorum. Dropping it releases them all. Made by
@@ -115,7 +116,7 @@ macro_rules! guard_verbs {
             /// # Blocking
             ///
             /// One round trip for each part that is released; of a quorum, one for all at the same
-            /// time.
+            /// time. A server that does not answer is waited for once, however many parts it has.
             pub fn unlock(self) -> Result<(), Error> {
                 self.levels.unlock()
             }
@@ -161,6 +162,16 @@ guard_verbs!(OwnedMultiLockGuard);
 impl MultiLockGuard {
     pub(super) fn new(levels: Levels) -> Self {
         Self { levels, _stays: PhantomData }
+    }
+}
+
+impl Guard for MultiLockGuard {
+    fn core(&self) -> Arc<Core> {
+        Arc::clone(&self.levels.held[0].handle.site.core)
+    }
+
+    fn unlock(self) -> Result<(), Error> {
+        Self::unlock(self)
     }
 }
 
@@ -269,7 +280,7 @@ impl Levels {
     fn unlock(mut self) -> Result<(), Error> {
         let held = std::mem::take(&mut self.held).into_iter().rev();
         match self.rule {
-            Rule::All => self.ended(held.map(Held::unlock)),
+            Rule::All => self.ended(unlock(held)),
             Rule::Majority => self.ended(quorum::unlock(held)),
         }
     }
@@ -287,6 +298,21 @@ impl Levels {
     fn names(&self) -> impl Iterator<Item = &str> {
         self.held.iter().map(|held| &*held.handle.site.name)
     }
+}
+
+/// Releases one after the other. A server that does not answer is waited for once: what its client
+/// holds besides is posted, as by a drop.
+fn unlock(held: impl Iterator<Item = Held>) -> impl Iterator<Item = Result<(), Error>> {
+    let mut silent: Vec<Arc<Core>> = Vec::new();
+    held.map(move |held| {
+        let core = Arc::clone(&held.handle.site.core);
+        let is_silent = silent.iter().any(|it| Arc::ptr_eq(it, &core));
+        let left = held.leave(if is_silent { Leaving::Posted } else { Leaving::Awaited });
+        if left.as_ref().is_err_and(|error| error.passing() == Some(Passing::Outage)) {
+            silent.push(core);
+        }
+        left
+    })
 }
 
 impl Drop for Levels {

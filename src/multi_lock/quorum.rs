@@ -21,6 +21,7 @@ use super::guard::Levels;
 use crate::acquire::{Endurance, Wait};
 use crate::connection::Limit;
 use crate::error::{Error, ErrorKind, Passing};
+use crate::hold::Leaving;
 use crate::lock::{Handle, Held, Part};
 use crate::sync::{Thread, clock, jitter};
 
@@ -99,7 +100,7 @@ pub(super) fn acquire(
 pub(super) fn unlock(held: impl Iterator<Item = Held>) -> Vec<Result<(), Error>> {
     at_once(held, |held| {
         let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
-        held.unlock()
+        held.leave(Leaving::Awaited)
     })
 }
 

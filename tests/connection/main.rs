@@ -97,36 +97,18 @@ fn worker() {
     lock.lock().unwrap().unlock().unwrap();
     job.say("ready");
     assert_eq!(job.wait_line(), "go");
-    let outcome = if job.role() == "waits" {
-        lock.lock().map(drop)
-    } else {
-        // Over a connection of its own, which is there when the request goes out.
-        let other = impatient(job.arg(0)).connections(1).connect().unwrap();
-        let other = other.reentrant_lock("too");
-        MultiLock::new(&[&lock, &other]).unwrap().lock().map(drop)
-    };
-    job.say(&format!("outcome {outcome:?}"));
+    job.say(&format!("outcome {:?}", lock.lock().map(drop)));
     job.done();
 }
 
 #[test]
 fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
-    finds_the_reply("waits");
-}
-
-/// Of one it reads the reply, the other's lies there meanwhile.
-#[test]
-fn a_process_that_is_stopped_while_it_waits_for_several_finds_all_replies() {
-    finds_the_reply("waits for several");
-}
-
-fn finds_the_reply(role: &str) {
     let _bounded = bounded();
     let server = server();
     let proxy = Proxy::before(&server);
     // Another one, if the machine stood still while it waited.
     wait_until("it was stopped in time", SOON, || {
-        let mut worker = Worker::spawn_test("worker", role, &[&proxy.url()]);
+        let mut worker = Worker::spawn_test("worker", "waits", &[&proxy.url()]);
         worker.expect_line("ready", SOON);
         let fired = proxy.fired();
         proxy.on_request("stopped", Action::HoldReply);

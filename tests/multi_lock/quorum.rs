@@ -182,6 +182,13 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     let _bounded = bounded();
     let servers = five();
     let quorum = voting(&servers);
+    // The stacks of threads that have ended would be used again.
+    let all = Arc::new(Barrier::new(33));
+    let wait = |_| {
+        let all = Arc::clone(&all);
+        spawn(move || all.wait().is_leader())
+    };
+    let waiting: Vec<_> = (1..33).map(wait).collect();
     let before = getrlimit(Resource::As);
     // No stack fits in, and all else does.
     let size = fs::read_to_string("/proc/self/statm").unwrap();
@@ -190,6 +197,10 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     setrlimit(Resource::As, Rlimit { current: Some(full), ..before }).unwrap();
     let error = quorum.lock().map(drop);
     setrlimit(Resource::As, before).unwrap();
+    all.wait();
+    for thread in waiting {
+        let _leader = thread.join();
+    }
     let error = error.unwrap_err();
     assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
     assert!(error.is_transient(), "{error}");

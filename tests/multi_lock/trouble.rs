@@ -75,6 +75,25 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
 }
 
 #[test]
+fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
+    let _bounded = bounded();
+    let (here, there) = (server(), server());
+    let other = client(&here).reentrant_lock("a");
+    let silent = impatient(&there.url()).connections(1).connect().unwrap();
+    let names: Vec<_> = (0..CROWD).map(|at| format!("b {at}")).collect();
+    let locks = names.iter().map(|name| silent.reentrant_lock(name)).chain([other]);
+    let guard = of(&locks.collect::<Vec<_>>()).lock().unwrap();
+    there.pause();
+    let begun = Instant::now();
+    let error = guard.unlock().unwrap_err();
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(!is_held(&here, "a"));
+    there.resume();
+    names.iter().for_each(|name| wait_free(&there, name, SOON));
+}
+
+#[test]
 fn a_reply_that_is_lost_leaves_nothing_behind() {
     let _bounded = bounded();
     let server = server();
