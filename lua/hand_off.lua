@@ -78,12 +78,10 @@ local function enqueue(push, owner)
 end
 
 -- Why nobody may be taken off the queue; nil: one may. Whoever is taken off may have to be put back, and
--- `enqueue` needs PEXPIRE and LPUSH. Servers before 7.0 cannot be asked; there PEXPIRE is tried.
+-- `enqueue` needs PEXPIRE and LPUSH.
 local function stuck()
     if not queue then
         return nil
-    elseif not redis.acl_check_cmd then
-        return refused(redis.pcall('pexpire', queue, KEPT))
     elseif not redis.acl_check_cmd('pexpire', queue, KEPT) then
         return redis.error_reply('NOPERM the user may not run PEXPIRE on the queue')
     elseif not redis.acl_check_cmd('lpush', queue, '') then

@@ -14,18 +14,11 @@ end
 if redis.call('lpos', waiting, ARGV[3]) or redis.call('hexists', notified, ARGV[3]) == 1 then
     return 1
 end
--- A list never stays without an end: whether PEXPIRE is allowed is asked first. Servers before 7.0
--- cannot be asked; there a PEXPIRE that finds no key is refused first. RPUSH is the first that writes:
--- without memory, with which the lock could not be taken again either, it is refused.
-local trouble
-if not redis.acl_check_cmd then
-    trouble = refused(redis.pcall('pexpire', waiting, KEPT))
-elseif not redis.acl_check_cmd('pexpire', waiting, KEPT) then
-    trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on the condition')
+-- A list never stays without an end: whether PEXPIRE is allowed is asked first. RPUSH is the first that
+-- writes: without memory, with which the lock could not be taken again either, it is refused.
+if not redis.acl_check_cmd('pexpire', waiting, KEPT) then
+    return redis.error_reply('NOPERM the user may not run PEXPIRE on the condition')
 end
-trouble = trouble or refused(redis.pcall('rpush', waiting, ARGV[3]))
-if trouble then
-    return trouble
-end
+redis.call('rpush', waiting, ARGV[3])
 redis.call('pexpire', waiting, KEPT)
 return 1

@@ -70,7 +70,7 @@ local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
     if type(length) == 'table' then
         redis.pcall('zrem', timeouts, unpack(ids))
-        fail(length)
+        error(length)
     end
     return length
 end

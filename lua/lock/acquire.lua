@@ -1,7 +1,6 @@
 -- Takes a lock, or a place in its queue.
 -- free.lua, which runs before all of it, is what is left of this for a lock that is free and that nobody
--- waits for: EXISTS, HSET, PEXPIRE, and INCRBY where there are tokens. Then nothing else runs. (Not before
--- Redis 7.0.)
+-- waits for: EXISTS, HSET, PEXPIRE, and INCRBY where there are tokens. Then nothing else runs.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or more follows; of a question

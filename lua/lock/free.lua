@@ -5,7 +5,7 @@
 -- argument costs a server as much as a command: it writes it out as one with a fraction. And each look
 -- at a name that is not local counts.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
-if may and redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
+if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then
     local token = KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')
     if (not token or type(token) == 'number' and token >= 1024 and token < 2^53)

@@ -59,13 +59,10 @@ end
 -- never stays without an end. (HSET is the first that writes where nobody waits: without memory it
 -- is refused. After another one, as the DEL of a release, it is not.)
 -- Whether PEXPIRE is allowed is asked first: refused behind the HSET, the lock would stay for ever.
--- Servers before 7.0 cannot be asked; there a PEXPIRE that finds no key is refused first. (Not on the
--- others: with it the script has written, and memory is no reason to refuse any more.)
+-- (Asked, not tried: behind a PEXPIRE the script has written, and memory is no reason to refuse any more.)
 local function hold(owner, lease)
     local trouble
-    if not redis.acl_check_cmd then
-        trouble = refused(redis.pcall('pexpire', lock, lease))
-    elseif not redis.acl_check_cmd('pexpire', lock, lease) then
+    if not redis.acl_check_cmd('pexpire', lock, lease) then
         trouble = redis.error_reply('NOPERM the user may not run PEXPIRE on the lock')
     end
     trouble = trouble or take_tokens() or refused(redis.pcall('hset', lock, owner, 1))

@@ -3,7 +3,7 @@
 -- The rest would do the same. But to make its functions costs a run as much as these commands. (It
 -- would also find the right to TIME missing: better now than when somebody waits.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
-if may and redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
+if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
     and may('pexpire', KEYS[1], ARGV[1]) and may('time') then
     local mode, ready = 'write', true
     if string.sub(ARGV[2], -6) ~= ':write' then

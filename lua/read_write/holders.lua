@@ -69,26 +69,21 @@ local function raise_hold(owner, lease)
     raise(lock, lease)
 end
 
--- Whether a command that stands behind a change would be refused. Servers before 7.0 cannot be
--- asked.
+-- Whether a command that stands behind a change would be refused.
 local function denied(...)
-    if redis.acl_check_cmd and not redis.acl_check_cmd(...) then
+    if not redis.acl_check_cmd(...) then
         return redis.error_reply('NOPERM the user may not run ' .. string.upper((...)) .. ' here')
     end
 end
 
 -- Makes these owners holders, one or readers, who must not contradict those there are; nil, or the
 -- server's refusal and nothing done. A lock never stays without an end, and no reader without its
--- timeout: what may be refused comes first. (Not on a server that can be asked: with a PEXPIRE the script
--- has written, and memory is no reason to refuse any more.)
+-- timeout: what may be refused comes first. (PEXPIRE is asked for, not tried: behind it the script has
+-- written, and memory is no reason to refuse any more.)
 -- `lasts`: others hold it for so long at least, as this script has seen to.
 local function hold(owners, lease, lasts)
     local left = lasts or redis.pcall('pttl', lock)
     local trouble = refused(left) or not lasts and denied('pexpire', lock, lease) or nil
-    if not trouble and not lasts and not redis.acl_check_cmd then
-        -- It changes nothing: of a lock that is free, or by what it has.
-        trouble = refused(redis.pcall('pexpire', lock, left > 0 and left or lease))
-    end
     local is_writer, timeouts, fields = writes(owners[1]), {}, {}
     if is_writer or left == -2 then
         fields = {'mode', is_writer and 'write' or 'read'}

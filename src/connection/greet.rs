@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::server::{OLDEST, Server};
+use super::server::Server;
 use super::trouble::{Rights, Trouble, refused, unreachable};
 use super::{Cause, Command, Endpoint, Failure, Lane};
 use crate::config::ReplicaAcks;
 use crate::error::{Error, ErrorKind};
 
-/// The same for every client, so that nothing on the server grows with their number.
-const SCRIPT: &str = "return ARGV[1]";
+/// The same for every client, so that nothing on the server grows with their number. Scripts ask before
+/// their first write whether the writes behind it are allowed: a server before Redis 7.0 cannot say.
+const SCRIPT: &str = "return redis.acl_check_cmd and ARGV[1]";
 const WORD: &[u8] = b"redlatch";
 
 /// Connects, and finds out whether the server runs scripts. Returns the shortest round trip.
@@ -83,24 +84,22 @@ fn look_at(server: &Server) -> Result<(), Error> {
              the URL it is asked for the master of that name",
         );
     }
-    if server.is_too_old() {
-        let [major, minor, patch] = server.version.unwrap_or_default();
-        let [least, and, further] = OLDEST;
-        return unusable(&format!(
-            "the server is of version {major}.{minor}.{patch}; the scripts need {least}.{and}.{further} \
-             or later"
-        ));
-    }
     Ok(())
 }
 
 /// Whether the answer is the script's.
 fn understand(reply: &Value) -> Result<(), Error> {
-    if matches!(reply, Value::BulkString(word) if word == WORD) {
-        return Ok(());
+    match reply {
+        Value::BulkString(word) if word == WORD => Ok(()),
+        Value::Nil => unusable(
+            "the server is too old: its scripts cannot ask what the user may do \
+             (redis.acl_check_cmd); upgrade it to Redis 7.0, Valkey 7.2 or later",
+        ),
+        _ => {
+            let message = "what answers there is no Redis server: it does not run a script";
+            Err(Error::new(ErrorKind::Protocol, message.to_owned()))
+        }
     }
-    let message = "what answers there is no Redis server: it does not run a script";
-    Err(Error::new(ErrorKind::Protocol, message.to_owned()))
 }
 
 /// Whether a server that refused a script runs some.

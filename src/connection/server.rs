@@ -8,17 +8,11 @@ use redis::{ErrorKind as Cause, RedisError, RedisResult, Value};
 use super::reply::turns_away;
 use crate::sync::Mutex;
 
-/// The oldest server on which the scripts do what they say: before it, a `PEXPIRE` with the longest
-/// lease deletes the key.
-pub(super) const OLDEST: [u32; 3] = [6, 2, 0];
-
 /// What `INFO server` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Server {
     /// A random text, new for each run of a server. `None`: the user has no right to ask.
     run_id: Option<String>,
-    /// `None`: it does not say.
-    pub(super) version: Option<[u32; 3]>,
     pub(super) is_sentinel: bool,
     /// `None`: it was not asked, or must not say.
     pub(super) is_master: Option<bool>,
@@ -50,14 +44,8 @@ impl Server {
             let lines = info.lines().filter_map(|line| line.split_once(':'));
             lines.filter(|(field, _)| *field == name).map(|(_, value)| value.trim()).next()
         };
-        // Valkey says here which version of Redis it can stand for.
-        let version = field("redis_version").and_then(|version| {
-            let mut parts = version.split('.').map(|part| part.parse().ok());
-            Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
-        });
         Self {
             run_id: field("run_id").map(str::to_owned),
-            version,
             // Valkey 8 and later call it by the second name.
             is_sentinel: ["redis_mode", "server_mode"].map(field).contains(&Some("sentinel")),
             is_master: None,
@@ -86,10 +74,6 @@ impl Server {
     /// Whether both say that they are the same run of the same server.
     pub(super) fn is_same_run(&self, other: &Self) -> bool {
         self.run_id.is_some() && self.run_id == other.run_id
-    }
-
-    pub(super) fn is_too_old(&self) -> bool {
-        self.version.is_some_and(|version| version < OLDEST)
     }
 }
 
@@ -167,11 +151,8 @@ mod tests {
     #[test]
     fn what_a_server_says_is_read() {
         let redis = Server::of(Value::BulkString(INFO.into())).unwrap();
-        assert_eq!(redis.version, Some([7, 0, 15]));
         assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
-        assert!(!redis.is_sentinel && !redis.is_too_old());
-        assert!(Server::parse("redis_version:6.0.16").is_too_old());
-        assert!(!Server::parse("redis_version:6.2").is_too_old());
+        assert!(!redis.is_sentinel);
         assert!(Server::parse("redis_mode:sentinel\r\n").is_sentinel);
         assert!(Server::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
         assert!(!Server::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);

@@ -18,13 +18,7 @@ fn ours(number: u32) -> String {
 struct Direct {
     connection: Connection,
     scripts: Scripts,
-    /// Stands before each script.
-    before: &'static str,
 }
-
-/// Redis 6.2 does not say what is allowed.
-const OLD_SERVER: &str = "local redis = {call = redis.call, pcall = redis.pcall, \
-                          error_reply = redis.error_reply}\n";
 
 impl Direct {
     fn new(server: &Server) -> Self {
@@ -32,12 +26,12 @@ impl Direct {
     }
 
     fn over(connection: Connection) -> Self {
-        Self { connection, scripts: Scripts::ours(), before: "" }
+        Self { connection, scripts: Scripts::ours() }
     }
 
     fn run_ours<T: FromRedisValue>(&mut self, script: Script, args: &[&str]) -> RedisResult<T> {
         redis::cmd("EVAL")
-            .arg(format!("{}{}", self.before, self.scripts.text(script)))
+            .arg(self.scripts.text(script))
             .arg(script.keys().len())
             .arg(script.keys())
             .arg(&["10000", CHANNEL, DATABASE])
@@ -539,14 +533,12 @@ const SITUATIONS: usize = 9;
 #[test]
 fn what_is_refused_leaves_nothing_half_done() {
     let server = server();
-    for before in ["", OLD_SERVER] {
-        for deaf in [false, true] {
-            refuse_everything(&server, before, deaf);
-        }
+    for deaf in [false, true] {
+        refuse_everything(&server, deaf);
     }
 }
 
-fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
+fn refuse_everything(server: &Server, deaf: bool) {
     let _listener = (!deaf).then(|| listener(server, &ours(2)));
     let mut direct = Direct::new(server);
     let mut acl = |rules: &[&str]| {
@@ -556,7 +548,7 @@ fn refuse_everything(server: &Server, before: &'static str, deaf: bool) {
     acl(&[]);
     let mut connection = server.connection();
     redis::cmd("AUTH").arg("me").arg("").exec(&mut connection).unwrap();
-    let mut restricted = Direct { before, ..Direct::over(connection) };
+    let mut restricted = Direct::over(connection);
     let mut denials: Vec<Vec<&str>> = COMMANDS.iter().map(|command| vec![*command]).collect();
     for (at, one) in WRITING.iter().enumerate().filter(|_| !deaf) {
         denials.extend(WRITING[at + 1..].iter().map(|other| vec![*one, *other]));
