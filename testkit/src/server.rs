@@ -18,7 +18,7 @@ pub(crate) mod ports;
 mod process;
 mod provision;
 
-use binary::{Binary, Need};
+use binary::Binary;
 pub use builder::ServerBuilder;
 use process::{Process, Started};
 
@@ -86,9 +86,9 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// For an example: the server at this URL, else a private one, which may be only a stand-in
-    /// (meebis). What `REDIS_URL` names is never used: in many shells that is a server which matters
-    /// to somebody. If it is set, a line on standard error says so.
+    /// For an example: the server at this URL, else a private one. What `REDIS_URL` names is never
+    /// used: in many shells that is a server which matters to somebody. If it is set, a line on
+    /// standard error says so.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Server {
                 if env::var_os("REDIS_URL").is_some_and(|url| !url.is_empty()) {
                     eprintln!("REDIS_URL is set and not used; --url names a server to be used");
                 }
-                let server = Self::builder().binary(Binary::find(Need::Demo)?).start()?;
+                let server = Self::builder().binary(Binary::find()?).start()?;
                 Ok(Provided { url: server.url(), server: Some(server) })
             }
         }
@@ -289,13 +289,11 @@ impl Server {
         set("--port", &self.port.to_string());
         set("--bind", "127.0.0.1");
         set("--unixsocket", &self.socket().display().to_string());
-        if !self.binary.stand_in {
-            set("--save", "");
-            set("--appendonly", "no");
-            set("--dir", &self.dir.path().display().to_string());
-            // A replica has the data at once, and not when others might have come, too.
-            set("--repl-diskless-sync-delay", "0");
-        }
+        set("--save", "");
+        set("--appendonly", "no");
+        set("--dir", &self.dir.path().display().to_string());
+        // A replica has the data at once, and not when others might have come, too.
+        set("--repl-diskless-sync-delay", "0");
         if let Some(password) = &self.options.password {
             set("--requirepass", password);
         }

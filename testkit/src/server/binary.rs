@@ -11,26 +11,14 @@ use super::{ServerError, provision};
 #[derive(Clone, Debug)]
 pub(crate) struct Binary {
     pub(crate) path: PathBuf,
-    /// It is meebis, a stand-in that lacks `CLIENT KILL`, ACLs, Unix sockets and clusters.
-    pub(crate) stand_in: bool,
-}
-
-/// What a server is wanted for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// To show something: a stand-in will do.
-    Demo,
-    /// For a test, which wants all of a server.
-    Test,
 }
 
 impl Binary {
     /// The binary to use in this process; looked for, and got if need be, once.
-    pub(crate) fn find(need: Need) -> Result<Self, ServerError> {
-        static FOUND: [OnceLock<Result<Binary, ServerError>>; 2] = [const { OnceLock::new() }; 2];
-        let found = &FOUND[usize::from(need == Need::Test)];
-        let find = || find_in(env::var_os("PATH").as_deref(), &target_dir(), need);
-        found.get_or_init(find).clone()
+    pub(crate) fn find() -> Result<Self, ServerError> {
+        static FOUND: OnceLock<Result<Binary, ServerError>> = OnceLock::new();
+        let find = || find_in(env::var_os("PATH").as_deref(), &target_dir());
+        FOUND.get_or_init(find).clone()
     }
 
     /// Takes the program if it runs at all.
@@ -43,15 +31,13 @@ impl Binary {
         if !output.status.success() {
             return Err(format!("{} --version: {}", path.display(), output.status));
         }
-        let stand_in = path.file_name().is_some_and(|name| name == "meebis");
-        Ok(Self { path, stand_in })
+        Ok(Self { path })
     }
 }
 
 pub(crate) fn find_in(
     path: Option<&std::ffi::OsStr>,
     target: &Path,
-    need: Need,
 ) -> Result<Binary, ServerError> {
     for name in ["redis-server", "valkey-server"] {
         for folder in path.map(env::split_paths).into_iter().flatten() {
@@ -63,7 +49,7 @@ pub(crate) fn find_in(
             }
         }
     }
-    provision::kept_or_new(&target.join("redis-server"), need)
+    provision::kept_or_new(&target.join("redis-server"))
 }
 
 /// Cargo's target folder: `cargo clean` then removes what was got, too.

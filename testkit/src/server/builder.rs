@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::binary::{Binary, Need};
+use super::binary::Binary;
 use super::process::Started;
 use super::{START_BOUND, Server, ServerError, certificate, ports, provision};
 use crate::Proxy;
@@ -92,7 +92,7 @@ impl ServerBuilder {
         self
     }
 
-    /// This program, which may be a stand-in.
+    /// This program.
     pub(crate) fn binary(mut self, binary: Binary) -> Self {
         self.binary = Some(binary);
         self
@@ -105,9 +105,10 @@ impl ServerBuilder {
     ///
     /// If it does not start with these arguments.
     pub fn start(self) -> Result<Server, ServerError> {
-        let binary = self.binary.clone().unwrap_or_else(|| {
-            Binary::find(Need::Test).unwrap_or_else(|error| end_process(&error))
-        });
+        let binary = self
+            .binary
+            .clone()
+            .unwrap_or_else(|| Binary::find().unwrap_or_else(|error| end_process(&error)));
         let dir = private_folder()?;
         match &self.certificates {
             _ if !self.tls => {}

