@@ -287,7 +287,7 @@ impl ExpirableSemaphore {
     ///
     /// # Blocking
     ///
-    /// One round trip; none for zero permits.
+    /// One round trip; none for zero permits, or if a thread of this process waits.
     #[must_use = "`None`: none was taken; and a permit that is dropped is given back at once"]
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Vec<ExpirablePermit>>, Error> {
         self.take(permits, Wait::NONE)
