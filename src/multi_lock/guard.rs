@@ -278,6 +278,10 @@ impl Levels {
     }
 
     fn unlock(mut self) -> Result<(), Error> {
+        // A forked child starts no threads for what is its parent's.
+        if let Some(Held { handle, .. }) = self.held.first() {
+            handle.site.core.check_process(&handle.site.name)?;
+        }
         let held = std::mem::take(&mut self.held).into_iter().rev();
         match self.rule {
             Rule::All => self.ended(unlock(held)),
