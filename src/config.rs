@@ -213,14 +213,13 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`, from Redis 7.0 on) or
+    /// Whether messages go by the channels of a cluster's shards (`SPUBLISH`) or
     /// by those of the whole cluster (`PUBLISH`). All clients of a cluster must have the same, or
     /// they do not wake each other: Redisson's have the first from 3.22 on, unless their
     /// `shardedSubscriptionMode` is `OFF`, and the second before that.
     ///
     /// Defaults to the first where the server that answers first at connect knows it, as Redisson's
-    /// does. While some servers of a cluster are older than 7.0, set it to `false` for all clients:
-    /// whoever waits at one of those gets an error otherwise. Of no meaning with one server.
+    /// does. Of no meaning with one server.
     pub fn sharded_channels(mut self, sharded: bool) -> Self {
         self.config.sharded_channels = Some(sharded);
         self

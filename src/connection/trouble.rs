@@ -264,7 +264,7 @@ impl Rights {
             Self::ReplicaAcks => "replica_acks needs WAIT",
             Self::Subscriptions => {
                 "waiting needs SUBSCRIBE on the channel (in a cluster SSUBSCRIBE, or \
-                 sharded_channels(false) where some servers are older than Redis 7.0)"
+                 sharded_channels(false))"
             }
         }
     }
