@@ -89,7 +89,12 @@ impl<'a> Wait<'a> {
     /// What ends the calling thread's requests within this wait, until what is returned is dropped.
     /// The first request has a little time in any case: who comes with a deadline that has passed
     /// has one try.
+    #[inline]
     pub(crate) fn limits(&self, core: &Core) -> Limited {
+        if self.is_limited() { self.sets_limit(core) } else { Limit::set(None) }
+    }
+
+    fn sets_limit(&self, core: &Core) -> Limited {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => {
                 let least = LEAST.max(core.round_trip.saturating_mul(2));
@@ -101,6 +106,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Whether a request may be ended sooner than the server's silence ends it.
+    #[inline]
     pub(crate) fn is_limited(&self) -> bool {
         matches!(self.patience, Patience::Until(_) | Patience::Once(Some(_)))
             || self.cancel.is_some()

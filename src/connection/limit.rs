@@ -31,6 +31,8 @@ pub(crate) struct Limit {
 }
 
 thread_local! {
+    /// Whether the other two may be more than nothing: most calls look here alone.
+    static IS_SET: Cell<bool> = const { Cell::new(false) };
     static CURRENT: RefCell<Option<Limit>> = const { RefCell::new(None) };
     static CUT: Cell<bool> = const { Cell::new(false) };
 }
@@ -43,14 +45,26 @@ impl Limit {
     }
 
     /// From here on, until what is returned is dropped, this ends the calling thread's calls.
+    #[inline]
     pub(crate) fn set(limit: Option<Self>) -> Limited {
+        let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
+        Limited((was_set || limit.is_some()).then(|| Self::replace(limit, was_set)))
+    }
+
+    #[cold]
+    fn replace(limit: Option<Self>, was_set: bool) -> Before {
         // A thread whose thread-locals are gone waits as long as the server takes.
-        let before = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
-        Limited { before, was_cut: set_cut(false) }
+        let limit = CURRENT.try_with(|current| current.replace(limit)).unwrap_or(None);
+        let _gone = IS_SET.try_with(|is_set| is_set.set(true));
+        Before { limit, was_cut: set_cut(false), was_set }
     }
 
     /// The calling thread's.
+    #[inline]
     pub(super) fn current() -> Option<Self> {
+        if !IS_SET.try_with(Cell::get).unwrap_or(false) {
+            return None;
+        }
         CURRENT.try_with(|current| current.borrow().clone()).unwrap_or(None)
     }
 
@@ -112,16 +126,31 @@ fn set_cut(cut: bool) -> bool {
 /// Until this is dropped a [`Limit`] is set; then it is what it was before.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Limited {
-    before: Option<Limit>,
+pub(crate) struct Limited(Option<Before>);
+
+#[derive(Debug)]
+struct Before {
+    limit: Option<Limit>,
     was_cut: bool,
+    was_set: bool,
 }
 
 impl Drop for Limited {
+    #[inline]
     fn drop(&mut self) {
-        let before = self.before.take();
+        if let Some(before) = self.0.take() {
+            before.restore();
+        }
+    }
+}
+
+impl Before {
+    #[cold]
+    fn restore(self) {
+        let Self { limit, was_cut, was_set } = self;
         // Not under the borrow: what goes may be a token's last copy.
-        let _gone = CURRENT.try_with(|current| current.replace(before));
-        set_cut(self.was_cut);
+        let _gone = CURRENT.try_with(|current| current.replace(limit));
+        set_cut(was_cut);
+        let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));
     }
 }
