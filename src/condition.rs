@@ -523,7 +523,7 @@ impl Suspended {
         let fixed = self.levels.longest_fixed();
         site.gate.unfold(tenancy, self.levels);
         // Of a level that may be the last one some time, when nobody renews it any more.
-        let fixed = fixed.filter(|_| tenancy.hold.terms.watched().is_some());
+        let fixed = fixed.filter(|_| tenancy.hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease) {
             site.prolong(tenancy, lease);
         }

@@ -95,8 +95,8 @@ impl std::fmt::Debug for TlsSettings {
 
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = LONGEST_WATCHDOG;
-const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
-const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const SHORTEST_WATCHDOG: Duration = Duration::from_millis(10);
+pub(crate) const LONGEST_WATCHDOG: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_FAIR_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_FAIR_WAIT: Duration = Duration::from_secs(60);
 const MOST_CONNECTIONS: usize = 1_024;

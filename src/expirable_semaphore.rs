@@ -115,10 +115,10 @@ pub struct ExpirableSemaphore {
 
 impl ExpirableSemaphore {
     /// The same semaphore, whose permits are taken for this long and never renewed. It must be from
-    /// 1 ms to 10^15 ms, or acquiring is an error of kind [`Config`](ErrorKind::Config).
+    /// 1 ms to 10^13 ms, or acquiring is an error of kind [`Config`](ErrorKind::Config).
     #[must_use]
     pub fn with_lease(&self, lease: Duration) -> Self {
-        Self { terms: Terms::Fixed(lease), ..self.clone() }
+        Self { terms: Terms::fixed(lease), ..self.clone() }
     }
 
     /// The same semaphore, whose permits have this lease, which the watchdog renews, instead of the
@@ -131,7 +131,7 @@ impl ExpirableSemaphore {
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
-        Self { terms: Terms::Watched(timeout), ..self.clone() }
+        Self { terms: Terms::watched(timeout), ..self.clone() }
     }
 
     /// Gives the semaphore its permits, if it does not exist: `true`. `false`: it does, and is
@@ -461,7 +461,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^15 ms. Also the errors
+    /// [`Config`](ErrorKind::Config) for a lease that is not from 1 ms to 10^13 ms. Also the errors
     /// of [`try_set_permits`](Self::try_set_permits).
     ///
     /// # Blocking
@@ -520,7 +520,7 @@ impl ExpirableSemaphore {
 
     pub(crate) fn new(session: &Session, name: &str) -> Self {
         let site = ExpirableSite::of(session.core(), name);
-        let terms = Terms::Watched(site.core.config.watchdog_timeout);
+        let terms = Terms::watched(site.core.config.watchdog_timeout);
         Self { site, session: session.clone(), terms }
     }
 

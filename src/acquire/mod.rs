@@ -150,8 +150,13 @@ pub(crate) fn acquire<S: Synchronizer>(
 ) -> Result<Option<GrantOf<S>>, Error> {
     let (core, name) = synchronizer.site().whose();
     let _limited = claim.wait.limits(core);
+    let entered = synchronizer.enter(claim);
+    // A re-entry ends here.
+    if let Ok(Enter::Granted(grant)) = entered {
+        return Ok(Some(grant));
+    }
     let mut answered = false;
-    match enter_and_wait(synchronizer, claim, &mut answered) {
+    match wait(synchronizer, claim, entered, &mut answered) {
         Err(error) if was_cut() => {
             claim.wait.check_cancelled(name)?;
             if answered { Ok(None) } else { Err(error) }
@@ -160,15 +165,18 @@ pub(crate) fn acquire<S: Synchronizer>(
     }
 }
 
-fn enter_and_wait<S: Synchronizer>(
+/// What follows a thread's coming in.
+fn wait<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
+    entered: Result<EnterOf<S>, Error>,
     answered: &mut bool,
 ) -> Result<Option<GrantOf<S>>, Error> {
+    let mut first = Some(entered);
     let mut endurance = Endurance::default();
     let mut long_wait = LongWait::default();
     loop {
-        let entered = match synchronizer.enter(claim) {
+        let entered = match first.take().unwrap_or_else(|| synchronizer.enter(claim)) {
             Ok(entered) => entered,
             Err(error) => {
                 go_on(synchronizer, claim, &mut endurance, error)?;

@@ -222,7 +222,7 @@ impl Loan {
             deadline: self.hold.deadline(),
             is_provisional: false,
             // On its way to the next guard, too.
-            watched: self.hold.terms.watched().map(|lease| self.hold.counts(lease)),
+            watched: self.hold.terms.watched_lease().map(|lease| self.hold.counts(lease)),
             fixed: None,
             attempt: state.attempt,
         };

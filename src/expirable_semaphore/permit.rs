@@ -115,7 +115,7 @@ impl ExpirablePermit {
                     return Err(self.lost_error(LostReason::LeaseExpired));
                 }
                 let terms = self.loan.hold.terms;
-                let passes = terms.watched().is_some_and(|lease| slack < lease);
+                let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 let longer = terms.longer(&site.core);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(&site.name))
             }

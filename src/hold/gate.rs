@@ -373,6 +373,7 @@ impl State {
 
     /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or
     /// another's.
+    #[inline]
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
         let seat = self.seat.as_mut()?;
         if !seat.tenancy.is_held_at(now) {

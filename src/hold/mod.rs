@@ -96,49 +96,76 @@ pub(crate) trait Line: fmt::Debug + Send + Sync {
     fn left(&self) -> Vec<Command>;
 }
 
-/// What lease a hold is asked for.
+/// What lease a hold is asked for. (Small: each guard and each level has one.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Terms {
-    /// This lease, renewed by the watchdog.
-    Watched(Duration),
-    /// A lease of its own, never renewed.
-    Fixed(Duration),
+pub(crate) struct Terms {
+    /// In nanoseconds, as [`clock`] counts.
+    lease: u64,
+    is_watched: bool,
 }
 
 impl Terms {
-    /// How long the server is to keep a hold on these terms.
-    pub(crate) fn lease(self) -> Duration {
-        match self {
-            Self::Watched(lease) | Self::Fixed(lease) => lease,
-        }
+    /// This lease, renewed by the watchdog.
+    pub(crate) const fn watched(lease: Duration) -> Self {
+        Self { lease: clock::nanos(lease), is_watched: true }
     }
 
-    /// That lease, if it is renewed.
-    pub(crate) fn watched(self) -> Option<Duration> {
-        match self {
-            Self::Watched(lease) => Some(lease),
-            Self::Fixed(_) => None,
-        }
+    /// A lease of its own, never renewed.
+    pub(crate) const fn fixed(lease: Duration) -> Self {
+        Self { lease: clock::nanos(lease), is_watched: false }
+    }
+
+    /// How long the server is to keep a hold on these terms.
+    pub(crate) fn lease(self) -> Duration {
+        Duration::from_nanos(self.lease)
+    }
+
+    /// How long that is, on [`clock`].
+    pub(crate) fn nanos(self) -> u64 {
+        self.lease
+    }
+
+    pub(crate) fn is_watched(self) -> bool {
+        self.is_watched
+    }
+
+    /// The lease, if it is renewed.
+    pub(crate) fn watched_lease(self) -> Option<Duration> {
+        self.is_watched.then(|| self.lease())
+    }
+
+    /// The lease, if it is never renewed.
+    pub(crate) fn fixed_lease(self) -> Option<Duration> {
+        (!self.is_watched).then(|| self.lease())
     }
 
     /// Checks the lease before anything is sent.
+    #[inline]
     pub(crate) fn check(self, name: &Arc<str>) -> Result<(), Error> {
-        match self {
-            Self::Fixed(lease) => check_lease(name, lease),
-            Self::Watched(lease) => {
-                config::check_watchdog("with_watchdog", lease).map_err(|error| error.of(name))
-            }
+        const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
+        const LONGEST: u64 = clock::nanos(config::LONGEST_WATCHDOG);
+        // The usual one, with no number made of it.
+        if self.is_watched && SHORTEST <= self.lease && self.lease <= LONGEST {
+            return Ok(());
+        }
+        self.checked(name)
+    }
+
+    fn checked(self, name: &Arc<str>) -> Result<(), Error> {
+        if self.is_watched {
+            let checked = config::check_watchdog("with_watchdog", self.lease());
+            checked.map_err(|error| error.of(name))
+        } else {
+            check_lease(name, self.lease())
         }
     }
 
     /// What to do about a lease that is too short.
     pub(crate) fn longer(self, core: &Core) -> &'static str {
-        match self {
-            Self::Watched(lease) if lease == core.config.watchdog_timeout => {
-                "raise watchdog_timeout"
-            }
-            Self::Watched(_) => "take a longer watched lease",
-            Self::Fixed(_) => "take a longer lease",
+        match self.watched_lease() {
+            Some(lease) if lease == core.config.watchdog_timeout => "raise watchdog_timeout",
+            Some(_) => "take a longer watched lease",
+            None => "take a longer lease",
         }
     }
 }
@@ -434,10 +461,11 @@ impl Hold {
             && !self.is_left_at(now)
             && !self.is_unconfirmed()
             && self.longest.load(Ordering::Acquire) == self.granted_lease
-            && match terms {
-                Terms::Watched(_) => left > 0,
+            && if terms.is_watched() {
+                left > 0
+            } else {
                 // Of a provisional one, which the next one raises to its own.
-                Terms::Fixed(_) => left >= self.first_lease / 10 * 9,
+                left >= self.first_lease / 10 * 9
             }
     }
 
@@ -636,16 +664,16 @@ impl Tenancy {
         }
         let trouble = self.hold.trouble.lock().clone();
         let held = clock::now().saturating_sub(self.since);
-        let why = match (trouble, self.hold.terms) {
+        let why = match (trouble, self.hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
             (None, _) if self.hold.is_unwanted() => {
                 "it was a fixed one; who shared the hold and kept it for longer has left".to_owned()
             }
-            (None, Terms::Fixed(lease)) => format!("it was a fixed one, of {lease:?}"),
-            (None, Terms::Watched(_)) if self.thread.is_dead() => {
+            (None, Some(lease)) => format!("it was a fixed one, of {lease:?}"),
+            (None, None) if self.thread.is_dead() => {
                 "the thread that took the lock has ended, so it was not renewed".to_owned()
             }
-            (None, Terms::Watched(_)) => match max_hold {
+            (None, None) => match max_hold {
                 Some(longest) if held >= clock::nanos(longest) => {
                     format!("it was held for longer than max_hold ({longest:?})")
                 }
@@ -714,7 +742,7 @@ mod tests {
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false);
+        let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
         hold.longer_heard(hold.longer(), Ok(Held::TooLong), false);
         assert_eq!(hold.counts(LONGER), LONGER);
         hold
@@ -759,7 +787,7 @@ mod tests {
         let why = |at| {
             let asked = Asked { forced: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();
-            Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false).why_gone()
+            Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).why_gone()
         };
         let now = clock::now();
         assert_eq!(why(now), LostReason::Revoked);

@@ -26,10 +26,10 @@ impl Site {
         which: Option<Level>,
         how: Leaving,
     ) -> Result<(), Error> {
-        let until = tenancy.hold.deadline();
+        // It may end sooner now, if the one that kept it for longer leaves.
+        let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold.deadline());
         let (outcome, was_held) = self.gate.leave(tenancy, which);
-        // It ends sooner now, since who kept it for longer has left.
-        if tenancy.hold.deadline() < until {
+        if shared_until.is_some_and(|until| tenancy.hold.deadline() < until) {
             self.arm();
         }
         match (outcome, was_held) {

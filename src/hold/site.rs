@@ -384,14 +384,14 @@ impl Queued for Arc<Site> {
     }
 }
 
-/// The longest lease: 31,000 years, which no sum overflows.
-const LONGEST_LEASE: Duration = Duration::from_millis(1_000_000_000_000_000);
+/// The longest lease: 300 years, which no sum overflows.
+const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
 
 /// Checks a lease before anything is sent.
 pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(
-            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^15 ms (31,000 \
+            "a lease of {lease:?} is not usable: it must be from 1 ms to 10^13 ms (300 \
              years); what is to be kept until it is given back is taken without a lease"
         );
         return Err(Error::new(ErrorKind::Config, message).of(name));

@@ -423,7 +423,7 @@ impl Held {
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
                 // The next renewal helps, if there is one.
-                let passes = terms.watched().is_some_and(|lease| slack < lease);
+                let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))
             }
         }

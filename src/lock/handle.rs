@@ -27,7 +27,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn new(session: Session, site: Arc<Site>) -> Self {
-        let terms = Terms::Watched(site.core.config.watchdog_timeout);
+        let terms = Terms::watched(site.core.config.watchdog_timeout);
         Self { site, session, terms, whole: None }
     }
 
@@ -45,12 +45,12 @@ impl Handle {
     }
 
     pub(crate) fn with_lease(&self, lease: Duration) -> Self {
-        self.on(Terms::Fixed(lease))
+        self.on(Terms::fixed(lease))
     }
 
     pub(crate) fn with_watchdog(&self, timeout: Duration) -> Self {
         self.site.core.watches_for(timeout);
-        self.on(Terms::Watched(timeout))
+        self.on(Terms::watched(timeout))
     }
 
     /// The same, to be taken on these terms.
@@ -93,8 +93,8 @@ impl Handle {
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let Self { site, .. } = self;
         let (hold, terms) = (&tenancy.hold, self.terms());
-        match terms {
-            Terms::Fixed(lease) if tenancy.granted() < lease => {
+        match terms.fixed_lease() {
+            Some(lease) if tenancy.granted() < lease => {
                 let sent_at = clock::now();
                 let counts = hold.ask(lease);
                 match site.extend(hold, lease) {
@@ -127,16 +127,16 @@ impl Handle {
                 }
             }
             // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
-            Terms::Watched(lease) if site.mode == Mode::Read => site.arm_for(tenancy, lease),
-            Terms::Watched(_) if hold.terms != terms => site.arm(),
-            Terms::Fixed(_) | Terms::Watched(_) => {}
+            None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
+            None if hold.terms != terms => site.arm(),
+            Some(_) | None => {}
         }
         Ok(true)
     }
 
     /// The level that the thread took last.
     pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> Level {
-        let shares = self.site.mode == Mode::Read && self.terms.watched().is_none();
+        let shares = self.site.mode == Mode::Read && !self.terms.is_watched();
         Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 

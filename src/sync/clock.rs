@@ -23,8 +23,9 @@ pub(crate) fn now() -> u64 {
 }
 
 /// `duration` in nanoseconds; the longest there are, if it is longer.
-pub(crate) fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+pub(crate) const fn nanos(duration: Duration) -> u64 {
+    let nanos = duration.as_nanos();
+    if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 }
 }
 
 /// The model tests' clock: moved by chance and by the tests, so that a schedule can be run again.

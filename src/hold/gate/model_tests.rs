@@ -264,7 +264,7 @@ impl Name {
         let thread = Thread::current();
         for _ in 0..times {
             let fixed = chance(self.odds.other_terms);
-            let terms = if fixed { Terms::Fixed(LEASE) } else { Terms::Watched(LEASE) };
+            let terms = if fixed { Terms::fixed(LEASE) } else { Terms::watched(LEASE) };
             let patience = Patience::new(self.odds.impatient);
             if let Some(tenancy) = self.acquire(&thread, terms, patience.wait()) {
                 let turn_is_over = self.hold(&tenancy, &thread);
@@ -328,10 +328,10 @@ impl Name {
             }
         }
         if chance(self.odds.nests) {
-            match self.enter(thread, Terms::Watched(LEASE)).0 {
+            match self.enter(thread, Terms::watched(LEASE)).0 {
                 Entered::Again(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
-                    match self.gate.leave(tenancy, Some(Terms::Watched(LEASE).into())).0 {
+                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into())).0 {
                         LeaveOutcome::StillHeld => {}
                         LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
                         other => panic!("{other:?} after an inner level"),
@@ -546,9 +546,9 @@ fn a_lost_hold_opens_the_gate() {
 fn beside_a_holder(others: fn(&Arc<Name>)) {
     let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
     let patience = Patience::new(0.0);
-    let tenancy = name.acquire(&Thread::current(), Terms::Watched(LEASE), patience.wait()).unwrap();
+    let tenancy = name.acquire(&Thread::current(), Terms::watched(LEASE), patience.wait()).unwrap();
     others(&name);
-    name.leave(&tenancy, Terms::Watched(LEASE));
+    name.leave(&tenancy, Terms::watched(LEASE));
     name.check_free();
 }
 
@@ -560,7 +560,7 @@ fn a_cancel_ends_a_wait_that_nothing_else_ends() {
             let cancel = token.clone();
             let waiter = thread::spawn(move || {
                 let wait = Wait::from(&token);
-                assert!(name.acquire(&Thread::current(), Terms::Watched(LEASE), wait).is_none());
+                assert!(name.acquire(&Thread::current(), Terms::watched(LEASE), wait).is_none());
             });
             cancel.cancel();
             waiter.join().unwrap();

@@ -15,10 +15,8 @@ use crate::watchdog::renewal::{Attempt, Facts};
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(super) levels: Levels,
-    /// Those who have the hold beside it, of a lock that threads share.
-    beside: Beside,
-    /// Until when they want it, of such a lock.
-    wanted: Option<Wanted>,
+    /// Of a lock that threads share. (Apart: a seat is moved, and most have none.)
+    shared: Option<Box<Shared>>,
     /// When the hold was granted, or passed last.
     pub(super) since: u64,
     /// Nobody waited for it by the server's last word: others may join those who have it.
@@ -26,6 +24,14 @@ pub(crate) struct Seat {
     pub(in crate::hold) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
     pub(super) kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Those who have the hold beside the one in the seat.
+    beside: Beside,
+    /// Until when all of them want it.
+    wanted: Wanted,
 }
 
 /// One of several that share a hold.
@@ -92,21 +98,20 @@ struct Wanted {
 
 impl Wanted {
     fn add(&mut self, level: Level) {
-        match level.ends {
-            None => self.endless += 1,
-            Some(ends) => *self.ends.entry(ends).or_default() += 1,
+        if level.ends == NEVER {
+            self.endless += 1;
+        } else {
+            *self.ends.entry(level.ends).or_default() += 1;
         }
     }
 
     fn remove(&mut self, level: Level) {
-        let Some(ends) = level.ends else {
+        if level.ends == NEVER {
             self.endless = self.endless.saturating_sub(1);
-            return;
-        };
-        if let Some(count) = self.ends.get_mut(&ends) {
+        } else if let Some(count) = self.ends.get_mut(&level.ends) {
             *count -= 1;
             if *count == 0 {
-                self.ends.remove(&ends);
+                self.ends.remove(&level.ends);
             }
         }
     }
@@ -115,7 +120,7 @@ impl Wanted {
     fn until(&self) -> u64 {
         match self.ends.last_key_value() {
             Some((ends, _)) if self.endless == 0 => *ends,
-            _ => u64::MAX,
+            _ => NEVER,
         }
     }
 }
@@ -129,8 +134,7 @@ impl Seat {
         let mut seat = Self {
             tenancy,
             levels: Levels::of(level),
-            beside: Beside::default(),
-            wanted: is_shared.then(Wanted::default),
+            shared: is_shared.then(Box::default),
             since,
             is_open,
             attempt: Attempt::Done,
@@ -146,7 +150,7 @@ impl Seat {
 
     /// Whether it is one of those who have the hold.
     pub(super) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
-        self.is(tenancy) || self.beside.get(tenancy).is_some()
+        self.is(tenancy) || self.beside(tenancy).is_some()
     }
 
     /// All who have the hold.
@@ -155,17 +159,25 @@ impl Seat {
     }
 
     fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
-        let beside = self.beside.iter().map(|tenant| (&tenant.tenancy, &tenant.levels));
+        let beside = self.shared.iter().flat_map(|shared| shared.beside.iter());
+        let beside = beside.map(|tenant| (&tenant.tenancy, &tenant.levels));
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
+    }
+
+    /// One of those who have the hold beside the one in the seat.
+    fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
+        self.shared.as_mut()?.beside.get(tenancy)
     }
 
     /// A thread's tenancy and its levels.
     pub(super) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
-        let beside = if thread.is_nobodys() { &mut [] } else { &mut *self.beside.threads };
-        let beside = beside.iter_mut().map(|tenant| (&tenant.tenancy, &mut tenant.levels));
-        std::iter::once((&self.tenancy, &mut self.levels))
-            .chain(beside)
-            .find(|(tenancy, _)| tenancy.thread.id() == thread.id())
+        if self.tenancy.thread.id() == thread.id() {
+            return Some((&self.tenancy, &mut self.levels));
+        }
+        let shared = self.shared.as_mut().filter(|_| !thread.is_nobodys())?;
+        let is_its = |tenant: &&mut Tenant| tenant.tenancy.thread.id() == thread.id();
+        let tenant = shared.beside.threads.iter_mut().find(is_its)?;
+        Some((&tenant.tenancy, &mut tenant.levels))
     }
 
     /// A thread that has the hold takes it once more.
@@ -180,48 +192,56 @@ impl Seat {
     /// Another one has the hold beside those who have it.
     pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
-        self.beside.push(Tenant { tenancy, levels: Levels::of(level) });
+        let tenant = Tenant { tenancy, levels: Levels::of(level) };
+        self.shared.get_or_insert_default().beside.push(tenant);
         self.want(level);
     }
 
     /// Ends a level. `None`: it is the only one of all, or not there; else whether `tenancy` has levels
     /// left.
+    #[inline]
     pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
-        let (gone, left) = if self.is(tenancy) {
+        let Some(shared) = &mut self.shared else {
+            let ended = self.is(tenancy).then(|| self.levels.end(which));
+            return ended.flatten().map(|_| true);
+        };
+        let (gone, left) = if Arc::ptr_eq(&self.tenancy, tenancy) {
             match self.levels.end(which) {
                 Some(gone) => (gone, true),
                 None => {
-                    let next = self.beside.pop()?;
+                    let next = shared.beside.pop()?;
                     self.tenancy = next.tenancy;
                     (std::mem::replace(&mut self.levels, next.levels).outer, false)
                 }
             }
         } else {
-            match self.beside.get(tenancy)?.levels.end(which) {
+            let beside = &mut shared.beside;
+            match beside.get(tenancy)?.levels.end(which) {
                 Some(gone) => (gone, true),
-                None => (self.beside.remove(tenancy).levels.outer, false),
+                None => (beside.remove(tenancy).levels.outer, false),
             }
         };
-        if let Some(wanted) = &mut self.wanted {
-            wanted.remove(gone);
-            self.tenancy.hold.ends_by(wanted.until());
-        }
+        shared.wanted.remove(gone);
+        self.tenancy.hold.ends_by(shared.wanted.until());
         Some(left)
     }
 
     fn want(&mut self, level: Level) {
-        if let Some(wanted) = &mut self.wanted {
-            wanted.add(level);
-            self.tenancy.hold.ends_by(wanted.until());
+        if let Some(shared) = &mut self.shared {
+            shared.wanted.add(level);
+            self.tenancy.hold.ends_by(shared.wanted.until());
         }
     }
 
     /// When the level of `tenancy` that was taken last ends by itself.
     pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
-        self.wanted.as_ref()?;
-        let levels =
-            if self.is(tenancy) { &self.levels } else { &self.beside.get(tenancy)?.levels };
-        levels.inner.last().unwrap_or(&levels.outer).ends
+        let shared = self.shared.as_mut()?;
+        let levels = if Arc::ptr_eq(&self.tenancy, tenancy) {
+            &self.levels
+        } else {
+            &shared.beside.get(tenancy)?.levels
+        };
+        Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
     /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
@@ -245,7 +265,7 @@ impl Seat {
     /// What its renewal depends on.
     pub(in crate::hold) fn facts(&self) -> Facts {
         // Of several the last to come: the others leave it to those who are not there for too long.
-        let is_watched = self.wanted.as_ref().is_none_or(|wanted| wanted.endless > 0);
+        let is_watched = self.shared.as_ref().is_none_or(|shared| shared.wanted.endless > 0);
         // And the longest of the leases that they want.
         let watching = self
             .tenants()
@@ -265,45 +285,44 @@ impl Seat {
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
             watched: watching.map(|(_, lease)| hold.counts(lease)),
-            fixed: match hold.terms {
-                Terms::Watched(_) => None,
-                Terms::Fixed(lease) => Some(lease),
-            },
+            fixed: hold.terms.fixed_lease(),
             attempt: self.attempt,
         }
     }
 }
 
+/// The end of a level that does not end by itself.
+const NEVER: u64 = u64::MAX;
+
 /// One time that the lock was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(super) terms: Terms,
-    /// When its own lease ends, on [`clock`]. `None`: not by itself; or a guard does not know.
-    pub(super) ends: Option<u64>,
+    /// When its own lease ends, on [`clock`]; or [`NEVER`], also where a guard does not know.
+    pub(super) ends: u64,
 }
 
 impl Level {
     /// What a guard ends.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
-        Self { terms, ends }
+        Self { terms, ends: ends.unwrap_or(NEVER) }
     }
 
     /// For how long it lasts, whoever else has the hold.
     pub(crate) fn remaining(self) -> Duration {
-        let left = |ends: u64| Duration::from_nanos(ends.saturating_sub(clock::now()));
-        self.ends.map_or(Duration::MAX, left)
+        if self.ends == NEVER {
+            return Duration::MAX;
+        }
+        Duration::from_nanos(self.ends.saturating_sub(clock::now()))
     }
 
     fn since(terms: Terms, now: u64) -> Self {
-        let ends = match terms {
-            Terms::Watched(_) => None,
-            Terms::Fixed(lease) => Some(now.saturating_add(clock::nanos(lease))),
-        };
+        let ends = if terms.is_watched() { NEVER } else { now.saturating_add(terms.nanos()) };
         Self { terms, ends }
     }
 
     fn is(self, which: Self) -> bool {
-        self.terms == which.terms && (which.ends.is_none() || self.ends == which.ends)
+        self.terms == which.terms && (which.ends == NEVER || self.ends == which.ends)
     }
 }
 
@@ -331,7 +350,7 @@ impl Levels {
 
     /// The longest lease of a level that wants the watchdog.
     fn watched(&self) -> Option<Duration> {
-        self.all().filter_map(|level| level.terms.watched()).max()
+        self.all().filter_map(|level| level.terms.watched_lease()).max()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -341,10 +360,17 @@ impl Levels {
     /// Ends that level, or the last one: it. `None`: there is only one.
     fn end(&mut self, which: Option<Level>) -> Option<Level> {
         let last = self.inner.pop()?;
-        let Some(which) = which.filter(|which| !last.is(*which)) else { return Some(last) };
-        // Guards may go in any order: one further out went first.
+        match which {
+            Some(which) if !last.is(which) => Some(self.end_further_out(which, last)),
+            _ => Some(last),
+        }
+    }
+
+    /// Guards may go in any order: one further out goes before the last one, which stays.
+    #[cold]
+    fn end_further_out(&mut self, which: Level, last: Level) -> Level {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));
-        Some(std::mem::replace(gone.unwrap_or(&mut self.outer), last))
+        std::mem::replace(gone.unwrap_or(&mut self.outer), last)
     }
 }
 
@@ -358,11 +384,7 @@ pub(crate) struct Folded {
 impl Folded {
     /// The longest lease of a level that wants no watchdog.
     pub(crate) fn longest_fixed(&self) -> Option<Duration> {
-        let fixed = |level: Level| match level.terms {
-            Terms::Fixed(lease) => Some(lease),
-            Terms::Watched(_) => None,
-        };
-        self.levels.all().filter_map(fixed).max()
+        self.levels.all().filter_map(|level| level.terms.fixed_lease()).max()
     }
 
     /// What the lock is to be taken on again: the longest watched lease if some level wants the
@@ -370,8 +392,8 @@ impl Folded {
     pub(crate) fn terms(&self) -> Terms {
         let outer = self.levels.outer.terms.lease();
         match self.levels.watched() {
-            Some(lease) => Terms::Watched(lease),
-            None => Terms::Fixed(self.longest_fixed().unwrap_or(outer)),
+            Some(lease) => Terms::watched(lease),
+            None => Terms::fixed(self.longest_fixed().unwrap_or(outer)),
         }
     }
 }

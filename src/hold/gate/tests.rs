@@ -15,7 +15,7 @@ const OVER: u64 = 30_000_000_000;
 fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     let asked = Asked { forced, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
@@ -34,13 +34,13 @@ fn each_state_is_left_as_the_table_says() {
     let mut state = gate.state.lock();
     let [one, two] = [(); 2].map(|()| Thread::nobodys());
     let enter =
-        |state: &mut State, thread, now| state.enter(thread, Terms::Watched(LEASE), true, now);
+        |state: &mut State, thread, now| state.enter(thread, Terms::watched(LEASE), true, now);
     assert_eq!(is(&state), FREE);
     assert!(matches!(enter(&mut state, &one, 0), Entered::Leads));
-    assert!(matches!(state.enter(&two, Terms::Watched(LEASE), false, 0), Entered::Occupied));
+    assert!(matches!(state.enter(&two, Terms::watched(LEASE), false, 0), Entered::Occupied));
     assert_eq!(is(&state), LED);
     let first = granted(&one, 0);
-    assert!(matches!(state.admit(&first, Terms::Watched(LEASE), None, 0), Admitted::Seated(None)));
+    assert!(matches!(state.admit(&first, Terms::watched(LEASE), None, 0), Admitted::Seated(None)));
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), Entered::Again(_)));
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::StillHeld));
@@ -92,17 +92,17 @@ fn a_hold_of_another_queue_takes_the_baton_from_nobody_and_is_passed_to_nobody_h
     let gate = Gate::new();
     let mut state = gate.state.lock();
     let [leader, other, fair] = [(); 3].map(|()| Thread::nobodys());
-    assert!(matches!(state.enter(&leader, Terms::Watched(LEASE), true, 0), Entered::Leads));
+    assert!(matches!(state.enter(&leader, Terms::watched(LEASE), true, 0), Entered::Leads));
     let asked = Asked { forced: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
     let hold =
-        Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false).in_line(Arc::new(Elsewhere));
+        Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false).in_line(Arc::new(Elsewhere));
     let tenancy = Arc::new(Tenancy::since(Arc::new(hold), fair, 0));
     assert!(matches!(
-        state.admit(&tenancy, Terms::Watched(LEASE), None, 0),
+        state.admit(&tenancy, Terms::watched(LEASE), None, 0),
         Admitted::Seated(None)
     ));
-    let Entered::Queued(waiter) = state.enter(&other, Terms::Watched(LEASE), true, 0) else {
+    let Entered::Queued(waiter) = state.enter(&other, Terms::watched(LEASE), true, 0) else {
         panic!()
     };
     assert!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Release { leads: false, .. }));
@@ -116,12 +116,12 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let mut state = gate.state.lock();
     let thread = Thread::nobodys();
     let old = granted(&thread, 0);
-    state.admit(&old, Terms::Watched(LEASE), None, 0);
-    let entered = state.enter(&thread, Terms::Watched(LEASE), true, OVER);
+    state.admit(&old, Terms::watched(LEASE), None, 0);
+    let entered = state.enter(&thread, Terms::watched(LEASE), true, OVER);
     assert!(matches!(entered, Entered::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
-    assert!(matches!(state.admit(&new, Terms::Watched(LEASE), None, 0), Admitted::Taken(_)));
-    let admitted = state.admit(&new, Terms::Watched(LEASE), Some(&old.hold), 0);
+    assert!(matches!(state.admit(&new, Terms::watched(LEASE), None, 0), Admitted::Taken(_)));
+    let admitted = state.admit(&new, Terms::watched(LEASE), Some(&old.hold), 0);
     assert!(matches!(admitted, Admitted::Seated(Some(_))), "{admitted:?}");
 }
 
@@ -131,9 +131,9 @@ fn what_was_asked_for_before_a_forced_unlock_is_not_ours() {
     gate.force();
     let mut state = gate.state.lock();
     let thread = Thread::nobodys();
-    state.enter(&thread, Terms::Watched(LEASE), true, 0);
+    state.enter(&thread, Terms::watched(LEASE), true, 0);
     for (forced, held) in [(0, LED), (1, HELD)] {
-        state.admit(&granted(&thread, forced), Terms::Watched(LEASE), None, 0);
+        state.admit(&granted(&thread, forced), Terms::watched(LEASE), None, 0);
         assert_eq!(is(&state), held);
     }
 }
@@ -145,7 +145,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         let mut state = gate.state.lock();
         let [one, two] = [(); 2].map(|()| Thread::nobodys());
         let tenancy = granted(&one, 0);
-        state.admit(&tenancy, Terms::Watched(LEASE), None, 0);
+        state.admit(&tenancy, Terms::watched(LEASE), None, 0);
         let seat = state.seat.as_mut().unwrap();
         assert!(!seat.renews(LEASE, OVER) && seat.renews(LEASE, 0));
         if fails {
@@ -153,7 +153,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
             seat.attempt = seat.attempt.fails(false, LEASE, 0);
         }
         assert!(seat.may_outlive());
-        let _waiter = state.enter(&two, Terms::Watched(LEASE), true, 0);
+        let _waiter = state.enter(&two, Terms::watched(LEASE), true, 0);
         assert_eq!(matches!(state.leave(&tenancy, None, 0), LeaveOutcome::Passed { .. }), passed);
         assert!(state.seat.as_ref().is_none_or(|seat| seat.attempt.is_sent()));
     }
@@ -166,11 +166,11 @@ fn who_leaves_a_hold_that_others_share_has_it_no_more() {
     let [one, two] = [(); 2].map(|()| Thread::nobodys());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
-    let hold = Hold::new(owner, Terms::Watched(LEASE), LEASE, asked, false);
+    let hold = Hold::new(owner, Terms::watched(LEASE), LEASE, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
-    assert!(matches!(gate.admit(&first, Terms::Watched(LEASE), None), Admitted::Seated(None)));
+    assert!(matches!(gate.admit(&first, Terms::watched(LEASE), None), Admitted::Seated(None)));
     let Some((Entered::Again(second), true)) =
-        gate.join(&two, Terms::Watched(LEASE), Joining::InTurn)
+        gate.join(&two, Terms::watched(LEASE), Joining::InTurn)
     else {
         panic!("not let in")
     };

@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_secs(30);
 
 fn tenancy(id: &ClientId) -> Arc<Tenancy> {
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
-    let hold = Hold::new(id.next_owner(), Terms::Watched(LEASE), LEASE, asked, false);
+    let hold = Hold::new(id.next_owner(), Terms::watched(LEASE), LEASE, asked, false);
     Arc::new(Tenancy::new(Arc::new(hold), Thread::current()))
 }
 
