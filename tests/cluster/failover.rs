@@ -152,3 +152,67 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     // Two timeouts; a call that waits goes on for a minute.
     assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
 }
+
+/// Its own end counts, and not the two timeouts that one request has.
+#[test]
+fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
+    let _bounded = bounded();
+    let cluster = with_replicas();
+    let slot = cluster.slot("outlasted");
+    let old = cluster.owner(slot);
+    let others = cluster.servers().iter().filter(|server| server.port() != old.port());
+    let others: Vec<_> = others.collect();
+    let stay_replicas = |yes_or_no: &str| {
+        for server in &others {
+            let args = ["SET", "cluster-replica-no-failover", yes_or_no];
+            redis::cmd("CONFIG").arg(&args).exec(&mut server.connection()).unwrap();
+        }
+    };
+    stay_replicas("yes");
+    let client = common::impatient(&cluster.url())
+        .failover_timeout(LONG)
+        .client_tracking(false)
+        .connect()
+        .unwrap();
+    let names = ["for", "until", "token", "ended for", "ended until", "ended token"];
+    let locks = names.map(|name| client.reentrant_lock(&format!("{{outlasted}}:{name}")));
+    locks[0].lock().unwrap().unlock().unwrap();
+    old.kill();
+    let begun = Instant::now();
+    let token = CancelToken::new();
+    let short = 4 * common::IMPATIENT;
+    let waiters = locks.each_ref().map(|lock| {
+        let (lock, token) = (lock.clone(), token.clone());
+        let ends = lock.name().contains("ended");
+        let end = if ends { short } else { LONG };
+        spawn(move || {
+            let got = match lock.name().rsplit([':', ' ']).next() {
+                Some("for") => lock.try_lock_for(end),
+                Some("until") => lock.lock_within(Wait::until(begun + end)),
+                _ if ends => lock.lock_within(Wait::FOREVER.cancelled_by(&token)),
+                _ => lock.lock_within(Wait::FOREVER.cancelled_by(&CancelToken::new())),
+            };
+            (got.map(|guard| guard.map(|guard| guard.unlock().unwrap())), begun.elapsed())
+        })
+    });
+    thread::sleep(short.saturating_sub(begun.elapsed()));
+    token.cancel();
+    let mut waiters = waiters.into_iter();
+    let going_on: Vec<_> = waiters.by_ref().take(3).collect();
+    for (name, waiter) in names[3..].iter().zip(waiters) {
+        let (got, ended) = waiter.join();
+        let error = got.unwrap_err();
+        // It does not pause beyond its end.
+        assert!(ended >= 3 * common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
+        if *name == "ended token" {
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");
+        } else {
+            assert!(error.is_transient(), "{name}: {error:#}");
+        }
+    }
+    stay_replicas("no");
+    cluster.wait_taken_over(slot, old);
+    for (name, waiter) in names.iter().zip(going_on) {
+        assert!(waiter.join().0.unwrap().is_some(), "{name}");
+    }
+}

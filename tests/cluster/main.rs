@@ -23,7 +23,7 @@ use common::{
     wait_until,
 };
 use redis::Commands as _;
-use redlatch::{Client, ErrorKind, HoldState, Lock, MultiLock};
+use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Wait};
 use redlatch_testkit::{Cluster, Job, Server, Worker};
 
 fn cluster() -> Cluster {
