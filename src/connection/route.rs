@@ -7,6 +7,7 @@ use std::sync::Arc;
 use redis::Value;
 
 use super::cluster::Slot;
+use super::limit::Limit;
 use super::{Command, Failure, Lane, Outcome, reply_code};
 
 /// From a name to a server's lane. What callers send for a name goes over one lane, so that it runs
@@ -48,7 +49,9 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // One that may not be asked for is done without.
+            // One that may not be asked for is done without. If the caller's limit ends this question
+            // it has not ended the call, which was answered.
+            let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {
                     "hash" => Some("a hash"),

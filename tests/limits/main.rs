@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Action, Proxy, Server};
 
 /// How long the calls may wait here, and how late they may be then.
 const WAIT: Duration = UNIT;
@@ -205,4 +205,28 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     proxy.thaw();
     other.join();
     wait_free(&server, "reopened", SOON);
+}
+
+/// The server's word is not hidden by a limit that ends the question for the key's type.
+#[test]
+fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
+    let _bounded = bounded();
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let client = patient(&proxy.url());
+    let lock = client.reentrant_lock("a string");
+    lock.lock().unwrap().unlock().unwrap();
+    let _: () = server.connection().set("a string", 1).unwrap();
+    proxy.on_request("TYPE\r\n", Action::HoldReply);
+    let token = CancelToken::new();
+    let waiter = {
+        let token = token.clone();
+        spawn(move || lock.lock_within(Wait::FOREVER.cancelled_by(&token)).map(drop).unwrap_err())
+    };
+    proxy.wait_fired(1, SOON);
+    token.cancel();
+    let error = waiter.join();
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
+    assert!(format!("{error:#}").contains("WRONGTYPE"), "{error:#}");
+    proxy.release();
 }
