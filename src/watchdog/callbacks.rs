@@ -18,8 +18,8 @@ const TARGET: &str = "redlatch";
 const MOST_LINES: usize = 1_000;
 /// Holds that are lost for one reason are one line: it is written when no other was lost for so
 /// long, by [`clock`], and at the latest so long after the first one.
-const GATHERED: u64 = 100_000_000;
-const GATHERED_AT_MOST: u64 = 1_000_000_000;
+const GATHERED: u64 = 300_000_000;
+const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// So many of their names are in the line.
 const MOST_NAMES: usize = 10;
 
