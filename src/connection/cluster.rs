@@ -540,6 +540,12 @@ impl Slot {
         // Its own end, and not that of the call's patience with the cluster.
         let is_its_end = until < latest;
         let is_cut = || limit.as_ref().is_some_and(Limit::is_over);
+        let ended = || {
+            // The client's end is not the limit's.
+            if is_cut() || is_its_end && !self.cluster.is_ended() {
+                limit::cuts();
+            }
+        };
         let mut copied = None;
         let mut pause = Duration::ZERO;
         loop {
@@ -558,9 +564,7 @@ impl Slot {
                         });
                     }
                     Some(Redirect::Ask { .. }) if self.is_over(until) || is_cut() => {
-                        if is_its_end || is_cut() {
-                            limit::cuts();
-                        }
+                        ended();
                         return (outcome.map_err(Self::nobody), in_doubt);
                     }
                     Some(Redirect::Ask { host_port }) => {
@@ -595,9 +599,7 @@ impl Slot {
                 }
             }
             if self.is_over(until.checked_sub(pause).unwrap_or(until)) || is_cut() {
-                if is_its_end || is_cut() {
-                    limit::cuts();
-                }
+                ended();
                 return (outcome.map_err(Self::nobody), in_doubt);
             }
             match &limit {

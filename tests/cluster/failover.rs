@@ -216,3 +216,21 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
         assert!(waiter.join().0.unwrap().is_some(), "{name}");
     }
 }
+
+/// The end of the client is not taken for the end of the wait.
+#[test]
+fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
+    let _bounded = bounded();
+    let cluster = cluster();
+    // A request would have longer than the wait.
+    let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG);
+    let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
+    let lock = client.reentrant_lock("down");
+    lock.lock().unwrap().unlock().unwrap();
+    cluster.owner(cluster.slot("down")).kill();
+    let waiter = spawn(move || lock.try_lock_for(SOON / 2).map(drop).unwrap_err());
+    waiter.wait_asleep();
+    client.shutdown();
+    let error = waiter.join();
+    assert_eq!(error.kind(), ErrorKind::ShutDown, "{error:#}");
+}
