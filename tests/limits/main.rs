@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
-use redlatch_testkit::{Action, Proxy, Server};
+use redlatch_testkit::{Action, Cluster, Proxy, Server};
 
 /// How long the calls may wait here, and how late they may be then.
 const WAIT: Duration = UNIT;
@@ -229,4 +229,24 @@ fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     assert!(format!("{error:#}").contains("WRONGTYPE"), "{error:#}");
     proxy.release();
+}
+
+#[test]
+fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
+    let _bounded = bounded();
+    let cluster = Cluster::without_replicas().unwrap();
+    let client = patient(&cluster.url());
+    let lock = client.reentrant_lock("hangs");
+    lock.lock().unwrap().unlock().unwrap();
+    let server = cluster.home("hangs");
+    server.pause();
+    once_within(LATE, || {
+        let until = Instant::now() + WAIT;
+        let error = lock.try_lock_until(until).map(drop).unwrap_err();
+        let late = until.elapsed();
+        assert!(error.is_transient(), "{error}");
+        late
+    });
+    server.resume();
+    wait_free(server, "hangs", SOON);
 }
