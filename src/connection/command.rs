@@ -122,6 +122,8 @@ pub(crate) struct Command {
     script: Option<ScriptCall>,
     acks: Option<ReplicaAcks>,
     replies: Replies,
+    /// ASKING goes before it.
+    asks: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +143,7 @@ impl Command {
         for part in parts {
             push_part(&mut bytes, part);
         }
-        Self { bytes, script: None, acks: None, replies: Replies::ALL }
+        Self { bytes, script: None, acks: None, replies: Replies::ALL, asks: false }
     }
 
     /// Answered when so many replicas have what was written over its connection so far, or when the
@@ -172,7 +174,7 @@ impl Command {
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
         rest().for_each(|part| push_pieces(&mut bytes, part));
         let call = ScriptCall { script, parts, rest: begins };
-        Self { bytes, script: Some(call), acks: None, replies: script.replies }
+        Self { bytes, script: Some(call), acks: None, replies: script.replies, asks: false }
     }
 
     /// What it writes counts only when so many replicas have it: a [`wait`](Self::wait) goes behind
@@ -225,10 +227,17 @@ impl Command {
         self.replies.include(reply)
     }
 
-    /// The same with the script's text, for a server that need not know the script.
-    pub(crate) fn by_text(&self, channels: Channels) -> Self {
+    /// The same for a server to which the command's slot is on its way: ASKING goes before it, and
+    /// the script's text with it. (ASKING is good for one command, and a script that the server
+    /// does not know yet would be a second one.)
+    pub(crate) fn asking(&self, channels: Channels) -> Self {
         let bytes = self.to_eval(channels).unwrap_or_else(|| self.bytes.clone());
-        Self { bytes, script: None, ..*self }
+        Self { bytes, script: None, asks: true, ..*self }
+    }
+
+    /// Whether ASKING goes before it, in the same packet.
+    pub(crate) fn asks(&self) -> bool {
+        self.asks
     }
 
     /// The same call with the script's text, if it is one.

@@ -322,6 +322,16 @@ impl Link {
         let mut bytes = Vec::new();
         let mut acks = None;
         for (command, receiver, awaited) in batch {
+            if command.asks() {
+                let command = Command::plain(&[b"ASKING"]);
+                bytes.extend_from_slice(command.bytes());
+                self.owed.push_back(Owed {
+                    command,
+                    receiver: None,
+                    awaited: false,
+                    retried: true,
+                });
+            }
             bytes.extend_from_slice(&command.bytes_for(self.channels));
             if command.acks().is_some() {
                 acks = command.acks();
@@ -764,6 +774,23 @@ mod tests {
                 let heard = heard.lock().take();
                 assert!(matches!(heard, Some(Err(Failure::Reset(_)))), "{heard:?}");
             }
+        }
+    }
+
+    /// It and its ASKING are one entry of the queue, and two replies.
+    #[test]
+    fn what_asks_has_its_own_reply_and_not_that_to_its_asking() {
+        let server = Server::start().unwrap();
+        let mut link = link(&server);
+        let (asked, behind) = (hears(), hears());
+        let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
+        let asking = echo(b"1").asking(Channels::Server);
+        link.send([(asking, asked.1, true), (echo(b"2"), behind.1, true)]).unwrap();
+        assert_eq!(link.owed(), 3);
+        link.read_awaited().unwrap();
+        for (heard, text) in [(asked.0, "1"), (behind.0, "2")] {
+            let reply = heard.lock().take().unwrap().unwrap();
+            assert_eq!(reply, Value::BulkString(text.into()));
         }
     }
 

@@ -72,7 +72,7 @@ impl Lane {
     pub(crate) fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
             None => self.call_until(command, None),
-            Some(limit) => self.call_limited(None, command, &limit),
+            Some(limit) => self.call_limited(command, &limit),
         }
     }
 
@@ -98,19 +98,14 @@ impl Lane {
         }
     }
 
-    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way:
-    /// the word that says so goes before it, and the script's text with it. (The word is good for
-    /// one command, and a script that is not known yet would be a second one.)
+    /// As [`call_once`](Self::call_once), of a server to which the command's slot is on its way.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
-        let command = command.by_text(self.endpoint.channels());
-        let asking = Command::plain(&[b"ASKING"]);
+        let command = command.asking(self.endpoint.channels());
         if let Some(limit) = Limit::current() {
-            return self.call_limited(Some(asking), &command, &limit);
+            return self.call_limited(&command, &limit);
         }
         let call = Call::queued();
         let mut state = self.state.lock();
-        // Both at once: nothing comes between.
-        state.queue.push_back(Pending::Post(asking, Arc::new(|_: Outcome| {})));
         state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
         if !std::mem::replace(&mut state.combining, true) {
             *call.state.lock() = CallState::Combines;
@@ -181,18 +176,9 @@ impl Lane {
     ///
     /// What a command that may run takes is given back by those who sent it, as after any other
     /// lost reply: they have its owner, ids or number (`watchdog/orphan.rs`).
-    fn call_limited(
-        self: &Arc<Self>,
-        before: Option<Command>,
-        command: &Command,
-        limit: &Limit,
-    ) -> Outcome {
+    fn call_limited(self: &Arc<Self>, command: &Command, limit: &Limit) -> Outcome {
         let call = Call::queued();
         let mut state = self.state.lock();
-        // Both at once: nothing comes between.
-        state.queue.extend(before.map(|before| {
-            Pending::Post(before, Arc::new(|_: Outcome| {}) as Arc<dyn ReplyReceiver>)
-        }));
         state.queue.push_back(Pending::Call(command.clone(), Arc::clone(&call)));
         if !std::mem::replace(&mut state.combining, true) {
             *call.state.lock() = CallState::Combines;
@@ -231,9 +217,8 @@ impl Lane {
             drop(state);
             let lane = Arc::clone(self);
             if let Err(error) = own_thread("redlatch-opener", None, move || lane.combine_queue()) {
-                let failure = Failure::Unsent(Cause::new(error, self.endpoint.health()));
                 let mut state = self.state.lock();
-                state.queue.retain(|pending| !pending.is(call));
+                let failure = self.give_up(&mut state, call, error);
                 let link = state.link.take();
                 drop(state);
                 call.receive(Err(failure));
@@ -266,22 +251,22 @@ impl Lane {
     fn leaves(&self, state: &mut State, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
-            *own = CallState::Done(Err(self.give_up(state, call)));
+            *own = CallState::Done(Err(self.give_up(state, call, late())));
             limit::cuts();
         }
     }
 
-    /// Takes a call out of the queue: whether it may run is what is returned.
-    fn give_up(&self, state: &mut State, call: &Arc<Call>) -> Failure {
-        let late = io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over");
-        let late = Cause::new(late, self.endpoint.health());
+    /// Takes a call out of the queue. Returns whether its command may run: [`Failure::Unsent`] only
+    /// if it was still there.
+    fn give_up(&self, state: &mut State, call: &Arc<Call>, why: io::Error) -> Failure {
+        let why = Cause::new(why, self.endpoint.health());
         match state.queue.iter().position(|pending| pending.is(call)) {
             Some(at) => {
                 state.queue.remove(at);
-                Failure::Unsent(late)
+                Failure::Unsent(why)
             }
             // Some combiner has it, and has written it or is about to.
-            None => Failure::TimedOut(late),
+            None => Failure::TimedOut(why),
         }
     }
 
@@ -294,7 +279,7 @@ impl Lane {
             return None;
         }
         *own = CallState::Gone;
-        Some(self.give_up(&mut state, call))
+        Some(self.give_up(&mut state, call, late()))
     }
 
     /// Combines for the whole queue, in which the caller's own command stands too.
@@ -331,6 +316,10 @@ impl Lane {
             thread::yield_now();
         }
     }
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
 }
 
 /// A round trip of a sixth of a millisecond: below that gathering costs more than it brings.
