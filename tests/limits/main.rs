@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
-use redlatch_testkit::{Action, Cluster, Proxy, Server};
+use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
 /// How long the calls may wait here, and how late they may be then.
 const WAIT: Duration = UNIT;
@@ -231,15 +231,13 @@ fn a_refused_type_is_told_though_the_limit_ends_the_question_for_it() {
     proxy.release();
 }
 
-#[test]
-fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
-    let _bounded = bounded();
-    let cluster = Cluster::without_replicas().unwrap();
-    let client = patient(&cluster.url());
+/// A call of a lock called `hangs`, to this server.
+fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     let lock = client.reentrant_lock("hangs");
-    lock.lock().unwrap().unlock().unwrap();
-    let server = cluster.home("hangs");
-    server.pause();
+    if hangs {
+        lock.lock().unwrap().unlock().unwrap();
+        server.pause();
+    }
     once_within(LATE, || {
         let until = Instant::now() + WAIT;
         let error = lock.try_lock_until(until).map(drop).unwrap_err();
@@ -247,6 +245,32 @@ fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
         assert!(error.is_transient(), "{error}");
         late
     });
-    server.resume();
+    if hangs {
+        server.resume();
+    }
     wait_free(server, "hangs", SOON);
+}
+
+#[test]
+fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
+    let _bounded = bounded();
+    let cluster = Cluster::without_replicas().unwrap();
+    ends_in_time(&patient(&cluster.url()), cluster.home("hangs"), true);
+}
+
+#[test]
+fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
+    let _bounded = bounded();
+    let sentinels = Sentinels::builder().down_after(LONG).start().unwrap();
+    ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
+}
+
+/// The server has answered, and waits for a replica that there is not. What is given back goes behind.
+#[test]
+fn a_limit_ends_a_call_that_no_replica_acknowledges() {
+    let _bounded = bounded();
+    let server = server();
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let client = builder.replica_acks(1, WAIT * 10).connections(1).connect().unwrap();
+    ends_in_time(&client, &server, false);
 }
