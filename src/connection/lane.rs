@@ -45,7 +45,7 @@ pub(crate) struct Lane {
 
 struct State {
     /// The link, while nobody combines.
-    link: Option<Link>,
+    link: Option<Box<Link>>,
     combining: bool,
     /// Commands not yet written. Invariants: while there is a call among them, somebody combines or
     /// has been told to; while nobody combines and there are posts, there is no link or it owes too
@@ -128,7 +128,7 @@ impl Lane {
     /// Opens the link now, so that a wrong address is found out here.
     pub(crate) fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
-        self.state.lock().link = Some(link);
+        self.state.lock().link = Some(Box::new(link));
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Lane {
         let mut state = self.state.lock();
         // Before the reading: a post that comes after it asks again.
         self.look_requested.store(false, Ordering::Release);
-        if state.combining || !state.link.as_ref().is_none_or(is_time) {
+        if state.combining || !state.link.as_deref().is_none_or(is_time) {
             return false;
         }
         if state.queue.is_empty() && state.link.as_ref().is_none_or(|link| link.owed() == 0) {

@@ -213,7 +213,7 @@ impl Lane {
             drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
             return;
         }
-        if !state.link.as_mut().is_some_and(Link::is_trusted) {
+        if !state.link.as_mut().is_some_and(|link| link.is_trusted()) {
             drop(state);
             let lane = Arc::clone(self);
             if let Err(error) = own_thread("redlatch-opener", None, move || lane.combine_queue()) {
@@ -231,7 +231,7 @@ impl Lane {
         let mut state = self.state.lock();
         let link = state.link.take();
         // It must not owe more and more where one after the other leaves.
-        let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, Link::owed));
+        let room = MOST_UNREAD.saturating_sub(link.as_ref().map_or(0, |link| link.owed()));
         let packet = take_first(&mut state.queue, room);
         state.served = packet.len();
         drop(state);

@@ -12,7 +12,8 @@ use crate::connection::link::{Failure, Link, Outcome, ReplyReceiver};
 /// Who combines for a lane, with its link. Whoever drops it has handed that on, after a panic too.
 pub(super) struct Combiner<'a> {
     lane: &'a Lane,
-    link: Option<Link>,
+    /// Boxed: it is moved from the lane and back with each call.
+    link: Option<Box<Link>>,
     /// How long opening a link may take.
     within: Duration,
     /// What ends all of that for the thread that combines.
@@ -22,7 +23,7 @@ pub(super) struct Combiner<'a> {
 }
 
 impl<'a> Combiner<'a> {
-    pub(super) fn new(lane: &'a Lane, link: Option<Link>, within: Duration) -> Self {
+    pub(super) fn new(lane: &'a Lane, link: Option<Box<Link>>, within: Duration) -> Self {
         Self { lane, link, within, limit: None, was_panicking: thread::panicking() }
     }
 
@@ -120,7 +121,10 @@ impl<'a> Combiner<'a> {
         self.link.take_if(|link| !link.is_alive());
         match &mut self.link {
             Some(link) => Ok(link),
-            none => Ok(none.insert(Link::open_within(&self.lane.endpoint, self.within)?)),
+            none => {
+                let link = Link::open_within(&self.lane.endpoint, self.within)?;
+                Ok(none.insert(Box::new(link)))
+            }
         }
     }
 }
@@ -138,7 +142,8 @@ impl Drop for Combiner<'_> {
                 Pending::Post(..) => None,
             });
             // Their commands are written, and the thread that read for them leaves.
-            let left = self.link.iter().flat_map(Link::left).filter_map(|it| it.takes_over());
+            let left =
+                self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
             // Before the lane's mutex is free: see `Lane::abandon`.
             let next = queued.chain(left).next();
             if let Some(reader) = next {
@@ -150,7 +155,7 @@ impl Drop for Combiner<'_> {
             // Only posts: a combiner never resigns with commands unwritten. Without a connection,
             // or where too many replies are unread, they wait for the background thread, which has
             // been asked to look.
-            let owed = self.link.as_ref().map_or(MOST_UNREAD, Link::owed);
+            let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MOST_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
                 if state.closed && (owes || !state.queue.is_empty()) {
