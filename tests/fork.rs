@@ -339,3 +339,26 @@ fn fork_in_the_middle(client: &Client, url: &str) {
     over.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(Running::join);
 }
+
+/// The parent's threads sleep when it forks. What they sleep on is in the child's memory, and its own
+/// threads may have their stacks.
+#[test]
+fn children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own() {
+    let _bounded = bounded();
+    let server = server();
+    let client = client(&server);
+    client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
+    for _ in 0..30 {
+        let child = Child::of(|| {
+            let own = Client::connect(&server.url()).unwrap();
+            let threads: Vec<_> = (0..6)
+                .map(|_| own.reentrant_lock("own"))
+                .map(|lock| {
+                    std::thread::spawn(move || (0..20).for_each(|_| drop(lock.lock().unwrap())))
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        child.join();
+    }
+}

@@ -1,9 +1,10 @@
 //! The standard library's mutex and condition variable, without its poison: nothing of ours is left
 //! half changed by a panic.
 //!
-//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table, whose locks
-//! a child that is forked in the wrong moment finds locked, or the table in pieces: then a new
-//! client, too, hangs or crashes there.
+//! Not parking_lot's. That keeps the sleepers of all mutexes of a process in one table. A forked
+//! child has the entries of its parent's sleeping threads there, and its own threads may get their
+//! stacks: a new client then hangs or crashes in one child of ten (`fork`:
+//! children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own).
 
 use std::fmt;
 use std::sync::{self, PoisonError};
