@@ -101,25 +101,28 @@ local function hear(owner, came)
     redis.pcall('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)
 end
 
--- Gives an owner that came at that time, and lost its place since, one in front of all that came later:
--- its place and 1; nil if none did, or where that is refused.
--- Who has not asked again came later as well, if it would have asked by now.
+-- Gives an owner that came at that time, and lost its place since, one in front of those that came
+-- later, but behind each that is known to have come earlier: its place and 1; nil if that is the end, or
+-- where that is refused.
+-- An owner that has not asked again came later as well, if it would have asked by now.
 local function come_back(owner, came)
     local is_old = now() - came >= HEARD
-    for place = 0, length() - 1 do
-        local other = redis.pcall('lindex', queue, place)
-        if type(other) ~= 'string' then
-            return nil
-        end
-        local since = redis.pcall('get', asked_key(other))
-        if refused(since) then
+    local place, first
+    for i = length() - 1, 0, -1 do
+        local other = redis.pcall('lindex', queue, i)
+        local since = type(other) == 'string' and redis.pcall('get', asked_key(other))
+        if type(other) ~= 'string' or refused(since) then
             return nil
         elseif since and tonumber(since) > came or not since and is_old then
-            local trouble = refused(redis.pcall('pexpire', queue, KEPT))
-                or refused(redis.pcall('linsert', queue, 'before', other, owner))
-            return not trouble and place or nil, 1
+            place, first = i, other
+        elseif since then
+            break
         end
     end
+    local trouble = not first
+        or refused(redis.pcall('pexpire', queue, KEPT))
+        or refused(redis.pcall('linsert', queue, 'before', first, owner))
+    return not trouble and place or nil, 1
 end
 
 -- The owner's place, at the end of the queue if it had none: place, 1 if that is new, and why there

@@ -92,8 +92,19 @@ pub(crate) fn check(
         let back = back.filter(|place| is_new(&&after.queue[*place]));
         let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
         let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
-        if let Some(later) = ahead.iter().find(came_later) {
+        // One that came earlier may stand between them: then that order holds.
+        if let Some(later) = ahead.last().filter(came_later) {
             return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
+        }
+        let behind = back.map_or(&[][..], |place| &after.queue[place + 1..]);
+        let came_earlier = |owner: &&String| {
+            !(step.is_silent)(owner) && (step.others)(owner).is_some_and(|other| other < came)
+        };
+        if let Some(earlier) = behind.iter().find(came_earlier) {
+            return Err(format!(
+                "{:?} comes back in front of {earlier}, who came earlier",
+                step.owner
+            ));
         }
         if back.is_some_and(|place| place + 1 < after.queue.len()) {
             seen.push("came back in front of others");
