@@ -3,13 +3,13 @@
 -- it. docs/hand-off.md has the reasons. Behind it stands what a lock's holders are: lock/holder.lua or
 -- read_write/holders.lua.
 --
--- KEYS 1 the lock, 2 the queue, 3 the window; or 1 alone: a client that has no right to the others
+-- KEYS 1 the lock, 2 the queue, 3 the window
 -- ARGV are each script's own. It sets `database` (its number, which is sent if it is not 0), and, if
 -- it may release, `public`, the lock's public channel: what is not sent costs nothing.
 --
 -- The queue is a list of owners, one for each process that waits, the first in line first.
--- What the queue needs is asked with `pcall`, and a key that was not sent is a refusal like others:
--- such a client has no place, and waits on the public channel.
+-- What the queue needs is asked with `pcall`: who is refused a command has no place, and waits on the
+-- public channel.
 local lock, queue, window = KEYS[1], KEYS[2], KEYS[3]
 local public, database
 
@@ -80,9 +80,7 @@ end
 -- Why nobody may be taken off the queue; nil: one may. Whoever is taken off may have to be put back, and
 -- `enqueue` needs PEXPIRE and LPUSH.
 local function stuck()
-    if not queue then
-        return nil
-    elseif not redis.acl_check_cmd('pexpire', queue, KEPT) then
+    if not redis.acl_check_cmd('pexpire', queue, KEPT) then
         return redis.error_reply('NOPERM the user may not run PEXPIRE on the queue')
     elseif not redis.acl_check_cmd('lpush', queue, '') then
         return redis.error_reply('NOPERM the user may not run LPUSH on the queue')

@@ -63,7 +63,6 @@ const SEEN: &[&str] = &[
     "lost",
     "lost replies",
     "memory full",
-    "no place",
     "queue evicted",
     "refused",
     "stops",

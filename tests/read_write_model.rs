@@ -61,7 +61,6 @@ const SEEN: &[&str] = &[
     "lost replies",
     "made anew after it had lapsed",
     "memory full",
-    "no place",
     "queue evicted",
     "read beside readers",
     "read by the writer",

@@ -17,7 +17,7 @@ if ARGV[3] then
         told = heard[2] and heard[2] == heard[4] and 3
     end
 end
-if told and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0
+if told and redis.pcall('exists', KEYS[2]) == 0
     and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
     return type(redis.pcall('publish', ARGV[2], '0')) == 'number' and told or -1
 end

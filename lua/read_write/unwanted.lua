@@ -4,7 +4,7 @@
 -- Not by one HDEL: of a lock that others hold, too, it would take the mode.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local since = tonumber(ARGV[3] or 0)
-if since <= 0 and since > -10 and KEYS[2] and redis.pcall('exists', KEYS[2]) == 0
+if since <= 0 and since > -10 and redis.pcall('exists', KEYS[2]) == 0
     and redis.pcall('hexists', KEYS[1], ARGV[1]) == 1 and redis.pcall('hlen', KEYS[1]) == 2 then
     redis.call('del', KEYS[1])
     local message = '1'

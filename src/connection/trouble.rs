@@ -229,8 +229,7 @@ impl Rights {
                  redlatch_asked:* and on its channel"
             }
             Self::FencedLocks => {
-                "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*; it cannot \
-                 do without the keys of the queue"
+                "a fenced lock needs what a lock does, and INCRBY on redisson_lock_token:*"
             }
             Self::FairLocks => {
                 "a fair lock needs what a lock does, and HSCAN, TIME, LINSERT, LPOS, LPUSH, \

@@ -2,7 +2,6 @@
 //! nobody after that.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::{Candidate, Hold, HoldState, LeaveOutcome, Level, Place, Seat, Site, Tenancy, clock};
@@ -340,7 +339,6 @@ pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
     let name: Arc<str> = grant.lock.into();
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());
-    let without_queue = AtomicBool::new(false);
     let route = core.route(&name);
     let scripts = LockScripts {
         route: &route,
@@ -349,7 +347,6 @@ pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
         keys,
         database: grant.database,
         acks: None,
-        without_queue: &without_queue,
     };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.adopt(Orphan::stray(&name, command));

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -31,8 +31,6 @@ pub(crate) struct Site {
     pub(crate) mode: Mode,
     /// Who is next, if that is not decided at its gate.
     succession: OnceLock<Weak<dyn Succession>>,
-    /// See [`LockScripts::without_queue`].
-    without_queue: AtomicBool,
     /// Until when a hold lasts that was left to its end, on [`clock`]; zero.
     pub(super) left_until: AtomicU64,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
@@ -70,7 +68,6 @@ impl Site {
             mode,
             succession: OnceLock::new(),
             core,
-            without_queue: AtomicBool::new(false),
             left_until: AtomicU64::new(0),
             alarm: Mutex::new(None),
         }
@@ -98,18 +95,13 @@ impl Site {
             keys: self.keys(),
             database: self.core.database(),
             acks: self.core.config.replica_acks,
-            without_queue: &self.without_queue,
         }
     }
 
     /// The server gives this process no place in the queue, for this reason: it waits in public.
     pub(super) fn no_place(&self, refusal: Option<&str>) {
         if !self.core.says_no_place.swap(true, Ordering::Relaxed) {
-            // Of a key that was not sent the server says nothing that helps.
-            let refusal = refusal.filter(|_| !self.without_queue.load(Ordering::Relaxed));
-            let why = refusal.unwrap_or(
-                "the access rights do not allow the keys redlatch_queue:* and redlatch_window:*",
-            );
+            let why = refusal.unwrap_or("the server did not say why");
             self.core.watchdog.log(log::Level::Warn, || {
                 format!(
                     "{:?}: no place in the lock's queue ({why}): this process waits for public \

@@ -2,10 +2,9 @@
 
 use std::num::NonZero;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::Value;
 
 use super::{Replied, Rights, Trouble, accepted, answered, ask, flag, granted, millis, unexpected};
 use crate::config::ReplicaAcks;
@@ -186,9 +185,6 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) database: i64,
     /// Who must have a grant before it counts.
     pub(crate) acks: Option<ReplicaAcks>,
-    /// Set where the access rights allow the lock's key and not the queue's: then scripts get that
-    /// key alone, and the process waits in public.
-    pub(crate) without_queue: &'a AtomicBool,
 }
 
 impl LockScripts<'_> {
@@ -253,16 +249,10 @@ impl LockScripts<'_> {
         lease: Duration,
         behind: Behind,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
         let command = self.request(script, owner, lease, behind);
         // Over the name's lane; after a reset once more, which is right, since the owner finds what
         // it has. The second: whether it was.
-        let (mut outcome, mut in_doubt) = self.route.call_twice(&command, || command.clone());
-        if self.is_refused_the_queue(was_without_queue, &outcome) {
-            let command = self.request(script, owner, lease, behind);
-            let (again, resent) = self.route.call_twice(&command, || command.clone());
-            (outcome, in_doubt) = (again, in_doubt || resent);
-        }
+        let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply is a `Trouble`; any other one `acquired` reads, below.
         granted(outcome, in_doubt, self.rights(), acquired)
     }
@@ -277,22 +267,6 @@ impl LockScripts<'_> {
         let (mut digits, owner) = ([0; 20], owner.text());
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
         self.command(script, &arguments, behind).acknowledged(self.acks)
-    }
-
-    /// Whether the server refused the keys of the queue, where they were sent: the same can be had
-    /// without. (But no tokens: there is no saying which key it refused.)
-    fn is_refused_the_queue(self, was_without_queue: bool, outcome: &Outcome) -> bool {
-        // Keys together: in a cluster the others show that a read-write lock's slot is on its way,
-        // and some of its keys are elsewhere.
-        let needs_all = self.mode != Mode::Lock && matches!(self.route, Route::Slot(_));
-        let refused = !was_without_queue
-            && !needs_all
-            && !self.keys.is_fenced
-            && matches!(outcome, Err(Failure::Refused(cause)) if is_about_keys(&cause.error));
-        if refused {
-            self.without_queue.store(true, Ordering::Relaxed);
-        }
-        refused
     }
 
     /// Gives the lock back, to the next process if one waits.
@@ -313,15 +287,8 @@ impl LockScripts<'_> {
             Mode::Read => Some(Pieces::from(&b"read"[..])),
             Mode::Write => Some(Pieces::from(&b"write"[..])),
         });
-        let command = || self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
-        let send = || send_force_unlock(self.route, self.name, &command());
-        let was_without_queue = self.without_queue.load(Ordering::Relaxed);
-        let mut outcome = send()?;
-        if self.is_refused_the_queue(was_without_queue, &outcome) {
-            // It has taken the lock from nobody.
-            outcome = send()?;
-        }
-        flag(accepted(outcome, self.rights())?)
+        let command = self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
+        flag(accepted(send_force_unlock(self.route, self.name, &command)?, self.rights())?)
     }
 
     pub(crate) fn rights(self) -> Rights {
@@ -359,11 +326,7 @@ impl LockScripts<'_> {
     ) -> Command {
         let (name, keys) = (self.name.as_bytes().into(), self.keys);
         let all = [name, keys.queue(), keys.window(), keys.tokens()];
-        let keys = match self.without_queue.load(Ordering::Relaxed) {
-            _ if keys.is_fenced => &all[..],
-            true => &all[..1],
-            false => &all[..3],
-        };
+        let keys = if keys.is_fenced { &all[..] } else { &all[..3] };
         // It is 0 nearly always, and what is not sent costs nobody anything.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
@@ -386,14 +349,6 @@ impl LockScripts<'_> {
         }
         Command::script(script, keys, &arguments)
     }
-}
-
-/// Whether the server refuses a key of a script, and not the script or a command.
-fn is_about_keys(error: &RedisError) -> bool {
-    // "… to access one of the keys used as arguments", from Redis 7.2 on "… to access a key". A
-    // command or a user may have a name with those letters.
-    let what = error.detail().and_then(|detail| detail.split_once("to access"));
-    error.code() == Some("NOPERM") && what.is_some_and(|(_, what)| what.contains("key"))
 }
 
 fn acquired(reply: Value) -> Result<Acquired, Trouble> {
@@ -592,27 +547,6 @@ fn time_left(left: i64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::error_reply;
-
-    #[test]
-    fn a_refused_key_is_told_from_a_refused_command() {
-        let is_about_keys = |text: &str| is_about_keys(&error_reply(text));
-        let user = "NOPERM ACL failure in script: User monkey has no permissions to";
-        for (text, is_so) in [
-            (
-                "NOPERM this user has no permissions to access one of the keys used as arguments",
-                true,
-            ),
-            ("NOPERM No permissions to access a key", true),
-            ("NOPERM No permissions to access a channel", false),
-            ("NOPERM this user has no permissions to run the 'evalsha' command", false),
-            (&format!("{user} run the 'hkeys' command"), false),
-            (&format!("{user} run the 'llen' command"), false),
-            ("ERR no permissions to access a key", false),
-        ] {
-            assert_eq!(is_about_keys(text), is_so, "{text}");
-        }
-    }
 
     /// From that age on the server asks who else waits, and a chain that is not told of is never
     /// old.

@@ -34,70 +34,46 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// A client that may use the lock's own key only waits as Redisson does, says so once, and all go on.
-#[test]
-fn without_the_right_to_the_queue_a_client_waits_in_public_and_says_so_once() {
-    let _bounded = bounded();
-    Logger::listen();
-    let server = server();
-    let mut redis = server.connection();
-    let mut user = User::new(&server, "poor");
-    user.set(&["resetkeys", "~shop*"]);
-    let (rich, poor) = (client(&server), user.client());
-    for name in ["shop", "shop:{1}"] {
-        for round in 0..3 {
-            // The rich one has it, the poor one waits; a second rich one stands in line.
-            let guard = rich.reentrant_lock(name).lock().unwrap();
-            let outside = Guest::of(&poor.reentrant_lock(name));
-            let public = match name {
-                "shop" => channel(name),
-                _ => format!("redisson_lock__channel:{name}"),
-            };
-            wait_subscribed(&server, &public);
-            assert!(queue(&mut redis, name).is_empty());
-            guard.unlock().unwrap();
-            outside.wait_in();
-            // And the other way round.
-            let inside = Guest::in_line(&server, &rich, name, 1);
-            outside.leaves();
-            inside.wait_in();
-            if round == 1 {
-                assert!(poor.reentrant_lock(name).try_lock().unwrap().is_none());
-                assert!(poor.reentrant_lock(name).force_unlock().unwrap());
-                assert_eq!(inside.ends().unwrap_err().kind(), ErrorKind::LeaseLost);
-            } else {
-                inside.leaves();
-            }
-            wait_left(&server, name);
-        }
-    }
-    wait_until("it is said", SOON, || !LOGGER.about("shop").is_empty());
-    let said: Vec<_> = LOGGER.about("shop");
-    let said: Vec<_> = said.iter().filter(|(_, line)| line.contains("queue")).collect();
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert_eq!(said[0].0, Level::Warn);
-    assert!(said[0].1.contains("redlatch_queue:*"), "{}", said[0].1);
-}
-
 /// Each verb may be the first one.
 #[test]
-fn without_the_right_to_the_queue_every_verb_works() {
+fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     let _bounded = bounded();
     let server = server();
     let mut redis = server.connection();
+    hold_as_redisson(&mut redis, "shop:held", LONG);
+    for (at, keys) in ["~redlatch_window:*", "~redlatch_queue:*"].into_iter().enumerate() {
+        let mut user = User::new(&server, &format!("poor{at}"));
+        user.set(&["resetkeys", "~shop*", keys]);
+        for name in ["shop:free", "shop:held"] {
+            let lock = user.client().reentrant_lock(name);
+            let errors = [
+                lock.lock().unwrap_err(),
+                lock.try_lock().unwrap_err(),
+                lock.force_unlock().unwrap_err(),
+            ];
+            for error in errors {
+                let said = error.to_string();
+                assert!(said.contains("ACL") && said.contains("redlatch_queue"), "{said}");
+            }
+        }
+        let left: Vec<String> = redis.keys("*").unwrap();
+        assert_eq!(left, ["shop:held"]);
+    }
+}
+
+/// It ends with its lease.
+#[test]
+fn a_release_without_the_right_to_the_queue_is_refused_whole() {
+    let _bounded = bounded();
+    let server = server();
     let mut user = User::new(&server, "poorer");
+    let guard = user.client().reentrant_lock("shop").lock().unwrap();
     user.set(&["resetkeys", "~shop*"]);
-    let poor = user.client();
-    assert!(!poor.reentrant_lock("shop:1").force_unlock().unwrap());
-    hold_as_redisson(&mut redis, "shop:2", LONG);
-    assert!(poor.reentrant_lock("shop:2").force_unlock().unwrap());
-    poor.reentrant_lock("shop:3").try_lock().unwrap().unwrap().unlock().unwrap();
-    poor.reentrant_lock("shop:4").lock().unwrap().unlock().unwrap();
-    let lock = poor.reentrant_lock("shop:5");
-    lock.lock().unwrap().forget();
-    lock.unlock().unwrap();
-    let left: Vec<String> = redis.keys("*").unwrap();
-    assert!(left.is_empty(), "{left:?}");
+    let said = guard.unlock().unwrap_err().to_string();
+    assert!(said.contains("redlatch_queue"), "{said}");
+    let there = client(&server).reentrant_lock("shop");
+    assert!(there.is_locked().unwrap());
+    assert!(there.force_unlock().unwrap());
 }
 
 /// A right less costs time, and no hold and no place.

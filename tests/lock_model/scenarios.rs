@@ -299,33 +299,6 @@ fn without_the_right_to_publish_the_places_stay() {
     mute_release(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
-/// Who has no right to the queue uses the lock as Redisson does, and its waiting counts as such.
-#[test]
-fn without_the_queue_a_client_waits_in_public() {
-    let server = server();
-    let mut master = Direct::new(&server, orders());
-    let rules = ["resetkeys", "~orders"];
-    let mut poor = Direct::without(&server, orders(), &rules);
-    let Reply::Error(error) = poor.acquire(1) else { panic!("it has a right to the queue") };
-    assert!(error.contains("NoPerm"), "{error}");
-    poor.is_poor = true;
-    assert!(poor.takes(1));
-    assert_eq!(poor.release(1), Some(0));
-    assert!(master.takes(1));
-    assert_eq!(poor.place(2), None);
-    let mut public = server.connection();
-    redis::cmd("SUBSCRIBE").arg(&master.site.public).exec(&mut public).unwrap();
-    let _listener = Listener::new(&server, orders(), 3);
-    assert_eq!(master.place(3), Some(0));
-    // Long ago, and often enough: its turn has come.
-    let chain = Chain { since: 1, count: 2 };
-    let reply = master.raw(1, &Request::Release { number: 1, chain }).unwrap();
-    assert_eq!(reply, Value::Int(2));
-    assert!(poor.takes(2));
-    assert_eq!(master.place(3), Some(0));
-    assert_eq!(poor.release(2), Some(0));
-}
-
 fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
     if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
 }
@@ -348,17 +321,13 @@ fn a_replica_takes_no_release() {
     demoted(&server, &Scripts::of(&PlainLock)).unwrap();
 }
 
-/// Nobody waits there: not who has no right to the queue, nor where something else is its key.
+/// Nobody waits there, nor where something else is its key.
 #[test]
 fn a_replica_gives_nobody_a_place() {
     let server = server();
     let mut direct = direct(&server, &Scripts::of(&PlainLock));
     assert!(direct.takes(1));
-    for is_poor in [false, true] {
-        direct.is_poor = is_poor;
-        direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
-    }
-    direct.is_poor = false;
+    direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();
     let queue = direct.site.queue.clone();
     let () = direct.command(&["SET", &queue, "mine"]);
     direct.demoted(2, &[Request::Acquire { number: 1, lease: LEASE, again: None }]).unwrap();

@@ -18,8 +18,6 @@ pub(crate) struct Direct {
     pub(crate) connection: Connection,
     pub(crate) scripts: Scripts,
     pub(crate) site: Site,
-    /// It has no right to the queue.
-    pub(crate) is_poor: bool,
 }
 
 impl Direct {
@@ -28,7 +26,7 @@ impl Direct {
     }
 
     fn over(connection: Connection, site: Site) -> Self {
-        Self { connection, scripts: Scripts::of(site.kind), site, is_poor: false }
+        Self { connection, scripts: Scripts::of(site.kind), site }
     }
 
     /// As a user who may do everything but this.
@@ -43,7 +41,7 @@ impl Direct {
     }
 
     pub(crate) fn raw(&mut self, client: usize, request: &Request) -> RedisResult<Value> {
-        self.eval(&call(&self.site, &uuid(true, client), request, self.is_poor))
+        self.eval(&call(&self.site, &uuid(true, client), request))
     }
 
     pub(crate) fn eval(&mut self, Call { script, keys, args }: &Call) -> RedisResult<Value> {

@@ -36,8 +36,6 @@ pub(crate) struct Plan {
     pub(crate) sites: Vec<(i64, &'static str)>,
     pub(crate) ours: usize,
     pub(crate) java: usize,
-    /// Which of ours has no right to the queue.
-    pub(crate) poor: Option<usize>,
     /// The locks have fencing tokens.
     pub(crate) is_fenced: bool,
     /// Somebody listens to every channel.
@@ -79,11 +77,6 @@ impl Plan {
         let is_fenced = seed % 2 == 1;
         Self {
             java: random.between(0, 2) as usize,
-            // (Who has no right to the queue has no fenced lock.)
-            poor: random
-                .percent(15)
-                .then(|| random.between(0, ours as i64 - 1) as usize)
-                .filter(|_| !is_fenced),
             is_fenced,
             is_monitored: random.percent(50),
             length: 10 * SECOND,
@@ -121,7 +114,6 @@ impl Plan {
             sites: vec![(0, "orders")],
             ours: 6,
             java: self.java.min(1),
-            poor: None,
             length: 80 * SECOND,
             think: Times::always(5 * MS),
             hold: Times(vec![(2, Some(5 * MS)), (1, Some(4_500 * MS))]),
@@ -137,7 +129,6 @@ impl Plan {
             sites: vec![(0, "orders")],
             ours,
             java,
-            poor: None,
             is_fenced: false,
             is_monitored: false,
             length,

@@ -130,7 +130,7 @@ impl Simulation<'_> {
     }
 
     fn java_call(&mut self, java: usize, call: &Call) -> Result<Value, Broken> {
-        self.execute(self.java[java].site, Some(Who::Java(java)), call)
+        self.execute(self.java[java].site, call)
     }
 
     fn java_served(&mut self, java: usize) -> Result<Value, Broken> {

@@ -23,7 +23,6 @@ pub(crate) struct Step<'a> {
     pub(crate) after: &'a State,
     /// Whoever sent it may have been refused a place.
     pub(crate) has_no_place: bool,
-    pub(crate) is_poor: bool,
     /// It asks again, and has waited since then (ms, the server's clock).
     pub(crate) came: Option<i64>,
     /// It has waited for so long that others ahead would have asked again.
@@ -163,10 +162,10 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Who waits, waits for a reason. (Who has no right to the queue can grant nobody.)
+/// Who waits, waits for a reason.
 fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     let Step { after, script, .. } = *step;
-    let may_grant = !script.is_of_redisson() && !step.is_poor && script != Script::Renew;
+    let may_grant = !script.is_of_redisson() && script != Script::Renew;
     if !may_grant || after.queue.is_empty() {
         return Ok(());
     }

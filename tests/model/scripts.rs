@@ -162,10 +162,10 @@ pub(crate) struct Call {
     pub(crate) args: Vec<String>,
 }
 
-/// One of ours; of one that has no right to the queue, if it `is_poor`.
-pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) -> Call {
+/// One of ours.
+pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
     let owner = |number: &u64| site.kind.owner(uuid, *number);
-    let mut call = match request {
+    match request {
         Request::Acquire { number, lease, again: None } => {
             taking(Script::Acquire, site, *lease, owner(number), None)
         }
@@ -183,11 +183,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request, is_poor: bool) ->
             keys: vec![site.lock.clone()],
             args: vec![lease.to_string(), LEASE.to_string(), site.kind.renewed(&owner(number))],
         },
-    };
-    if is_poor {
-        call.keys.truncate(1);
     }
-    call
 }
 
 /// `writer`: under whose hold it reads.

@@ -91,8 +91,6 @@ pub(crate) struct Ours {
     pub(crate) machine: Process,
     pub(crate) uuid: String,
     pub(crate) site: usize,
-    /// It has no right to the queue.
-    pub(crate) is_poor: bool,
     pub(crate) is_dead: bool,
     pub(crate) is_stopped: bool,
     inbox: Vec<ForProcess>,
@@ -210,7 +208,6 @@ impl<'a> Simulation<'a> {
             ),
             uuid: uuid(true, number + 1),
             site: number % locks.len(),
-            is_poor: plan.poor == Some(number),
             is_dead: false,
             is_stopped: false,
             inbox: Vec::new(),
@@ -358,16 +355,10 @@ impl<'a> Simulation<'a> {
     }
 
     /// Runs a script, holds what it did against the rules and sends its messages.
-    pub(crate) fn execute(
-        &mut self,
-        lock: usize,
-        who: Option<Who>,
-        call: &Call,
-    ) -> Result<Value, Broken> {
+    pub(crate) fn execute(&mut self, lock: usize, call: &Call) -> Result<Value, Broken> {
         let Call { script, args, .. } = call;
         let script = *script;
         let site = self.locks[lock].site.clone();
-        let is_poor = matches!(who, Some(Who::Ours(process)) if self.ours[process].is_poor);
         let before = self.now_of(lock);
         let server = self.now + self.offset;
         let (reply, after) = self.store.run(server, &site, call);
@@ -391,8 +382,7 @@ impl<'a> Simulation<'a> {
             owner: args.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
             before: &before,
             after: &after,
-            has_no_place: is_poor || self.is_full,
-            is_poor,
+            has_no_place: self.is_full,
         };
         let seen = rules::check(&step, &site, |channel| self.listeners(channel))?;
         for what in seen {
@@ -696,8 +686,8 @@ impl<'a> Simulation<'a> {
     ) -> Result<(), Broken> {
         let own = &self.ours[process];
         let lock = own.site;
-        let call = call(&self.locks[lock].site, &own.uuid, request, own.is_poor);
-        let reply = self.execute(lock, Some(Who::Ours(process)), &call)?;
+        let call = call(&self.locks[lock].site, &own.uuid, request);
+        let reply = self.execute(lock, &call)?;
         let reply = match (call.script, reply) {
             (Script::Renew, Value::Array(mut held)) => held.remove(0),
             (_, reply) => reply,
@@ -708,7 +698,9 @@ impl<'a> Simulation<'a> {
             Reply::Error(_) => self.summary.add("errors", 1),
             Reply::Released(Released::HandedOn) => self.summary.add("handed on", 1),
             Reply::Released(Released::Window) => self.summary.add("windows", 1),
-            Reply::Refused(refused) if refused.place.is_none() => self.summary.add("no place", 1),
+            Reply::Refused(refused) if refused.place.is_none() => {
+                return Err(format!("{request:?} waits without a place"));
+            }
             _ => {}
         }
         if let Some(sent) = sent {
@@ -793,13 +785,13 @@ impl<'a> Simulation<'a> {
                 self.locks[lock].disturbed.push(self.now);
                 let Lock { site, state, .. } = &self.locks[lock];
                 let call = force(site, state, true);
-                self.execute(lock, None, &call)?;
+                self.execute(lock, &call)?;
             }
             Fault::JavaForce => {
                 self.locks[lock].disturbed.push(self.now);
                 let Lock { site, state, .. } = &self.locks[lock];
                 let call = force(site, state, false);
-                self.execute(lock, None, &call)?;
+                self.execute(lock, &call)?;
             }
             Fault::Full => {
                 self.set_full(true);

@@ -183,8 +183,7 @@ pub(crate) fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let timeout = format!("{}:1", timeouts("prices", &reads));
     let site = prices();
     let take = |script| taking(script, &site, LEASE, reads.clone(), None);
-    let renewal =
-        call(&site, &uuid(true, 1), &Request::Renew { number: READS, lease: LEASE }, false);
+    let renewal = call(&site, &uuid(true, 1), &Request::Renew { number: READS, lease: LEASE });
     for (call, held) in [
         (renewal, Value::Array(vec![Value::Int(1)])),
         (take(Script::Acquire), Value::Int(-1)),
@@ -454,17 +453,13 @@ fn a_replica_takes_no_release() {
     demoted(&server, &Scripts::of(&ReadWriteLock)).unwrap();
 }
 
-/// Nobody waits there: not who has no right to the queue, nor where something else is its key.
+/// Nobody waits there, nor where something else is its key.
 #[test]
 fn a_replica_gives_nobody_a_place() {
     let server = server();
     let mut direct = direct(&server, &Scripts::of(&ReadWriteLock));
     direct.run(1, &acquire(WRITES));
-    for is_poor in [false, true] {
-        direct.is_poor = is_poor;
-        direct.demoted(2, &[acquire(READS)]).unwrap();
-    }
-    direct.is_poor = false;
+    direct.demoted(2, &[acquire(READS)]).unwrap();
     let queue = direct.site.queue.clone();
     let () = direct.command(&["SET", &queue, "mine"]);
     direct.demoted(2, &[acquire(READS)]).unwrap();
