@@ -76,10 +76,8 @@ impl Client {
     /// 26379 if there is none; one that works is enough, it tells of the others), the service is
     /// what they call the master. User and password are the servers'; those of the Sentinels are
     /// the parameters `sentinelUsername` and `sentinelPassword`, or
-    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). As other clients have it, the
-    /// service may be the parameter `sentinelServiceName` (fred) or `sentinelMasterId` (Lettuce),
-    /// behind the hosts stands the database then, and further hosts may be parameters `node`. What
-    /// a failover does to a lock: [the crate's page](crate#failover).
+    /// [`sentinel_credentials`](ClientBuilder::sentinel_credentials). What a failover does
+    /// to a lock: [the crate's page](crate#failover).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {

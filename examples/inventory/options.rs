@@ -9,7 +9,8 @@ in mid-sale.
 
 Usage: cargo run --example inventory -- [options]
 
-  --url <url>       the server: redis://[user:password@]host[:port][/db] or unix:///path
+  --url <url>       the server: redis://[user:password@]host[:port][/db] or
+                    redis+unix:///path
                     (keys with redlatch:inventory: in them, deleted at the end); otherwise a
                     private one is started, whatever REDIS_URL says
   --processes <n>   how many processes sell (4)

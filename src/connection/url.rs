@@ -26,16 +26,16 @@ fn explain(url: &str) -> Option<String> {
         return say("the URL does not begin with redis://, as in redis://localhost:6379");
     };
     let unix = match scheme.to_ascii_lowercase().as_str() {
-        "redis" | "rediss" | "valkey" | "valkeys" => false,
-        "unix" | "redis+unix" | "valkey+unix" => true,
+        "redis" | "rediss" => false,
+        "redis+unix" => true,
         _ => {
             return say(
-                "the URL's scheme is not one of redis, rediss (TLS), redis+unix, redis-cluster and \
-                 redis-sentinel",
+                "the URL's scheme is not one of redis, redis+unix, redis-cluster and redis-sentinel, or \
+                 with TLS rediss, rediss-cluster and rediss-sentinel",
             );
         }
     };
-    let secure = ["rediss", "valkeys"].iter().any(|tls| scheme.eq_ignore_ascii_case(tls));
+    let secure = scheme.eq_ignore_ascii_case("rediss");
     if secure && cfg!(not(feature = "tls")) {
         return say("this build has no TLS: enable redlatch's feature `tls`");
     }
@@ -132,6 +132,11 @@ fn explain_parameters(query: &str, unix: bool) -> Option<String> {
             "db" if unix && value.parse::<u32>().is_ok() => {}
             "db" if unix => return Some("the URL's db is not the number of a database".to_owned()),
             "user" | "pass" if unix => {}
+            "node" => {
+                let why =
+                    "a URL's hosts stand in one list, as in redis-cluster://one:7000,two:7001";
+                return Some(why.to_owned());
+            }
             "db" | "user" | "pass" | "password" | "username" => {
                 let why = "of a URL with a host, database, user and password are no parameters";
                 return Some(why.to_owned());
@@ -192,19 +197,18 @@ mod tests {
             "redis://a_host-1.example.",
             "redis://user:gr%C3%BCn@localhost",
             "redis://127.0.0.1:6379?protocol=resp3",
-            "valkey://localhost/?protocol=2",
+            "redis://localhost/?protocol=2",
             "redis://[::1]",
             "redis://[::1]:6379/1",
             " redis://localhost ",
             "redis+unix:///tmp/redis.sock",
             "redis+unix:///tmp/a@b.sock?db=3&user=me&pass=a@b",
-            "unix:///tmp/redis.sock?protocol=resp3",
-            "valkey+unix:///tmp/redis.sock",
+            "redis+unix:///tmp/redis.sock?protocol=resp3",
         ] {
             assert_eq!(explain_url(url), None, "{url}");
             assert!(url.into_connection_info().is_ok(), "{url}");
         }
-        for url in ["rediss://localhost/#insecure", "valkeys://user:pw@host:1/2"] {
+        for url in ["rediss://localhost/#insecure", "rediss://user:pw@host:1/2"] {
             let why = explain_url(url).unwrap_or_default();
             assert_eq!(why.contains("feature `tls`"), cfg!(not(feature = "tls")), "{url}: {why}");
         }
@@ -223,6 +227,11 @@ mod tests {
             ("http://localhost:6379", "scheme"),
             ("secret://localhost", "scheme"),
             ("tcp://localhost", "scheme"),
+            ("valkey://localhost", "scheme is not one of redis, "),
+            ("valkeys://:secret@localhost", "with TLS rediss, "),
+            ("unix:///tmp/redis.sock", "redis+unix"),
+            ("redis+cluster://:secret@one", "redis-cluster"),
+            ("redis+sentinel://one/mymaster", "redis-sentinel"),
             ("redis://", "no host"),
             ("redis://:6379", "no host"),
             ("redis://:secret@", "no host"),
@@ -257,6 +266,7 @@ mod tests {
             ("redis://localhost?secret", "not known"),
             ("redis://localhost?protocol=4", "resp3"),
             ("redis://localhost?db=1", "no parameters"),
+            ("redis://localhost?node=secret:7001", "redis-cluster://one:7000,two:7001"),
             ("redis://localhost?password=secret", "no parameters"),
             ("redis+unix://", "no path"),
             ("redis+unix:///", "no path"),

@@ -120,13 +120,13 @@ impl Server {
         format!("redis://{}127.0.0.1:{}/", self.credentials(), self.port)
     }
 
-    /// `unix://<path>`, with the password if there is one.
+    /// `redis+unix://<path>`, with the password if there is one.
     #[must_use]
     pub fn unix_url(&self) -> String {
         let socket = self.socket();
         match &self.options.password {
-            Some(password) => format!("unix://{}?pass={password}", socket.display()),
-            None => format!("unix://{}", socket.display()),
+            Some(password) => format!("redis+unix://{}?pass={password}", socket.display()),
+            None => format!("redis+unix://{}", socket.display()),
         }
     }
 

@@ -15,8 +15,7 @@ impl ClusterUrl {
     pub(in crate::connection) fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.trim().split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();
-        let plain = scheme.strip_suffix("cluster")?.strip_suffix(['-', '+'])?;
-        Some(Self::of(plain, rest))
+        Some(Self::of(scheme.strip_suffix("-cluster")?, rest))
     }
 
     fn of(plain: &str, rest: &str) -> Result<Self, String> {
@@ -31,19 +30,11 @@ impl ClusterUrl {
             return Err("a cluster has no databases but 0".to_owned());
         }
         let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let mut hosts: Vec<_> = hosts.split(',').map(str::trim).collect();
-        let mut parameters = Vec::new();
-        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            match parted(pair, '=') {
-                ("node", value) => hosts.push(value.unwrap_or_default()),
-                _ => parameters.push(pair),
-            }
-        }
-        let info = |host: &&str| -> Result<ConnectionInfo, String> {
+        let info = |host: &str| -> Result<ConnectionInfo, String> {
             let login = if user.is_empty() { String::new() } else { format!("{user}@") };
             let mut url = format!("{plain}://{login}{host}/");
-            if !parameters.is_empty() {
-                url.push_str(&format!("?{}", parameters.join("&")));
+            if let Some(query) = query {
+                url.push_str(&format!("?{query}"));
             }
             if let Some(fragment) = fragment {
                 url.push_str(&format!("#{fragment}"));
@@ -53,7 +44,7 @@ impl ClusterUrl {
             }
             url.into_connection_info().map_err(|_| "the URL is not usable".to_owned())
         };
-        Ok(Self { nodes: hosts.iter().map(info).collect::<Result<_, _>>()? })
+        Ok(Self { nodes: hosts.split(',').map(str::trim).map(info).collect::<Result<_, _>>()? })
     }
 }
 
@@ -66,11 +57,11 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_of_the_ecosystems_clients_are_read() {
+    fn a_list_of_servers_is_read() {
         for url in [
             "redis-cluster://u:p%2Fw@one:1,two,[::1]:3",
-            "REDIS+Cluster://u:p%2Fw@one:1,two,[::1]:3/",
-            "valkey-cluster://u:p%2Fw@one:1/0?node=two&node=[::1]:3",
+            "REDIS-Cluster://u:p%2Fw@one:1, two,[::1]:3/",
+            "redis-cluster://u:p%2Fw@one:1,two,[::1]:3/0?protocol=resp3",
         ] {
             let read = parse(url).unwrap();
             let addresses: Vec<_> = read.nodes.iter().map(|info| info.addr().to_string()).collect();
@@ -97,7 +88,8 @@ mod tests {
             ("redis-cluster://:secret#x@one", "%23"),
             ("redis-cluster://one?secret=1", "not known"),
             ("redis-cluster://one#secret", "fragment"),
-            ("http-cluster://one", "scheme"),
+            ("redis-cluster://one?node=two", "one list"),
+            ("valkey-cluster://one", "redis-cluster"),
         ] {
             let Err(why) = parse(url) else { panic!("{url} is taken") };
             assert!(why.contains(word), "{url}: {why}");

@@ -21,8 +21,7 @@ impl SentinelUrl {
     pub(in crate::connection) fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.trim().split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();
-        let plain = scheme.strip_suffix("sentinel")?.strip_suffix(['-', '+'])?;
-        Some(Self::of(plain, rest))
+        Some(Self::of(scheme.strip_suffix("-sentinel")?, rest))
     }
 
     fn of(plain: &str, rest: &str) -> Result<Self, String> {
@@ -35,52 +34,46 @@ impl SentinelUrl {
             return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
         }
         let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let mut hosts: Vec<_> = hosts.split(',').map(str::trim).collect();
-        let (mut service, mut protocol, mut login) = (None, "", ["", ""]);
+        let hosts: Vec<_> = hosts.split(',').map(str::trim).collect();
+        let (mut protocol, mut login) = ("", ["", ""]);
         for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = parted(pair, '=');
             let value = value.unwrap_or_default();
-            match name.to_ascii_lowercase().as_str() {
-                "node" => hosts.push(value),
-                "sentinelservicename" | "sentinelmasterid" => service = Some(value),
-                "sentinelusername" => login[0] = value,
-                "sentinelpassword" => login[1] = value,
+            match name {
+                "sentinelUsername" => login[0] = value,
+                "sentinelPassword" => login[1] = value,
                 "protocol" => protocol = value,
                 _ if pair.contains('@') => {
                     return Err(format!("the URL's user or password ends too early: {ESCAPE}"));
                 }
                 _ => {
                     return Err(say(
-                        "the URL has a parameter that is not known (known are sentinelServiceName, \
-                         sentinelUsername, sentinelPassword, node and protocol); timeouts and the \
-                         like are settings of Client::builder",
+                        "the URL has a parameter that is not known (known are sentinelUsername, \
+                         sentinelPassword and protocol); hosts and master stand before it, as in \
+                         redis-sentinel://one,two/mymaster, and timeouts and the like are settings \
+                         of Client::builder",
                     ));
                 }
             }
         }
         let path = path.unwrap_or_default().trim_end_matches('/');
-        let (service, database) = match service {
-            Some(service) => (service, path),
-            None => match parted(path, '/') {
-                ("", _) => {
-                    return Err(say(
-                        "the URL does not say what the Sentinels call the master: the name stands \
-                         behind the hosts, as in /mymaster, or in the parameter sentinelServiceName",
-                    ));
-                }
-                (number, None) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
-                    return Err(say(
-                        "behind the hosts stands what the Sentinels call the master, and then the \
-                         number of a database, as in /mymaster/0 (a name that is a number is given \
-                         as the parameter sentinelServiceName)",
-                    ));
-                }
-                (name, database) => (name, database.unwrap_or_default()),
-            },
+        let (service, database) = match parted(path, '/') {
+            ("", _) => {
+                return Err(say(
+                    "the URL does not say what the Sentinels call the master: the name stands behind \
+                     the hosts, as in redis-sentinel://one,two/mymaster",
+                ));
+            }
+            (number, None) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+                return Err(say(
+                    "behind the hosts stands what the Sentinels call the master, and then the number \
+                     of a database, as in /mymaster/0 (a name that is a number needs the database)",
+                ));
+            }
+            (name, database) => (name, database.unwrap_or_default()),
         };
         let service = decoded(service)
-            .filter(|service| !service.is_empty())
-            .ok_or_else(|| say("the name of the master in the URL is empty or no UTF-8 text"))?;
+            .ok_or_else(|| say("the name of the master in the URL is no UTF-8 text"))?;
         let info = |login: &str, host: &str, database: &str| -> Result<ConnectionInfo, String> {
             let login = if login.is_empty() { String::new() } else { format!("{login}@") };
             let host = with_port(host);
@@ -132,14 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_of_the_ecosystems_clients_are_read() {
+    fn hosts_master_database_and_both_logins_are_read() {
         for url in [
             "redis-sentinel://u:p%2Fw@one:1,two,[::1]:3/the%20name/5?sentinelUsername=v&sentinelPassword=q:@/w",
-            "REDIS+Sentinel://u:p%2Fw@one:1,two,[::1]:3/the%20name/5/?sentinelUsername=v&sentinelPassword=q%3A%40%2Fw",
-            "redis-sentinel://u:p%2Fw@one:1/5?node=two&node=[::1]:3&sentinelServiceName=the%20name&\
-             sentinelUserName=v&sentinelPassword=q:@/w",
-            "valkey-sentinel://u:p%2Fw@one:1,two,[::1]:3/5?sentinelMasterId=the%20name&\
-             sentinelUsername=v&sentinelPassword=q:@/w",
+            "REDIS-Sentinel://u:p%2Fw@one:1,two,[::1]:3/the%20name/5/?sentinelUsername=v&sentinelPassword=q%3A%40%2Fw",
         ] {
             let read = parse(url).unwrap();
             assert_eq!(read.service, "the name", "{url}");
@@ -153,6 +142,8 @@ mod tests {
         let read = parse("redis-sentinel://localhost/mymaster").unwrap();
         assert_eq!((login(&read.server), login(&read.sentinels[0])), ((None, None), (None, None)));
         assert!(SentinelUrl::parse("redis://localhost").is_none());
+        let read = parse("redis-sentinel://localhost/5/0").unwrap();
+        assert_eq!((read.service.as_str(), read.server.redis_settings().db()), ("5", 0));
         let read = parse("redis-sentinel://a/m?sentinelPassword=word&protocol=resp3").unwrap();
         assert_eq!(login(&read.sentinels[0]), (None, Some("word")));
     }
@@ -178,11 +169,13 @@ mod tests {
             ("redis-sentinel://one/m?timeout=1", "Client::builder"),
             ("redis-sentinel://one/m?sentinelUsername=secret", "no sentinelPassword"),
             ("redis-sentinel://one/%FFsecret", "UTF-8"),
-            ("redis-sentinel://one/m?sentinelServiceName=", "empty"),
+            ("redis-sentinel://one/5?sentinelMasterId=secret", "one,two/mymaster"),
+            ("redis-sentinel://one/5?sentinelServiceName=secret", "one,two/mymaster"),
+            ("redis-sentinel://one/m?node=secret", "one,two/mymaster"),
             ("redis-sentinel://one/m?protocol=4", "resp3"),
             ("redis-sentinel://one/m#secret", "fragment"),
-            ("http-sentinel://one/m", "scheme"),
-            ("unix-sentinel://one/m", "path"),
+            ("valkey-sentinel://one/m", "redis-sentinel"),
+            ("redis+unix-sentinel://one/m", "path"),
         ] {
             let Err(why) = parse(url) else { panic!("{url} is taken") };
             assert!(why.contains(word), "{url}: {why}");
