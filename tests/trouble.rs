@@ -148,7 +148,7 @@ fn a_lease_between_works() {
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
-    for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13), 10_u64.pow(15)] {
+    for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13)] {
         let lock = client.reentrant_lock("lease").with_lease(Duration::from_millis(millis));
         // A very short one may be over before the reply is here: an error, and no hold stays.
         if let Err(error) = works(&lock) {
