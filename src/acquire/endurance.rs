@@ -1,25 +1,25 @@
 //! How long a wait goes on though its requests fail.
 //!
-//! Each call counts for itself, from its own first failure: what came before the call is no
-//! business of its, and a thread that queues behind a leader counts from the failure that the
-//! leader tells it. An outage is over for a call when the server has answered whoever asks for it
-//! again, and the next one has its whole time. What too few replicas have is answered, and says nothing of that:
-//! others of the same wait may be refused in between for as long as the replicas are away. That
-//! trouble is over when it did not come for as long as it may last.
+//! Each call counts for itself, from its own first failure. Failures before the call do not count.
+//! A thread that queues behind a leader counts from the failure that the leader tells it. An outage
+//! is over for a call when the server has answered the call or its leader again; the next outage
+//! has its whole time. An answer does not end a lack of replicas: the server answers while they are
+//! away, and may refuse other requests of the same wait. A lack of replicas is over when no request
+//! has met it for as long as it may last.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Passing};
 
-/// How long a wait leaves a server alone that cannot be asked.
+/// How long a wait leaves a server alone after an outage failed its request.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same where replicas are away, after the first time; twice as long after each further one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What one call has met so far.
+/// The failures that one call has met so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Endurance {
-    /// Since when the server cannot be asked.
+    /// Since when the server does not answer.
     out: Option<Instant>,
     unacknowledged: Option<Unacknowledged>,
 }
@@ -28,18 +28,19 @@ pub(crate) struct Endurance {
 struct Unacknowledged {
     first: Instant,
     last: Instant,
-    /// After the next one.
+    /// The pause after the next failure.
     pause: Duration,
 }
 
 impl Endurance {
-    /// The server was asked and has answered, at this time, and what is to be listened to is.
+    /// The server has answered a request at this time, and has refused no channel that the wait
+    /// needs.
     pub(crate) fn answered(&mut self, at: Instant) {
         self.out.take_if(|since| *since <= at);
     }
 
-    /// A request has failed. `Some`: that may pass within `limit`; after so long it is worth
-    /// another one. `None`: it ends the wait.
+    /// A request has failed. `Some`: the trouble may pass within `limit`, and the caller asks again
+    /// after this pause. `None`: the failure ends the wait.
     pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
         self.failed_at(Instant::now(), error.passing()?, limit)
     }
@@ -60,7 +61,7 @@ impl Endurance {
             }
         };
         let left = limit.saturating_sub(now.saturating_duration_since(first));
-        // One request more at the end of it.
+        // The last request comes at the end of the limit.
         (!left.is_zero()).then(|| pause.min(left))
     }
 }
@@ -75,7 +76,7 @@ mod tests {
         since + Duration::from_secs_f64(seconds)
     }
 
-    /// Of a new call, what becomes of failures of one kind that come at these seconds.
+    /// The pauses of a new call after failures of one kind, at these seconds.
     fn pauses(trouble: Passing, at: &[f64]) -> Vec<Option<u128>> {
         let (mut endurance, begun) = (Endurance::default(), Instant::now());
         let mut pause = |at| endurance.failed_at(after(at, begun), trouble, LIMIT);
@@ -105,7 +106,7 @@ mod tests {
             endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
             assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
-            // Long after.
+            // Long after the last failure.
             assert!(
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
             );

@@ -1,4 +1,4 @@
-//! What a leader listens to while it sleeps, and when it asks again though it hears nothing.
+//! The channels that a leader listens to while it sleeps, and when it asks again without a message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(crate) struct Listening {
 pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
-    /// Until when it must be confirmed; `None`: it was, or may stay without.
+    /// Until when the server must confirm it; `None`: it has, or need not.
     latest: Option<Instant>,
 }
 
@@ -36,12 +36,12 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether something was said or missed since the last request, or that was long ago.
+    /// Whether messages came or may have been missed since the last request, or `ask_at` has come.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
     }
 
-    /// A request is sent: what comes from here on may be news.
+    /// The leader sends a request: messages that come from here on may be news.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
@@ -51,7 +51,8 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over, or for `at_most`.
+    /// Sleeps until it may be time to ask, or there is `news`, or the wait is over, or for
+    /// `at_most`.
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
@@ -75,7 +76,7 @@ impl Listening {
         self.check(core, name)
     }
 
-    /// Fails if what must be listened to cannot be.
+    /// Fails if the leader cannot listen to a channel that it must listen to.
     fn check(&mut self, core: &Core, name: &Arc<str>) -> Result<(), Error> {
         self.own.check(core, name)?;
         self.public.check(core, name)
@@ -83,14 +84,14 @@ impl Listening {
 }
 
 impl Heard {
-    /// Listens from here on, if it does not yet. Once that is confirmed it is time to ask: what was
-    /// said before counts as missed.
+    /// Listens from here on, if it does not yet. The leader asks once the server confirms that:
+    /// earlier messages count as missed.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
-    /// As [`listen`](Self::listen), but the wait fails if it is not confirmed by `latest`, and what
-    /// was said since a [known](Self::known) version was not missed.
+    /// As [`listen`](Self::listen), but the wait fails if the server has not confirmed it by
+    /// `latest`, and messages since a [known](Self::known) version do not count as missed.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,
@@ -102,8 +103,8 @@ impl Heard {
         }
     }
 
-    /// The channel's version before a request, sent perhaps without listening yet; `None`: nobody
-    /// listens.
+    /// Sets the channel's version before a request, which may precede the subscription. `None`:
+    /// nobody listens.
     pub(crate) fn known(&mut self, version: Option<u64>) {
         self.version = version;
     }
@@ -115,7 +116,7 @@ impl Heard {
         })
     }
 
-    /// Its version before the last request; `None`: nobody listened yet.
+    /// The channel's version before the last request; `None`: nobody listened yet.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -148,7 +149,7 @@ impl Heard {
     }
 }
 
-/// Waits until messages on a channel reach the thread. `false`: the wait is over first.
+/// Blocks until messages on a channel reach the thread. `false`: the wait is over first.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,

@@ -1,5 +1,6 @@
-//! A thread that waits for long while it holds another lock: perhaps somebody holds what it waits
-//! for, and waits for what it holds. Nobody would end that, since what is held is renewed.
+//! A warning about a thread that waits for long while it holds another lock. It may be in a
+//! deadlock: the holder of the one lock waits for the other. Such a deadlock does not end by
+//! itself, since both clients renew their locks.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use log::Level;
 use crate::core::Core;
 use crate::sync::{Thread, clock};
 
-/// Since when a thread sleeps, and whether that was said.
+/// Since when a thread sleeps, and whether the warning was logged.
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
     /// Zero: it has not slept yet.
@@ -17,7 +18,7 @@ pub(super) struct LongWait {
 }
 
 impl LongWait {
-    /// The thread is about to sleep. For how long it may, before it is to be asked again.
+    /// The thread is about to sleep. Returns how long it may sleep before the next call of this.
     pub(super) fn goes_on(&mut self, core: &Core, name: &str, thread: &Thread) -> Duration {
         let Some(warns_after) = core.config.wait_warning.filter(|_| !self.is_said) else {
             return Duration::MAX;

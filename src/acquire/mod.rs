@@ -1,4 +1,4 @@
-//! How a thread waits, whatever it waits for.
+//! How a thread waits, for a lock or any other synchronizer.
 //!
 //! ```text
 //! enter: granted at once, or queued behind others of this process, or leading?
@@ -7,14 +7,14 @@
 //!     granted meanwhile?   done
 //!     time to ask?         ask; granted? done
 //!     else                 sleep until there is news, or that time
-//! install what was granted; if it is not ours any more, ask anew
+//! install the grant; if it is not ours any more, ask anew
 //! ```
 //!
-//! It is time to ask at first, when something was said or may have been missed since the last
-//! request, and after the time that its answer told. Subscribe first: messages are not stored, so
-//! once a channel is confirmed it is asked again. Hint: a wake-up promises nothing, only a reply
-//! counts, or a message that grants. Every wait ends: each sleep is bounded by what the last answer
-//! said, a slow poll, the deadline, a cancel, a reconnect of the subscriber, and shutdown.
+//! The leader asks at first, when a message came or may have been missed since the last request,
+//! and after the time that the last answer named. Subscribe first: Redis does not store messages,
+//! so the leader asks again once a channel is confirmed. A wake-up is a hint and promises nothing:
+//! only a reply counts, or a message that grants. Every wait ends: the last answer's time, a slow
+//! poll, the deadline, a cancel, a reconnect of the subscriber and shutdown each bound every sleep.
 
 mod endurance;
 mod listening;
@@ -39,51 +39,50 @@ use crate::error::Error;
 use crate::sync::{Thread, clock, jitter};
 pub(crate) use crate::wait::Wait;
 
-/// What a synchronizer is to the driver: hooks, in about the order in which they are called. (A
-/// leader calls `has_news` whenever it sleeps: while it pauses, and after an `ask` that got
-/// nothing.)
+/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
+/// `has_news` whenever it sleeps: while it pauses, and after an `ask` that got nothing.)
 pub(crate) trait Synchronizer {
     /// Where its threads queue.
     type Site: Queued;
 
     fn site(&self) -> &Self::Site;
 
-    /// A thread comes. May ask the server once, where that needs no lead.
+    /// A thread arrives. May ask the server once, if that needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// A thread in the process's queue has woken up.
     fn look(&self) {}
 
-    /// Another thread has granted it this. `None`: it is over already.
+    /// Another thread has granted the caller this. `None`: the grant is over already.
     fn receive(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
 
-    /// What a leader begins with to whom none was left.
+    /// A new leader's inquiry, if the leader before left no lead.
     fn inquiry(&self, claim: &ClaimOf<'_, Self>) -> InquiryOf<Self>;
 
-    /// What the leader was granted without asking, since it last looked.
+    /// A grant that reached the leader without a request, since it last looked.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
-    /// Whether there is something to collect, or nobody left to pause for.
+    /// Whether the leader can collect a grant, or has nobody left to pause for.
     fn has_news(&self, _inquiry: &InquiryOf<Self>) -> bool {
         false
     }
 
-    /// How long the leader leaves what there is to others, or lets others come along, before it
-    /// asks.
+    /// How long the leader waits before it asks: it leaves permits to others, or lets others join
+    /// its request.
     fn pause(&self, _inquiry: &InquiryOf<Self>) -> Duration {
         Duration::ZERO
     }
 
-    /// Asks the server, in one request. If it says no, the leader listens to what may change that.
+    /// Asks the server, in one request. If the server refuses, the leader listens for a change.
     fn ask(
         &self,
         lead: &mut LeadOf<Self>,
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
-    /// What the leader was granted becomes the thread's. `None`: it is not ours any more.
+    /// Makes the leader's grant the thread's. `None`: the grant is not ours any more.
     fn install(
         &self,
         _baton: &mut Baton<'_, Self::Site>,
@@ -94,7 +93,7 @@ pub(crate) trait Synchronizer {
     }
 }
 
-/// Who wants what, and how long it waits.
+/// The thread that acquires, its need, and how long it waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a, N> {
     pub(crate) thread: &'a Arc<Thread>,
@@ -105,26 +104,26 @@ pub(crate) struct Claim<'a, N> {
 /// How a thread came in.
 pub(crate) enum Enter<N, G, I> {
     Granted(G),
-    /// Others are before it, or have it, and the thread will not wait.
+    /// Other threads wait before this one, or hold the lock, and this one will not wait.
     NotNow,
     Queued(Arc<Waiter<N, G, I>>),
     /// Boxed: a thread that is granted at once moves none of it.
     Leads(Option<Box<Lead<I>>>),
 }
 
-/// What became of a request.
+/// The server's answer to a request.
 #[derive(Debug)]
 pub(crate) enum Try<T> {
     Granted(T),
-    /// Not now. Worth another one after this, unless there is news.
+    /// Not now. Another request is worth it after this time, or once there is news.
     Busy(Duration),
 }
 
-/// What a leader has while it waits: it goes with the baton.
+/// A leader's state while it waits. It goes with the baton.
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// What the synchronizer knows of its requests, of a lock its place in the queue.
+    /// The synchronizer's knowledge of its requests; for a lock, its place in the queue.
     pub(crate) inquiry: I,
 }
 
@@ -141,9 +140,9 @@ type InquiryOf<S> = <<S as Synchronizer>::Site as Queued>::Inquiry;
 pub(crate) type ClaimOf<'a, S> = Claim<'a, NeedOf<S>>;
 pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, InquiryOf<S>>;
 
-/// Waits until granted, or until the wait is over (`None`). The wait's end ends a request, too, that
-/// is not answered: then it is `None` if the server has answered another one in this call, and else
-/// the error.
+/// Waits until granted, or until the wait is over (`None`). The wait's end also ends a request that
+/// the server has not answered. Then the result is `None` if the server has answered another
+/// request of this call, and the error otherwise.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
@@ -165,7 +164,7 @@ pub(crate) fn acquire<S: Synchronizer>(
     }
 }
 
-/// What follows a thread's coming in.
+/// The wait after a thread's first [`Synchronizer::enter`].
 fn wait<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
@@ -187,7 +186,7 @@ fn wait<S: Synchronizer>(
             Enter::Granted(grant) => return Ok(Some(grant)),
             Enter::NotNow => return Ok(None),
             Enter::Leads(lead) => lead.map(|lead| *lead),
-            // Another thread has told it: the one that left the hold, or the one that led.
+            // Another thread signals it: the one that gave the hold up, or the one that led.
             Enter::Queued(waiter) => {
                 match await_signal(synchronizer, &waiter, &claim.wait, &mut long_wait)? {
                     Some(Signal::Baton(lead)) => lead.map(|lead| *lead),
@@ -203,17 +202,17 @@ fn wait<S: Synchronizer>(
                 }
             }
         };
-        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): the first
-        // in the process's queue is woken and leads. Of a lock it gets the lead, too; if there is
-        // nobody, the place in Redis's queue is given up. Only `install` may lay the baton down
-        // instead.
+        // The baton's drop, on every path out of there, hands it on (`Queued::hand_on`): it wakes
+        // the first waiter of the process's queue, which then leads. A lock's new leader gets the
+        // lead, too; if nobody waits, the place in Redis's queue is given up. Only `install` may
+        // lay the baton down instead.
         let baton = Baton::new(synchronizer.site(), lead);
         let lasting = Lasting { endurance, long_wait, answered };
         return lead_until_granted(synchronizer, baton, claim, lasting);
     }
 }
 
-/// Sleeps in the process's queue until told something, or until the wait is over (`None`).
+/// Sleeps in the process's queue until signalled, or until the wait is over (`None`).
 fn await_signal<S: Synchronizer>(
     synchronizer: &S,
     waiter: &Arc<WaiterOf<S::Site>>,
@@ -239,7 +238,7 @@ fn await_signal<S: Synchronizer>(
             };
         }
         wait.wakeable(waiter.thread(), || {
-            // After the registration: a cancel before it woke nobody.
+            // Checked after the registration, since an earlier cancel woke nobody.
             if wait.check(core, name).is_ok() {
                 waiter.thread().parker().park_until(wait.sleep_until(slow_poll().min(at_most)));
             }
@@ -248,7 +247,7 @@ fn await_signal<S: Synchronizer>(
     }
 }
 
-/// What a call keeps over its requests.
+/// A call's state over its requests.
 struct Lasting<'a> {
     endurance: Endurance,
     long_wait: LongWait,
@@ -273,7 +272,7 @@ fn lead_until_granted<S: Synchronizer>(
             }
         };
         let Some(grant) = granted else { return Ok(None) };
-        // What it was granted was perhaps taken away meanwhile: only the server knows.
+        // The server may have taken the grant away meanwhile, and only the server knows.
         lead.listening.ask_at = 0;
         if let Some(grant) = synchronizer.install(&mut baton, grant, claim)? {
             return Ok(Some(grant));
@@ -304,7 +303,7 @@ fn await_grant<S: Synchronizer>(
         if listening.is_due() {
             let pause = synchronizer.pause(inquiry);
             if !pause.is_zero() {
-                // Deaf to messages: whoever published one was heard by faster waiters.
+                // Deaf to messages: other waiters, which are faster, have heard them.
                 let until = wait.sleep_until(pause);
                 doze(core, name, claim.thread, wait, until, news)?;
                 if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -313,7 +312,7 @@ fn await_grant<S: Synchronizer>(
             }
             wait.check(core, name)?;
             lead.listening.catch_up();
-            // If it fails, the next leader asks at once: what was heard is used up.
+            // If the request fails, the next leader asks at once: `catch_up` has used up the news.
             lead.listening.ask_at = 0;
             let asked_at = wait.is_limited().then(Instant::now);
             match synchronizer.ask(lead, claim) {
@@ -328,8 +327,8 @@ fn await_grant<S: Synchronizer>(
                 }
                 // A grant that came before the end of the wait wins.
                 Err(error) if was_cut() => {
-                    // Who came to lead at the end of its time was kept waiting by others of its
-                    // process, and not by the server.
+                    // If the thread came to lead only at the end of its time, other threads of its
+                    // process kept it waiting, not the server.
                     **answered |= asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT);
                     return synchronizer.collect(lead, claim).map(Some).ok_or(error);
                 }
@@ -340,7 +339,7 @@ fn await_grant<S: Synchronizer>(
             // wait.
             let at_most = long_wait.goes_on(core, name, claim.thread);
             listening.sleep(core, name, claim, at_most, news)?;
-            // What is to be listened to is, or may be without.
+            // No channel was refused, or confirmed too late.
             if let Some(at) = answered_at.take() {
                 site.was_answered(at);
             }
@@ -352,9 +351,9 @@ fn await_grant<S: Synchronizer>(
     }
 }
 
-/// A request has failed. If that may pass the wait goes on after a moment, for as long as the call
-/// endures it. (The leader asks again, and keeps its lead; whoever queued behind it queues again,
-/// and does not ask.) Any other trouble ends the wait, with its error.
+/// A request has failed. If the trouble may pass, the wait goes on after a moment, for as long as
+/// the call endures it. (The leader keeps its lead and asks again. The threads that queued behind
+/// it queue again, and do not ask.) Any other trouble ends the wait, with its error.
 fn go_on<S: Synchronizer>(
     synchronizer: &S,
     claim: &ClaimOf<'_, S>,
@@ -363,11 +362,11 @@ fn go_on<S: Synchronizer>(
 ) -> Result<(), Error> {
     let (site, wait) = (synchronizer.site(), &claim.wait);
     let (core, name) = site.whose();
-    // Its own end is no trouble of the server's.
+    // A request that the call's own limit ended says nothing of the server.
     if !wait.blocks() || was_cut() {
         return Err(error);
     }
-    // Whoever led then asked for all.
+    // The leader at that time asked for all threads.
     if let Some(at) = site.last_answer() {
         endurance.answered(at);
     }
@@ -378,8 +377,8 @@ fn go_on<S: Synchronizer>(
     if wait.is_over() { Err(error) } else { Ok(()) }
 }
 
-/// A request that was given less time says nothing of the server. (The first one of who need not
-/// queue has more: see [`Wait::limits`].)
+/// A request that had less time says nothing of the server. (The first request of a thread that
+/// need not queue has more: see [`Wait::limits`].)
 const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// Sleeps until there is `news`, or until `until`.
@@ -402,8 +401,8 @@ pub(crate) fn doze(
     })
 }
 
-/// A sleep that ends by itself, whatever the server says of the time left: a message may be lost.
-/// Jittered, so that processes do not poll together.
+/// A sleep's longest time, even if the server names a longer one: a message may be lost. Jittered,
+/// so that processes do not poll together.
 pub(crate) fn slow_poll() -> Duration {
     SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
 }

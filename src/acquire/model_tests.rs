@@ -14,7 +14,7 @@ use crate::sync::{Mutex, explore};
 const KEY: &str = "key";
 const CHANNEL: &str = "channel";
 
-/// A synchronizer whose threads know nothing of each other: each leads.
+/// A synchronizer whose threads do not know each other: each leads.
 struct Alone<'a, F> {
     client: Client<'a>,
     channel: Arc<str>,
@@ -70,7 +70,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
     }
 }
 
-/// Waits until `attempt` says yes; `false` if that was cancelled.
+/// Waits until `attempt` returns `true`; returns `false` if the wait was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
     let client = Client { core, name: KEY.into(), queue: Mutex::new(Queue::new()) };
     let alone = Alone { client, channel: channel.into(), attempt };
@@ -84,7 +84,7 @@ fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> 
     }
 }
 
-/// `waiters` threads that each take the lock and give it back, with `trouble` beside them.
+/// `waiters` threads that each take and release the lock, with `trouble` beside them.
 fn play(waiters: u8, cancel: &CancelToken, trouble: impl FnOnce(&Server) + Send + 'static) {
     let server = Server::start(0);
     let core = Core::model();

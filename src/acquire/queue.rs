@@ -1,8 +1,8 @@
-//! The threads of one process that wait for the same thing: first come, first served, and one of
-//! them at a time, who has the *baton*, talks to Redis.
+//! The threads of one process that wait for the same thing, first come, first served. One of them
+//! at a time holds the *baton*: it leads, and it alone talks to Redis.
 //!
-//! Baton: it is never lost. Who leads hands it on, on every path; who leaves the queue looks first
-//! whether it was given the baton or a grant meanwhile.
+//! The baton is never lost. The leader hands it on, on every path. A thread that leaves the queue
+//! first checks whether it got the baton or a grant meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::error::Error;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Spin, Thread};
 
-/// Who waits, in order, and whether somebody leads. `N` is what a waiter needs, `G` what it is
-/// granted, `I` what a leader knows of its requests. Part of a state behind a mutex of its owner's,
-/// under which all is decided.
+/// The waiters, in order, and whether a thread leads. `N` is a waiter's need, `G` the grant that it
+/// gets, `I` a leader's knowledge of its requests. The queue's owner keeps it behind a mutex, and
+/// decides everything under that mutex.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     led: bool,
     waiters: VecDeque<Arc<Waiter<N, G, I>>>,
-    /// Counts who came, so that a leader's news reaches those who came before its request.
+    /// Counts the waiters, so that a leader's news reaches those that queued before its request.
     arrivals: u64,
-    /// When the server answered one of those who led last.
+    /// When the server last answered a leader.
     last_answer: Option<Instant>,
     /// Once somebody has waited.
     spin: Option<Arc<Spin>>,
@@ -36,7 +36,7 @@ pub(crate) struct Waiter<N, G, I> {
     thread: Arc<Thread>,
     need: N,
     arrival: u64,
-    /// Set under the owner's mutex, so that grant against give-up is decided there.
+    /// Set under the owner's mutex, which thereby decides between a grant and giving up.
     signal: Mutex<Option<Signal<G, I>>>,
     told: AtomicBool,
     /// It is first in line, and is to wait awake for a moment.
@@ -44,18 +44,18 @@ pub(crate) struct Waiter<N, G, I> {
     spin: Arc<Spin>,
 }
 
-/// What a waiter is told.
+/// How a waiter's time in the queue ends.
 #[derive(Debug)]
 pub(crate) enum Signal<G, I> {
-    /// It has what it waits for.
+    /// The waiter has its grant.
     Granted(G),
-    /// It leads now, and has this of the one before.
+    /// The waiter leads now, with the lead of the leader before, if that left one.
     Baton(Option<Box<Lead<I>>>),
     /// The leader found the server in trouble.
     Failed(Error),
 }
 
-/// Somebody to wake, once no mutex is held.
+/// A thread to wake, once the caller holds no mutex.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Wake(Option<Arc<Thread>>);
@@ -79,19 +79,20 @@ impl<N, G, I> Queue<N, G, I> {
         Self { led: false, waiters: VecDeque::new(), arrivals: 0, last_answer: None, spin: None }
     }
 
-    /// Whether somebody leads or waits.
+    /// Whether a thread leads or waits.
     pub(crate) fn is_busy(&self) -> bool {
         self.led || !self.waiters.is_empty()
     }
 
-    /// Takes the baton, if nobody is before.
+    /// Takes the baton, if no other thread leads or waits.
     pub(crate) fn lead(&mut self) -> bool {
         let free = !self.is_busy();
         self.led |= free;
         free
     }
 
-    /// The baton is laid down, or taken whoever waits, as was decided elsewhere under the mutex.
+    /// Lays the baton down, or takes it before all waiters. The caller has decided that under the
+    /// mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -115,8 +116,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// Something is about to be passed to the first in the queue: it should be awake by then, if
-    /// that has been of use before.
+    /// The caller is about to pass something to the first waiter. The waiter should be awake by
+    /// then, if waiting awake has paid off before.
     pub(crate) fn call_first(&self) -> Wake {
         match self.waiters.front() {
             Some(first) if first.spin.is_worthwhile() => {
@@ -135,24 +136,25 @@ impl<N, G, I> Queue<N, G, I> {
         signal
     }
 
-    /// Who is first in the queue.
+    /// The first waiter in the queue.
     pub(crate) fn first(&self) -> Option<&Waiter<N, G, I>> {
         self.waiters.front().map(|first| &**first)
     }
 
-    /// What those in the queue need, in order.
+    /// The waiters' needs, in order.
     pub(crate) fn needs(&self) -> impl Iterator<Item = &N> {
         self.waiters.iter().map(|waiter| waiter.need())
     }
 
-    /// Grants the first in the queue what `make` makes for it.
+    /// Grants the first waiter in the queue the result of `make`.
     pub(crate) fn grant_first(&mut self, make: impl FnOnce(&Waiter<N, G, I>) -> G) -> Option<Wake> {
         let first = self.waiters.pop_front()?;
         let grant = make(&first);
         Some(first.tell(Signal::Granted(grant)))
     }
 
-    /// Gives the baton to the first in the queue, or lays it down: then the lead comes back.
+    /// Gives the baton to the first waiter. If the queue is empty, lays the baton down and returns
+    /// the lead.
     pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
         let first = self.waiters.pop_front();
         self.led = first.is_some();
@@ -162,12 +164,12 @@ impl<N, G, I> Queue<N, G, I> {
         }
     }
 
-    /// So many of those in the queue, in order. They stay there.
+    /// The first waiters, at most `most` of them, in order. They stay in the queue.
     pub(crate) fn first_ones(&self, most: usize) -> Vec<Arc<Waiter<N, G, I>>> {
         self.waiters.iter().take(most).cloned().collect()
     }
 
-    /// Tells one of those in the queue, wherever it stands. It comes back if that one has left.
+    /// Signals one waiter, wherever it stands. Returns the signal if the waiter has left the queue.
     pub(crate) fn tell(
         &mut self,
         waiter: &Arc<Waiter<N, G, I>>,
@@ -192,7 +194,7 @@ impl<N, G, I> Queue<N, G, I> {
         told
     }
 
-    /// All who wait.
+    /// Wakes for all waiters.
     fn nudge(&self) -> Vec<Wake> {
         self.waiters.iter().map(|waiter| Wake(Some(Arc::clone(&waiter.thread)))).collect()
     }
@@ -215,7 +217,7 @@ impl<N, G, I> Waiter<N, G, I> {
         self.signal.lock().take()
     }
 
-    /// The first in line waits awake for a moment, if it was called.
+    /// Waits awake for a moment, if [`Queue::call_first`] called this waiter.
     pub(super) fn spin_if_called(&self) {
         if self.called.swap(false, Ordering::Relaxed) {
             self.spin.spin(|| self.told.load(Ordering::Acquire));
@@ -240,23 +242,23 @@ pub(crate) trait Queued {
     /// Looks at the queue, under the mutex that it is behind.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
-    /// A leader is done: the next one is [promoted](Self::promote).
+    /// A leader is done: [promotes](Self::promote) the next one.
     fn hand_on(&self, lead: Option<Lead<Self::Inquiry>>);
 
-    /// Gives the baton to the first in the queue, with the lead, or lays it down: then the lead
-    /// comes back.
+    /// As [`Queue::promote`], and wakes the new leader.
     fn promote(&self, lead: Option<Lead<Self::Inquiry>>) -> Option<Lead<Self::Inquiry>> {
         let (wake, left) = self.with_queue(|queue| queue.promote(lead));
         wake.now();
         left
     }
 
-    /// Leaves the queue with nothing. `Some`: something was decided first, and counts.
+    /// Leaves the queue with nothing. `Some`: another thread signalled the waiter first, and the
+    /// signal counts.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
     }
 
-    /// How many have queued so far.
+    /// How many waiters have queued so far.
     fn arrivals(&self) -> u64 {
         self.with_queue(|queue| queue.arrivals)
     }
@@ -270,14 +272,15 @@ pub(crate) trait Queued {
         self.with_queue(|queue| queue.last_answer)
     }
 
-    /// Tells all who came until `arrival` the same.
+    /// Gives the same signal to all waiters that queued until `arrival`.
     fn tell_until(&self, arrival: u64, signal: impl FnMut() -> SignalOf<Self>) {
         let told = self.with_queue(|queue| queue.tell_until(arrival, signal));
         told.into_iter().for_each(Wake::now);
     }
 
-    /// The server is in trouble: fails those who queued before the leader's request. Not if it was
-    /// the leader's own limit that ended that: they have other ones, and one of them asks next.
+    /// The server is in trouble: fails the waiters that queued before the leader's request. If the
+    /// leader's own limit ended the request, fails none: they have other limits, and one of them
+    /// asks next.
     fn fail_before(&self, arrival: u64, error: &Error) {
         if was_cut() {
             return;
@@ -285,7 +288,7 @@ pub(crate) trait Queued {
         self.tell_until(arrival, || Signal::Failed(error.clone()));
     }
 
-    /// Wakes all who wait, for something that is not the queue's news.
+    /// Wakes all waiters, for news that is not the queue's.
     fn nudge(&self) {
         let waiting = self.with_queue(|queue| queue.nudge());
         waiting.into_iter().for_each(Wake::now);
@@ -297,7 +300,7 @@ pub(super) type WaiterOf<Q> =
     Waiter<<Q as Queued>::Need, <Q as Queued>::Grant, <Q as Queued>::Inquiry>;
 pub(super) type SignalOf<Q> = Signal<<Q as Queued>::Grant, <Q as Queued>::Inquiry>;
 
-/// The right to talk to Redis about a name. Handed on when dropped, on every path.
+/// The right to talk to Redis about a name. Its drop hands it on, on every path.
 pub(crate) struct Baton<'a, Q: Queued> {
     queued: &'a Q,
     pub(crate) lead: Option<Lead<Q::Inquiry>>,
@@ -316,7 +319,7 @@ impl<'a, Q: Queued> Baton<'a, Q> {
         self.lead.get_or_insert_with(|| Lead::new(inquiry()))
     }
 
-    /// Nobody leads any more, which was decided elsewhere.
+    /// No thread leads any more. The caller has decided that under the queue's mutex.
     pub(crate) fn lay_down(&mut self) {
         self.lead = None;
         self.is_laid_down = true;
