@@ -7,8 +7,8 @@ mod common;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::*;
 use fork::{Fork, fork, waitpid_nohang};
@@ -46,6 +46,13 @@ impl Child {
         });
         assert_eq!(status, Some(0), "how the child ended");
     }
+}
+
+/// One test at a time: whatever a thread of another test has locked is locked in the child for ever,
+/// be it the C library's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[track_caller]
@@ -124,6 +131,7 @@ fn use_all(client: Client, several: MultiLock) {
 
 #[test]
 fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
+    let _alone = alone();
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
@@ -226,6 +234,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
 
 #[test]
 fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
+    let _alone = alone();
     let _bounded = bounded();
     let server = server();
     let lock = client(&server).reentrant_lock("lock");
@@ -247,6 +256,7 @@ fn work_under_a_lock_that_forks_returns_an_error_in_the_child() {
 
 #[test]
 fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
+    let _alone = alone();
     let _bounded = bounded();
     let server = server();
     let parents = client(&server);
@@ -281,6 +291,7 @@ fn a_forked_child_connects_a_client_of_its_own_and_is_another_owner() {
 
 #[test]
 fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
+    let _alone = alone();
     let _bounded = bounded();
     let server = server();
     fork_in_the_middle(&client(&server), &server.url());
@@ -289,6 +300,7 @@ fn a_child_forked_in_the_middle_of_anything_hangs_nowhere() {
 /// There each call looks up which server has the name's slot.
 #[test]
 fn nor_does_one_of_a_process_that_uses_a_cluster() {
+    let _alone = alone();
     let _bounded = bounded();
     let cluster = Cluster::without_replicas().unwrap();
     let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();
@@ -344,6 +356,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
 /// threads may have their stacks.
 #[test]
 fn children_of_a_parent_whose_threads_sleep_work_with_clients_of_their_own() {
+    let _alone = alone();
     let _bounded = bounded();
     let server = server();
     let client = client(&server);
