@@ -1,14 +1,14 @@
-//! An owner that asks for a lock, from its first request until it has the lock or is given up, and
-//! what its requests have told.
+//! An owner that asks for a lock, from its first request until it has the lock or gives up, and the
+//! results of its requests.
 //!
 //! Anchor: the deadline of a grant by message counts from an earlier exchange of the same wait, by
 //! the server's clock; without one, from the first request. The process may have been stopped, and
-//! the lock be another's when the message is read.
+//! another one may have the lock when this one reads the message.
 //!
-//! Acknowledged: where replicas must have a grant, a message only makes it ask. The grant was
-//! written over another connection, and the server answers only for this one's writes; the question
-//! finds the hold, and writes it anew. What too few replicas have is given back before anybody
-//! hears of it.
+//! Acknowledged: if replicas must have a grant, a message only makes the owner ask. Another
+//! connection has written the grant, and the server answers only for this connection's writes; the
+//! request finds the hold, and writes it anew. If too few replicas have a grant, the client gives
+//! it back before any caller sees it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -23,55 +23,56 @@ use crate::script::lock::Again;
 use crate::script::{Replied, Trouble};
 
 const MS: u64 = 1_000_000;
-/// Who has been answered for so long may say that others are silent: HEARD of `lua/hand_off.lua`.
+/// An owner that the server has answered for this long may report others as silent: HEARD of
+/// `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
 /// A reply that takes longer shows that the server, or this process, stood still: PROMPT there.
 const PROMPT: u64 = 400 * MS;
-/// So long after a reply comes the next question, unless this process stood still.
+/// The next request follows a reply within this time, unless this process stood still.
 const PAUSE: u64 = 1_500 * MS;
-/// So many grants in a row may arrive after their own end.
+/// At this many grants in a row that arrive after their own end, the wait fails.
 const MOST_LATE: u32 = 3;
 
-/// See the module. Whoever has it uses it up: it becomes a hold, or is
-/// [given up](Site::give_up).
+/// See the module. It ends as a hold, or is [given up](Site::give_up).
 #[derive(Debug)]
 pub(crate) struct Candidate<D> {
     pub(crate) owner: Owner,
-    /// It is live.
+    /// Keeps the owner live.
     live: Arc<LiveOwner>,
     /// When its first request was sent.
     began: Option<u64>,
-    /// The last request, and what the reply of some request said of the server's clock.
+    /// The last request.
     asked: Option<Asked>,
-    /// That was not the first.
+    /// The last request was not the first.
     asked_again: bool,
+    /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
-    /// Since when it has a place, by the server's clock: what a reply said that was the first to.
+    /// Since when it has a place, by the server's clock, as the first such reply said.
     came: Option<u64>,
     /// Since when, and until when, the server has answered it promptly, without a pause.
     steady: Option<(u64, u64)>,
     /// A request was sent twice, or its outcome is not known: a copy may arrive later.
     pub(crate) in_doubt: bool,
-    /// The server may know of it.
+    /// The server may know the owner.
     pub(super) is_known: bool,
-    /// The longest lease that was asked for.
+    /// The longest lease that a request named.
     pub(super) longest: Duration,
-    /// So many grants in a row were read after their own end.
+    /// How many grants in a row were read after their own end.
     late: u32,
-    /// What a message said of a grant that it asks about.
+    /// The details of a grant by message, while the owner asks for its confirmation.
     pub(super) told: Option<D>,
     /// Why a grant of the last reply does not count: too few replicas have it.
     pub(crate) void: Option<Error>,
 }
 
-/// An exchange whose reply said what the server's clock showed: that was not before `sent`.
+/// An exchange whose reply named the server's time, which was not before `sent`.
 #[derive(Clone, Copy, Debug)]
 struct Anchor {
     sent: u64,
     server: u64,
 }
 
-/// A grant by message, with what its kind of lock says besides.
+/// A grant by message, with the details of its kind of lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted<D> {
     /// By the server's clock, in ms.
@@ -103,12 +104,12 @@ impl<D> Candidate<D> {
         }
     }
 
-    /// A request for it is about to be sent, for this lease.
+    /// The caller is about to send a request of this owner, for this lease.
     pub(crate) fn asks(&mut self, asked: Asked, lease: Duration) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
-            // Another server, with another clock, or one that was started anew: others may not be
-            // back yet.
+            // Another server, with another clock, or one that was started anew: other owners may
+            // not be back yet.
             (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
@@ -116,7 +117,8 @@ impl<D> Candidate<D> {
         self.longest = self.longest.max(lease);
     }
 
-    /// What became of it, and whether the server has the owner in its queue or as the holder now.
+    /// Records the outcome of a request. `is_there`: whether the reply says that the server has the
+    /// owner in its queue or as the holder now.
     pub(crate) fn heard<T>(
         &mut self,
         replied: Result<Replied<T>, Trouble>,
@@ -134,13 +136,13 @@ impl<D> Candidate<D> {
         })
     }
 
-    /// Whether the server may have had it in a queue: the request that was answered last was not
-    /// the only one, or was perhaps run twice.
+    /// Whether the server may have had the owner in a queue: the last answered request was not the
+    /// only one, or the server may have run it twice.
     pub(super) fn may_stand(&self) -> bool {
         self.in_doubt || self.asked_again
     }
 
-    /// What the next question says, if it is not the first one for its place.
+    /// The extra arguments of the next request, if the owner already has a place.
     pub(super) fn again(&self, now: u64) -> Option<Again> {
         let steady = self.steady.filter(|(since, last)| {
             now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
@@ -150,12 +152,13 @@ impl<D> Candidate<D> {
         self.came.map(|came| Again { came, sent })
     }
 
-    /// A reply said that it has a place, at this time of the server's. Before
-    /// [`refused`](Self::refused): it looks at the exchange before this one.
+    /// A reply said that the owner has a place, at this time of the server's. Called before
+    /// [`refused`](Self::refused), since it looks at the exchange before this one.
     pub(super) fn stands(&mut self, server: u64) {
         self.came.get_or_insert(server);
         let (now, Some(asked)) = (clock::now(), self.asked) else { return };
-        // Nor has its clock jumped: then others' times are gone, who have asked just now.
+        // A jump of the server's clock ends the steady time, too: other owners that have just asked
+        // may look silent by the new time.
         let is_expected = self.anchor.is_none_or(|anchor| {
             let expected = anchor.server + asked.at.saturating_sub(anchor.sent) / MS;
             expected.abs_diff(server) <= PROMPT / MS
@@ -169,8 +172,9 @@ impl<D> Candidate<D> {
         };
     }
 
-    /// The server answered, at this time, that it is not the holder: a grant of before is void,
-    /// whichever of the two is read first (see [`granted_by_message`](Self::granted_by_message)).
+    /// The server answered, at this time, that the owner is not the holder. An earlier grant is
+    /// void, in whichever order this process reads the two (see
+    /// [`granted_by_message`](Self::granted_by_message)).
     pub(crate) fn refused(&mut self, now: u64) {
         (self.late, self.told) = (0, None);
         if self.anchor.is_none_or(|anchor| anchor.server < now) {
@@ -178,25 +182,25 @@ impl<D> Candidate<D> {
         }
     }
 
-    /// The last reply granted it the lock, and whether it was this owner's `already`: what a
-    /// message said of that.
+    /// The last reply granted the lock, which may `already` have been this owner's. Returns the
+    /// details that a message named for that earlier grant.
     pub(crate) fn told(&mut self, site: &Site, already: bool) -> Option<D> {
         let told = self.told.take().filter(|_| already);
         if already && told.is_none() {
-            // The message of that is on its way, or was lost.
+            // The message of that grant is on its way, or was lost.
             site.core.pubsub.suspect(&site.name);
         }
         told
     }
 
-    /// A hold by the reply to the last request. It has the whole lease: who asks is alive.
+    /// A hold by the reply to the last request. It has the whole lease, since its process is alive.
     pub(crate) fn granted_by_reply(&self, site: &Site, terms: Terms) -> Hold {
         let asked = self.asked.unwrap_or_else(|| Asked::now(site));
         Hold::new(self.owner, terms, terms.lease(), asked, self.in_doubt).of_live(&self.live)
     }
 
-    /// The same, if it was read before its own deadline. Else only the server knows whether it is
-    /// still ours.
+    /// Returns the hold, if its reply was read before its deadline. Otherwise only the server knows
+    /// whether it is still ours.
     pub(crate) fn in_time(
         &mut self,
         site: &Site,
@@ -213,16 +217,16 @@ impl<D> Candidate<D> {
         Ok(None)
     }
 
-    /// A hold by message, and what that says besides. `None`: it is certain no more that it is
-    /// ours, or replicas must have it. The server is to be asked then.
+    /// A hold by message, with the message's details. `None`: the hold may not be ours any more, or
+    /// replicas must have it; the caller asks the server then.
     pub(crate) fn granted_by_message(
         &mut self,
         site: &Site,
         terms: Terms,
         granted: Granted<D>,
     ) -> Option<(Hold, D)> {
-        // The server refused it after it had granted it: it was taken away again, or the server's
-        // clock was set back between the two.
+        // The server refused the owner after this grant: the grant was taken away again, or the
+        // server's clock was set back between the two.
         if self.anchor.is_some_and(|anchor| granted.now < anchor.server) {
             return None;
         }
@@ -231,7 +235,7 @@ impl<D> Candidate<D> {
             return None;
         }
         let asked = self.asked.filter(|asked| asked.incarnation == site.route.incarnation())?;
-        // The server granted it not before this, whenever the message was read.
+        // The server did not grant it before this, whenever this process read the message.
         let not_before = match self.anchor {
             // (Anybody may write anything on the channel.)
             Some(anchor) => {
@@ -247,9 +251,9 @@ impl<D> Candidate<D> {
     }
 }
 
-/// An owner that messages may name, as long as it waits or holds, and who reads them. While it
-/// holds, too, if it [may have stood](Candidate::may_stand) in a queue: the message of a grant that
-/// was found by asking comes late, and must not be given back.
+/// An owner that messages may name while it waits, and the reader of those messages. It stays
+/// expected while it holds, if it [may have stood](Candidate::may_stand) in a queue: if a request
+/// found its grant, the message of that grant comes late, and must not be given back.
 pub(crate) struct Expected<A: ?Sized = dyn Addressee> {
     core: Arc<Core>,
     owner: u64,

@@ -1,25 +1,25 @@
 //! How long the threads of one process keep a lock among themselves: *lock cohorting*.
 //!
-//! A pass inside a process costs no round trip, but without a bound the others would starve. So a
-//! process has the lock for a *turn*, and then hands it to the next one. The more wait, the shorter
-//! is a turn, so that the last of sixteen processes need not wait for a second.
+//! A pass inside a process costs no round trip, but without a bound other processes would starve.
+//! So a process has the lock for a *turn*, and then hands it to the next process. The more
+//! processes wait, the shorter a turn is, so that the last of sixteen does not wait for a second.
 
 use crate::script::lock::{Chain, Start, Tokens};
 
-/// What one round of turns should take.
+/// How long one round of turns should take.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a turn lasts at most, and how fresh the server's word must be for a pass.
+/// How long a turn lasts at most, and how fresh the server's grant must be for a pass.
 const LONGEST_TURN: u64 = 10_000_000;
-/// How long a hold that threads share is joined without a question.
+/// How long threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;
 /// A process that takes the lock again within this time has not left it to others.
 const SAME_CHAIN: u64 = 10_000_000;
 
-/// What a grant says of others.
+/// The details of a grant about other processes, and its tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GrantDetails {
-    /// So many processes wait behind.
+    /// How many processes wait behind.
     pub(crate) places: u32,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
@@ -30,7 +30,7 @@ pub(crate) struct GrantDetails {
 pub(crate) struct Cohort {
     /// When the server granted the turn's hold, and how long the turn may be.
     turn: Option<(u64, u64)>,
-    /// When the last one was given back, and its chain.
+    /// When the last hold was released, and its chain.
     last: Option<(u64, Chain)>,
 }
 
@@ -41,32 +41,34 @@ impl Cohort {
         self.turn = Some((at, length.clamp(SHORTEST_TURN, LONGEST_TURN)));
     }
 
-    /// Fresh pass: a hold is passed only within a turn, so within that time of the server's word.
+    /// Whether the process may pass the hold: only within a turn, so within that time after the
+    /// server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|(began, length)| now.saturating_sub(began) <= length)
     }
 
-    /// Whether a thread may have a hold beside others without asking: for less than a turn, since a
-    /// writer elsewhere waits for that, and for the last of them to leave.
+    /// Whether a thread may join a hold without a request: for less than a turn, since a writer in
+    /// another process waits until then, and until the last reader leaves.
     pub(crate) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|(began, _)| now.saturating_sub(began) <= JOINED)
     }
 
-    /// The hold is given back.
+    /// The hold is released.
     pub(crate) fn released(&mut self, now: u64, chain: Chain) {
         self.turn = None;
         self.last = Some((now, chain));
     }
 
-    /// It was left to Redisson's clients.
+    /// The release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&mut self) {
         self.last = None;
     }
 
-    /// The chain of a hold that was granted by the reply to a question of `asked_at`. It goes on
-    /// where the lock was free for a moment only: nobody else of ours wanted it, and Redisson's had
-    /// no turn. A young chain is not told of: it began anew with whoever got the lock then, who was
-    /// young again for as long, and left Redisson's no turn either.
+    /// The chain of a hold that the reply to a request of `asked_at` granted. The last chain goes
+    /// on if the lock was free only for a moment: no other process of ours wanted it then, and
+    /// Redisson's clients had no turn. A release does not send a young chain: the next process
+    /// began it anew, may have been as young at its own release, and left Redisson's clients no
+    /// turn either. So a young chain goes on after twice that moment.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain { start: Start::Here(asked_at), count: 1 };
         let Some((end, chain)) = self.last else { return anew };
@@ -123,7 +125,7 @@ mod tests {
         assert_eq!(cohort.chain(11), Chain { start: Start::Here(11), count: 1 });
     }
 
-    /// Two processes that hold the lock in turns, each for as long as nobody is told of.
+    /// Two processes that hold the lock in turns, each for too short a time to send its chain.
     #[test]
     fn a_chain_that_was_not_told_of_goes_on_past_who_began_it_anew() {
         let mut cohort = Cohort::default();

@@ -1,8 +1,8 @@
-//! Who of this process goes first for one name.
+//! The order in which the threads of this process get the lock of one name.
 //!
-//! Of all threads of a process that want one name, one at a time talks to Redis: it has the
-//! *baton*. The others stand in a queue, first come first served, and sleep until they are granted
-//! the hold (passed on by its holder with no round trip) or given the baton.
+//! One thread at a time talks to Redis about the name: it has the *baton*. The others stand in a
+//! queue, first come first served, and sleep until they get the hold (the holder passes it on
+//! without a round trip) or the baton.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -24,15 +24,16 @@
 //!             granted beside the leader     is; the leader's admit finds it taken
 //! ```
 //!
-//! A hold in the seat may be over, or lost (`Expired`): then it is neither entered nor passed, and
-//! who finds that out has it vacated. Its renewal is done, sent or failed (`Attempt`): `renews`
-//! sends it, `Site::renewed` has the answer. One that is sent stays so when the hold is passed
-//! here; a lock whose threads queue elsewhere does not pass it then, and none does after one that
-//! failed. `force` counts what this process has unlocked by force: a hold that was asked for before
-//! the last time is `NotOurs`, whatever its grant said, and its leader leads on, and asks.
+//! A hold in the seat may be over, or lost (`Expired`). Then no thread enters or passes it, and the
+//! thread that finds that out vacates the seat. Its renewal is done, sent or failed (`Attempt`):
+//! `renews` sends it, `Site::renewed` gets the answer. A pass at the gate leaves a sent renewal
+//! sent. A lock whose threads queue elsewhere does not pass a hold whose renewal is sent, and no
+//! lock passes one whose renewal failed. `force` counts this process's forced unlocks: a hold that
+//! a leader asked for before the last one is `NotOurs`, even if the server granted it. Its leader
+//! keeps the baton and asks again.
 //!
-//! Baton: it is never lost. While the queue is not empty, the seat is taken or somebody leads; who
-//! gives up with the baton hands it on.
+//! The baton is never lost. While the queue is not empty, the seat is taken or a thread leads. A
+//! leader that gives up hands the baton on.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -64,14 +65,14 @@ struct State {
     seat: Option<Seat>,
     queue: GateQueue,
     cohort: Cohort,
-    /// How many forced unlocks were answered.
+    /// How many forced unlocks of this process the server has answered.
     forced: u64,
 }
 
 pub(super) type GateQueue = Queue<Terms, Arc<Tenancy>, Place>;
 pub(crate) type GateWaiter = Waiter<Terms, Arc<Tenancy>, Place>;
 
-/// Whether a thread may have a hold beside others.
+/// Whether a thread may share a hold with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joining {
     No,
@@ -79,56 +80,58 @@ pub(crate) enum Joining {
     AnyTime,
 }
 
-/// What a thread found at the gate.
+/// How a thread's entry at the gate went.
 #[derive(Debug)]
 pub(crate) enum Entered {
-    /// It holds already: one level more.
+    /// The thread holds the lock already, and now has one level more.
     Again(Arc<Tenancy>),
-    /// Nobody of this process is before it: it leads.
+    /// No thread of this process is before it: it leads.
     Leads,
     Queued(Arc<GateWaiter>),
-    /// Somebody is before it, and it will not wait.
+    /// Another thread is before it, and it will not wait.
     Occupied,
-    /// The tenancy in the seat is past its deadline: declare it lost and enter again.
+    /// The hold in the seat is over or lost: the caller declares this tenancy lost and enters
+    /// again.
     Expired(Arc<Tenancy>),
     TooDeep,
 }
 
-/// Whether a granted hold has the seat.
+/// Whether a granted hold got the seat.
 #[derive(Debug)]
 pub(crate) enum Admitted {
-    /// With the seat that was still there, whose hold is over.
+    /// It did. With the seat that was still there, whose hold is over.
     Seated(Option<Seat>),
     /// Another hold has the seat.
     Taken(Arc<Hold>),
-    /// Its lease was over before its reply was read, or a forced unlock of this process was
-    /// answered since it was asked for, and only the server knows which came first.
+    /// Its lease was over before the leader read the reply; or the server answered a forced unlock
+    /// of this process after the leader asked, and only the server knows which came first.
     NotOurs,
 }
 
-/// What leaving did.
+/// The outcome of leaving a level.
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
-    /// The tenancy is not in the seat: it was lost, or given back before.
+    /// The tenancy is not in the seat: it was lost, or released before.
     NotThere,
-    /// Levels are left.
+    /// The tenancy has levels left.
     StillHeld,
-    /// Others have the hold beside it.
+    /// The tenancy is over, and others still share the hold.
     Stepped,
-    /// The next thread has it; nothing is to be sent. The one behind it may be called after it.
+    /// The next thread has the hold; the caller sends nothing. It wakes `next`, then `second`,
+    /// which should be awake for the pass after this one.
     Passed { seat: Seat, next: Wake, second: Wake },
     /// The thread must release the hold.
     Release {
         seat: Seat,
-        /// It has the baton; else another one leads already.
+        /// The thread has the baton; otherwise another one leads already.
         leads: bool,
-        /// The turn lasts: a [`Succession`](super::Succession) may pass it. (A `Line` does not
-        /// ask.)
+        /// The turn lasts: a [`Succession`](super::Succession) may pass the hold. (A `Line` ignores
+        /// this.)
         in_turn: bool,
     },
 }
 
-/// As deep as one thread may nest a lock.
+/// How deep one thread may nest a lock.
 const DEEPEST: usize = 1 << 20;
 
 impl Gate {
@@ -147,14 +150,14 @@ impl Gate {
         self.at(|state, now| state.enter(thread, terms, waits, now))
     }
 
-    /// Whether the thread, which is a level deeper then, or another one has the seat: for locks
-    /// whose queue is not this one. `None`: nobody has it.
+    /// As [`enter`](Self::enter), for a lock whose queue is elsewhere: takes one level more if the
+    /// thread has the seat. `None`: nobody has it.
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<Entered> {
         self.at(|state, now| state.reenter(thread, terms, now))
     }
 
-    /// The leader was granted a hold: the seat is taken, the baton is laid down (not for a hold
-    /// with a line). `gone` is not held any more, whatever it says.
+    /// Gives the seat to the hold that the leader was granted, and lays the baton down (unless the
+    /// hold has a line). The caller knows that the server does not have `gone` any more.
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -164,8 +167,8 @@ impl Gate {
         self.at(|state, now| state.admit(tenancy, terms, gone, now))
     }
 
-    /// A hold is passed to a thread, by a lock that keeps its queue elsewhere. `false`: the hold is
-    /// over, or another one was granted since the one who passes it left the seat.
+    /// Gives the seat to a hold that a lock with its queue elsewhere passes to a thread. `false`:
+    /// the hold is over, or another one was granted since the thread that passes it left the seat.
     pub(crate) fn admit_passed(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         self.at(|state, now| {
             state.seat.is_none()
@@ -173,8 +176,8 @@ impl Gate {
         })
     }
 
-    /// Ends one level of `tenancy`: `which`, or simply the last one. The second: it was held until
-    /// then.
+    /// Ends one level of `tenancy`: `which`, or the last one. The `bool`: the tenancy was held
+    /// until then.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -186,7 +189,7 @@ impl Gate {
         })
     }
 
-    /// Of a hold that threads share: when the level that `tenancy` took last ends by itself.
+    /// When the last level of `tenancy` ends by itself, if threads share its hold.
     pub(crate) fn last_end(&self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
@@ -197,18 +200,18 @@ impl Gate {
         act(&mut state, now)
     }
 
-    /// A forced unlock of this process was answered. Whoever was granted a hold before must ask
-    /// whether it was that hold.
+    /// The server has answered a forced unlock of this process. A thread whose hold was granted
+    /// before must ask whether the unlock ended that hold.
     pub(crate) fn force(&self) {
         self.state.lock().forced += 1;
     }
 
-    /// How many forced unlocks were answered.
+    /// How many forced unlocks of this process the server has answered.
     pub(crate) fn forced(&self) -> u64 {
         self.state.lock().forced
     }
 
-    /// The hold is not ours any more: frees the seat if it is there, whoever has it by now, and
+    /// The hold is not ours any more. If it is in the seat, under any tenancy, frees the seat and
     /// opens the gate.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let mut state = self.state.lock();
@@ -220,9 +223,10 @@ impl Gate {
         (seat, wake)
     }
 
-    /// Lets a thread into a hold that threads share: a level deeper if it has it already; beside
-    /// the others if the turn is [young](Cohort::may_join) and nobody waits elsewhere, or [at any
-    /// time](Joining::AnyTime) (`false`: only therefore). `None`: nobody has the seat.
+    /// Lets a thread into a hold that threads share. A thread that has the hold gets one level
+    /// more. Another one joins it if the turn is [young](Cohort::may_join) and nobody waits
+    /// elsewhere, or [at any time](Joining::AnyTime). The `bool` is `false` only for a thread that
+    /// joined outside such a turn. `None`: nobody has the seat.
     pub(crate) fn join(
         &self,
         thread: &Arc<Thread>,
@@ -248,7 +252,7 @@ impl Gate {
         })
     }
 
-    /// The server has said anew that a hold may be shared: its turn begins anew.
+    /// The server has confirmed that threads may share a hold: its turn begins anew.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -260,12 +264,12 @@ impl Gate {
         }
     }
 
-    /// Whether the seat is taken, by a hold that may be over.
+    /// Whether a hold has the seat. It may be over.
     pub(crate) fn is_seated(&self) -> bool {
         self.with_seat(|seat| seat.is_some())
     }
 
-    /// Whether somebody has the lock.
+    /// Whether a thread of this process has the lock.
     pub(crate) fn is_taken(&self) -> bool {
         self.with_seat(|seat| seat.is_some_and(|seat| seat.tenancy.is_held()))
     }
@@ -275,7 +279,7 @@ impl Gate {
         look(self.state.lock().seat.as_mut())
     }
 
-    /// The tenancy in the seat; one of several.
+    /// The tenancy in the seat; one of them if several share the hold.
     pub(crate) fn tenant(&self) -> Option<Arc<Tenancy>> {
         self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)))
     }
@@ -288,8 +292,8 @@ impl Gate {
         })
     }
 
-    /// The tenancy in the seat, if its hold is over. Both under the mutex: a tenancy that was just
-    /// given back looks the same, and its hold may have been passed on.
+    /// The tenancy in the seat, if its hold is over. Reads both under the mutex: a tenancy that was
+    /// just released looks the same, and its hold may have been passed on.
     pub(crate) fn expired(&self) -> Option<Arc<Tenancy>> {
         self.with_seat(|seat| {
             let tenancy = &seat?.tenancy;
@@ -297,7 +301,7 @@ impl Gate {
         })
     }
 
-    /// Keeps `site` until the seat of `tenancy` goes: if others share that, with the last of them.
+    /// Keeps `site` until the seat of `tenancy` goes: with its last tenant, if several share it.
     pub(crate) fn keep(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
@@ -312,7 +316,8 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// Leaves one level of `tenancy`, whose end is the hold's. `None`: it is not in the seat.
+    /// Returns the levels of `tenancy`, and leaves it only one, whose end is the hold's. `None`:
+    /// the tenancy is not in the seat.
     pub(crate) fn fold(&self, tenancy: &Arc<Tenancy>) -> Option<Folded> {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(tenancy))?;
@@ -335,7 +340,7 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// The chain of a hold that was granted by a reply to a question of this time.
+    /// The chain of a hold that a reply granted, to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         self.state.lock().cohort.chain(asked_at)
     }
@@ -350,29 +355,28 @@ impl Gate {
     }
 }
 
-/// What happens, at a time: no clock is read here.
+/// The transitions. The caller passes the time in: nothing here reads a clock.
 impl State {
     fn enter(&mut self, thread: &Arc<Thread>, terms: Terms, waits: bool, now: u64) -> Entered {
         match self.reenter(thread, terms, now) {
             Some(Entered::Occupied) if waits => {}
             Some(entered) => return entered,
-            // It has the baton now, if nobody had it and nobody waits.
+            // If no thread led or waited, this one has the baton now.
             None if self.queue.lead() => return Entered::Leads,
             None if waits => {}
             None => return Entered::Occupied,
         }
-        // At the end. Its thread sleeps (`acquire/mod.rs`, `await_signal`) until it is told that it
-        // was granted the hold (`leave`, below) or has the baton.
+        // At the end of the queue. The thread sleeps (`acquire/mod.rs`, `await_signal`) until a
+        // signal grants it the hold (`leave`, below) or gives it the baton.
         let waiter = self.queue.push(thread, terms);
-        // It is awake already.
+        // The thread is awake already.
         if self.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
         Entered::Queued(waiter)
     }
 
-    /// What a thread finds in the seat: its own tenancy, which is a level deeper then, or
-    /// another's.
+    /// Looks for the thread's tenancy in the seat, and takes one level more if it is there.
     #[inline]
     fn reenter(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> Option<Entered> {
         let seat = self.seat.as_mut()?;
@@ -418,7 +422,8 @@ impl State {
         match self.seat.as_mut().and_then(|seat| seat.step(tenancy, which)) {
             Some(true) => return LeaveOutcome::StillHeld,
             Some(false) => {
-                // Before the others can leave, too: its guard must not say "held" when they have.
+                // Under the mutex, so before the others can leave, too: then nobody has the lock,
+                // and this tenancy's guard must not report "held".
                 tenancy.step_down();
                 return LeaveOutcome::Stepped;
             }
@@ -427,16 +432,17 @@ impl State {
         let Some(seat) = self.seat.take_if(|seat| seat.is(tenancy)) else {
             return LeaveOutcome::NotThere;
         };
-        // In a turn: at most 10 ms since the server's word, less the more processes wait
+        // A turn lasts 10 ms at most from the server's grant, and less if many processes wait
         // (`cohort.rs`). `hold.may_pass`: on equal terms, not lost, and renewed without trouble.
         let (hold, in_turn) = (&tenancy.hold, self.cohort.may_pass(now));
         if hold.line.is_none()
             && in_turn
             && self.queue.first().is_some_and(|first| hold.may_pass(*first.need(), now))
         {
-            // Before the next one can know of it: other threads may ask this one's guard.
+            // Before the next thread can know of the pass: other threads may ask this one's guard.
             tenancy.step_down();
-            // Takes it out of the queue and tells it; what comes back wakes it, without the mutex.
+            // Takes the next thread out of the queue and signals it. The caller wakes it, after the
+            // mutex.
             let next = self.queue.grant_first(|first| {
                 let next =
                     Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(first.thread()), now));
@@ -450,8 +456,9 @@ impl State {
                 return LeaveOutcome::Passed { seat, next, second: self.queue.call_first() };
             }
         }
-        // Nobody may have it: the one who leaves takes the baton for the release, unless another
-        // one has it; so who comes now runs its request behind that.
+        // No thread of this process may have the hold. The leaving thread takes the baton for the
+        // release, unless another one has it. So a thread that comes now sends its request behind
+        // the release.
         self.cohort.released(now, hold.details.chain);
         let leads = !self.queue.is_led();
         self.queue.set_led(true);

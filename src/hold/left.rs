@@ -1,5 +1,5 @@
-//! A hold that is left to its end: the server keeps it until its lease is over, whatever becomes of
-//! this client.
+//! A hold that its holder leaves to its end: the server keeps it until its lease is over, even if
+//! this client ends before.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use crate::protocol::Mode;
 use crate::watchdog::{Renewal, Task};
 
 impl Site {
-    /// Ends one level of a tenancy, and leaves its hold to its end: from here on nobody of this
-    /// process gives it back or passes it on, neither who leaves it later (an outer level, a thread
-    /// that shares it) nor the end of the client. Nobody renews it when the last one has left.
+    /// Ends one level of a tenancy, and leaves its hold to its end: from here on this process
+    /// neither releases it nor passes it on, not even when an outer level ends, a thread that
+    /// shares it leaves, or the client ends. After the last tenant has left, nothing renews it.
     ///
     /// # Blocking
     ///
-    /// Not at all, but for a round trip if the hold has not the lease of its terms yet.
+    /// Not at all, except for a round trip if the hold does not have the lease of its terms yet.
     pub(crate) fn leave_to_expire(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
     ) -> Result<(), Error> {
         let hold = &tenancy.hold;
-        // What another process handed on is the server's for 2 s, whatever its terms say.
+        // A hold that another process has just handed on has a lease of 2 s, not that of its terms.
         self.raise(tenancy, Duration::ZERO);
         if !tenancy.is_held() {
-            // As whoever releases it would hear it; what is to be undone is.
+            // Returns the error of a release, and cleans up as a release does.
             self.leave(tenancy, which, Leaving::Posted)?;
-            // A renewal was answered at this very moment: it was given back.
+            // The server answered a renewal at this very moment, and `leave` released the hold.
             return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
         }
         let is_short = hold.is_provisional();
-        // Before the level ends: whoever shares the hold may be the last to leave it right then.
+        // Before the level ends: right after it, another tenant may be the last to leave the hold.
         hold.leave_out();
         self.left_until.fetch_max(hold.deadline(), Ordering::SeqCst);
         self.leave(tenancy, which, Leaving::Posted)?;
@@ -46,25 +46,25 @@ impl Site {
         Ok(())
     }
 
-    /// Whether a hold of this site that nobody here has any more lasts on the server.
+    /// Whether the server still keeps a hold of this site that was left to its end.
     pub(crate) fn has_left_one(&self) -> bool {
         clock::now() < self.left_until.load(Ordering::SeqCst)
     }
 
-    /// Nobody has this hold any more, and it is not given back.
+    /// Ends a hold that no thread has any more, without a release.
     pub(super) fn let_expire(self: &Arc<Self>, hold: &Arc<Hold>) {
         if let Some(line) = &hold.line {
             line.left().into_iter().for_each(|command| self.undo(command, hold.longest_lease()));
         }
-        // By then the server has it no more, even if a renewal is on its way.
+        // After this the server does not have the hold any more, even if a renewal is on its way.
         let over = clock::now().saturating_add(clock::nanos(hold.longest_lease()));
         let left = Arc::new(Left { site: Arc::clone(self), hold: Arc::clone(hold) });
         self.core.leave_out(hold.owner.number(), over, left);
     }
 }
 
-/// Keeps the owner of a hold live until its lease is over: else it would be taken for one that the
-/// server should have forgotten, and be given back at a failover.
+/// Keeps the owner of a hold live until its lease is over. Otherwise the client would take the hold
+/// for a leftover at a failover, and release it.
 struct Left {
     site: Arc<Site>,
     hold: Arc<Hold>,
@@ -73,8 +73,8 @@ struct Left {
 impl Task for Left {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         self.site.core.left_no_more(self.hold.owner.number());
-        // A late copy of its request would take the lock anew, and what a read-write lock knows of a
-        // hold does not end by itself while another one keeps the lock.
+        // A late copy of its request would take the lock anew; and a read-write lock's hold does
+        // not end by itself while another hold keeps the lock.
         self.site.orphan(&self.hold, self.site.mode != Mode::Lock);
         None
     }

@@ -1,9 +1,8 @@
-//! What this process holds: whose it is, until when, and whether it was lost.
+//! The locks that this process holds: which thread has each, until when, and whether it was lost.
 //!
-//! A *hold* is what Redis knows: one owner id on one key. A *tenancy* is one thread's time in a
-//! hold. A grant makes a hold and its first tenancy; a pass within the process makes a new tenancy
-//! in the same hold. A guard names its tenancy, so one that belongs to an earlier tenancy does
-//! nothing to the next.
+//! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's time in a hold. A
+//! grant makes a hold and its first tenancy; a pass within the process makes a new tenancy in the
+//! same hold. A guard names its tenancy, so a guard of an earlier tenancy does nothing to the next.
 
 mod candidate;
 mod cohort;
@@ -41,7 +40,7 @@ pub(crate) use release::{Leaving, give_back_stray, give_up_stray};
 pub(crate) use site::{Site, Succession, check_lease};
 pub(crate) use stay::Stay;
 
-/// What a guard knows of its hold.
+/// The state of a guard's hold, as far as this process knows it.
 ///
 /// ```no_run
 /// use redlatch::{HoldState, LockGuard};
@@ -60,43 +59,45 @@ pub(crate) use stay::Stay;
 pub enum HoldState {
     /// Held, and the last renewal, if there was one, succeeded.
     Held,
-    /// Held until the deadline that is known, but the last renewal failed and is being retried.
+    /// Held until the known deadline, but the last renewal failed and the client retries it.
     Unconfirmed,
-    /// Not held any more though it was not released.
+    /// Not held any more, though no thread released it.
     Lost(LostReason),
-    /// Released, by this guard or by `unlock`; or its thread waits on a
-    /// [`Condition`](crate::Condition), or could not come back from there.
+    /// Released, by this guard or by `unlock`. Or its thread waits on a
+    /// [`Condition`](crate::Condition), or could not take the lock again after such a wait.
     Released,
 }
 
-/// What a kind of lock adds to a hold: whom it is passed to, and how it is given back.
+/// A kind of lock that keeps a line of its own in Redis: how it passes and releases a hold.
 pub(crate) trait Line: fmt::Debug + Send + Sync {
-    /// Passes the hold to who is next in line, if that is a thread of this process that may have
-    /// it now; else it is released, and [`released`](Self::released) follows. `seat` gives its
-    /// tenancy the seat, before the thread can know of it: else it might leave again first.
+    /// Passes the hold to the next owner in line, if that is a thread of this process that may have
+    /// it now. Otherwise the caller releases the hold, and calls [`released`](Self::released).
+    /// `seat` gives the next tenancy the seat before its thread can know of it: otherwise the
+    /// thread might leave again first.
     fn pass(
         &self,
         hold: &Arc<Hold>,
         seat: &mut dyn FnMut(&Arc<Tenancy>, Terms) -> bool,
     ) -> Option<Wake>;
 
-    /// Whether others have had it after its owner, who still stand in the line.
+    /// Whether other threads have had the hold after its owner, and still stand in the line.
     fn has_passed(&self) -> bool;
 
-    /// Gives a hold back and lets the next in.
+    /// Releases a hold and lets the next owner in.
     fn release_command(&self, hold: &Hold) -> Command;
 
-    /// Undoes whatever a late request of the hold's owner may do.
+    /// Undoes anything that a late request of the hold's owner may do.
     fn give_up_command(&self, hold: &Hold) -> Command;
 
-    /// Its release was answered, or nobody waits for that.
+    /// The server has answered the release, or no thread waits for that.
     fn released(&self);
 
-    /// It is not given back: what takes off the line those who have had it after its owner.
+    /// The hold ends without a release. Returns the commands that take the threads that have had it
+    /// after its owner off the line.
     fn left(&self) -> Vec<Command>;
 }
 
-/// What lease a hold is asked for. (Small: each guard and each level has one.)
+/// The lease that a thread wants. (Small: each guard and each level has one.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// In nanoseconds, as [`clock`] counts.
@@ -115,7 +116,7 @@ impl Terms {
         Self { lease: clock::nanos(lease), is_watched: false }
     }
 
-    /// How long the server is to keep a hold on these terms.
+    /// How long the server should keep a hold on these terms.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_nanos(self.lease)
     }
@@ -139,12 +140,12 @@ impl Terms {
         (!self.is_watched).then(|| self.lease())
     }
 
-    /// Checks the lease before anything is sent.
+    /// Checks the lease, before the client sends a request.
     #[inline]
     pub(crate) fn check(self, name: &Arc<str>) -> Result<(), Error> {
         const SHORTEST: u64 = clock::nanos(config::SHORTEST_WATCHDOG);
         const LONGEST: u64 = clock::nanos(config::LONGEST_WATCHDOG);
-        // The usual one, with no number made of it.
+        // The usual case, without arithmetic.
         if self.is_watched && SHORTEST <= self.lease && self.lease <= LONGEST {
             return Ok(());
         }
@@ -160,7 +161,7 @@ impl Terms {
         }
     }
 
-    /// What to do about a lease that is too short.
+    /// Advice about a lease that is too short.
     pub(crate) fn longer(self, core: &Core) -> &'static str {
         match self.watched_lease() {
             Some(lease) if lease == core.config.watchdog_timeout => "raise watchdog_timeout",
@@ -170,13 +171,13 @@ impl Terms {
     }
 }
 
-/// What was true when a hold was asked for: all of it read before the request was sent.
+/// The state when a leader asked for a hold: it reads all of this before it sends the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
-    /// How many forced unlocks of this process had been answered.
+    /// How many forced unlocks of this process the server had answered.
     pub(crate) forced: u64,
-    /// Which run of the server was met last. If another one granted it, its release reports a loss
-    /// too many, not one too few.
+    /// The run of the server that the client met last. If a later run granted the hold, its release
+    /// reports a loss too many, not one too few.
     pub(crate) incarnation: u64,
     /// When, on [`clock`].
     pub(crate) at: u64,
@@ -191,55 +192,58 @@ impl Asked {
 
 /// One owner id on one key.
 ///
-/// Who loses it sets `lost` and then looks at the deadline and at `unconfirmed`; who hears the
-/// server sets those and then looks at `lost` (all `SeqCst`): one of the two sees to the release of
-/// a hold that was lost while its lease was made longer.
+/// A thread that loses the hold sets `lost`, and then reads the deadline and `unconfirmed`. A
+/// thread that gets the server's answer sets those, and then reads `lost` (all `SeqCst`). So one of
+/// the two sees to the release of a hold that was lost while its lease was made longer.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// `None`: a lock that keeps no line in Redis.
     pub(crate) line: Option<Arc<dyn Line>>,
     pub(crate) owner: Owner,
     pub(crate) terms: Terms,
-    /// Until when the server has it for us, on [`clock`]. Only ever raised.
+    /// Until when the server keeps the hold for us, on [`clock`]. Only ever raised.
     deadline: AtomicU64,
-    /// The latest end of those who share it, on [`clock`]. Set under the mutex of their gate.
+    /// The latest end of the tenants that share it, on [`clock`]. Set under the mutex of their
+    /// gate.
     latest_end: AtomicU64,
-    /// The longest lease that was ever asked for, in nanoseconds: so long the server may keep it.
+    /// The longest lease that any request named, in nanoseconds: the server may keep the hold for
+    /// this long.
     longest: AtomicU64,
     /// The longest lease that one of its threads asked for, in nanoseconds. (A grant by message may
     /// be for longer.)
     wanted: AtomicU64,
-    /// What the server keeps for longer than that is cut.
+    /// Cuts a longer lease of the server's to that.
     cut: Cut,
-    /// The lease that the server granted first, in nanoseconds, and what of it is ours.
+    /// The lease that the server granted first, in nanoseconds, and our part of it.
     granted_lease: u64,
     first_lease: u64,
-    /// It was granted by message, for less than its terms say: its process might have been stopped.
+    /// A message granted the hold with another lease than that of its terms. (A short one, since
+    /// its process might have been stopped.)
     provisional: AtomicBool,
-    /// What the grant said of others.
+    /// The details of the grant.
     pub(crate) details: GrantDetails,
     /// How many of its fencing tokens are used, of at most 1,024: see [`may_pass`](Self::may_pass).
-    /// Of no meaning without some.
+    /// Meaningless for a hold without tokens.
     tokens_used: AtomicU16,
-    /// Messages may name it.
+    /// Messages may name the owner.
     _expected: Option<Arc<Expected>>,
-    /// Its owner is live until it is given back. (A permit has none.)
+    /// Keeps the owner live until the hold is released. (A permit has none.)
     live: Option<Arc<LiveOwner>>,
     /// The request that the server granted.
     pub(crate) asked: Asked,
-    /// A request of this owner was sent twice, or its outcome was not known: the first one may
-    /// arrive when the hold has been given back, and must be undone then.
+    /// A request of this owner was sent twice, or its outcome was not known: a copy may arrive
+    /// after the release, and must be undone then.
     pub(crate) in_doubt: bool,
-    /// Why it is not ours any more, if it was lost: a number of [`LostReason`]'s, zero for not.
-    /// Set before anybody looks for who has it: a pass that comes later passes nothing.
+    /// Why it is not ours any more, as the number of a [`LostReason`]; zero if it was not lost. Set
+    /// before any thread looks for the present tenancy, so a later pass passes nothing.
     lost: AtomicU8,
     /// The last renewal failed.
     unconfirmed: AtomicBool,
-    /// Why, in words for people.
+    /// Why the renewal failed, in words for people.
     trouble: Mutex<Option<Arc<str>>>,
     /// See `tracked.rs`.
     tracked: AtomicBool,
-    /// Until when nobody gives it back, on [`clock`]; zero: see [`leave_out`](Self::leave_out).
+    /// Until when no thread releases it, on [`clock`]; or zero: see [`leave_out`](Self::leave_out).
     left_until: AtomicU64,
 }
 
@@ -277,8 +281,8 @@ impl Hold {
         }
     }
 
-    /// A hold of a lock without a line that was granted by message, with this lease: it is to be
-    /// raised to the lease that is `wanted`, or cut to it, or ends before.
+    /// A hold of a lock without a line that a message granted, with this lease. A renewal raises or
+    /// cuts it to the lease that is `wanted`, unless it ends before.
     pub(crate) fn handed(
         owner: Owner,
         terms: Terms,
@@ -287,7 +291,8 @@ impl Hold {
         asked: Asked,
         in_doubt: bool,
     ) -> Self {
-        // Of a shorter lease no more counts than that: it is cut to it.
+        // If the wanted lease is the shorter one, no more than that counts: a renewal cuts the hold
+        // to it.
         let ours = lease.min(wanted);
         let hold = Self::new(owner, terms, ours, asked, in_doubt);
         hold.longest.store(clock::nanos(lease), Ordering::Relaxed);
@@ -298,17 +303,17 @@ impl Hold {
         hold
     }
 
-    /// Of an owner that is live.
+    /// Keeps the owner live with the hold.
     pub(crate) fn of_live(self, live: &Arc<LiveOwner>) -> Self {
         Self { live: Some(Arc::clone(live)), ..self }
     }
 
-    /// The server has said that it is given back, or not there.
+    /// The server has answered that the hold is released, or not there.
     pub(crate) fn ended(&self) {
         self.live.as_deref().inspect(|live| live.end());
     }
 
-    /// With what its grant said of others; messages may name it.
+    /// With the details of its grant. Messages may name the owner for as long as `expected` lives.
     pub(crate) fn with_details(
         self,
         details: GrantDetails,
@@ -322,42 +327,43 @@ impl Hold {
         Self { line: Some(line), ..self }
     }
 
-    /// Whether it still has the lease of a grant by message, and is to be raised to its own.
+    /// Whether the hold still has the lease of a grant by message, and not that of its terms.
     pub(crate) fn is_provisional(&self) -> bool {
         self.provisional.load(Ordering::Relaxed)
     }
 
-    /// The same, and its own is longer.
+    /// The same, and the lease of its terms is longer.
     pub(crate) fn is_to_be_raised(&self) -> bool {
         self.is_provisional() && !self.outlives_its_terms()
     }
 
-    /// It has the lease of its terms.
+    /// The hold has the lease of its terms now.
     pub(crate) fn raised(&self) {
         self.provisional.store(false, Ordering::Relaxed);
     }
 
-    /// It was handed on for longer than it was wanted.
+    /// Whether another process handed the hold on for longer than its terms want.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.first_lease
     }
 
-    /// Until when it is ours, on [`clock`].
+    /// Until when the hold is ours, on [`clock`].
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::SeqCst).min(self.kept_until())
     }
 
-    /// Until when somebody wants it: those who share it, or who left it to its end.
+    /// Until when its tenants want the hold, or the thread that left it to its end.
     fn kept_until(&self) -> u64 {
         self.latest_end.load(Ordering::SeqCst).max(self.left_until.load(Ordering::SeqCst))
     }
 
-    /// Those who share it want it until then. (What the server has for longer is given back then.)
+    /// The tenants that share the hold want it until then. (If the server keeps it for longer, the
+    /// client releases it then.)
     pub(crate) fn ends_by(&self, until: u64) {
         self.latest_end.store(until, Ordering::SeqCst);
     }
 
-    /// Whether it ends because nobody wants it any longer, though the server has it.
+    /// Whether the hold ends because no thread wants it for longer, though the server keeps it.
     fn is_unwanted(&self) -> bool {
         self.kept_until() < self.deadline.load(Ordering::SeqCst)
     }
@@ -369,16 +375,16 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// A lease is asked for. Before it is sent: its outcome may stay unknown. How much of it
-    /// [counts](Self::counts).
+    /// The caller is about to ask for a lease. (Called before it sends the request, whose outcome
+    /// may stay unknown.) Returns how much of the lease [counts](Self::counts).
     pub(crate) fn ask(&self, lease: Duration) -> Duration {
         self.longest.fetch_max(clock::nanos(lease), Ordering::AcqRel);
         self.wanted.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.counts(lease)
     }
 
-    /// How much of a lease counts: less where a [`Cut`] is on its way, which may be carried out
-    /// behind it.
+    /// How much of a lease counts: less if a [`Cut`] is on its way, which the server may carry out
+    /// after it.
     pub(crate) fn counts(&self, lease: Duration) -> Duration {
         match self.cut.to.load(Ordering::SeqCst) {
             0 => lease,
@@ -386,8 +392,8 @@ impl Hold {
         }
     }
 
-    /// A renewal is about to be sent, one at a time: what becomes of a lease that is longer than
-    /// anybody has asked for.
+    /// The renewer is about to send a renewal, one at a time. Returns how it treats a lease that is
+    /// longer than any thread has asked for.
     pub(crate) fn longer(&self) -> Longer {
         let wanted = self.wanted.load(Ordering::SeqCst);
         let longest = Duration::from_nanos(wanted);
@@ -397,7 +403,7 @@ impl Hold {
         let before = self.cut.to.load(Ordering::SeqCst);
         let to = if before == 0 { wanted } else { before.min(wanted) };
         self.cut.to.store(to, Ordering::SeqCst);
-        // Behind the store: whoever asks raises `wanted` first, and then looks for a cut.
+        // Behind the store: a thread that asks raises `wanted` first, and then looks for a cut.
         if self.wanted.load(Ordering::SeqCst) == wanted {
             return Longer::IsCut(longest);
         }
@@ -405,11 +411,11 @@ impl Hold {
         Longer::Stays
     }
 
-    /// What such a renewal was answered, and whether it was sent twice.
+    /// Records the server's answer to such a renewal, and whether the renewal was sent twice.
     pub(crate) fn longer_heard(&self, longer: Longer, held: Result<Held, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::IsCut(_));
         if is_cut && (resent || held.is_err()) {
-            // One that was not answered may be carried out yet.
+            // The server may still carry out a cut that it has not answered.
             self.cut.is_lost.store(true, Ordering::SeqCst);
         }
         match held {
@@ -424,19 +430,19 @@ impl Hold {
         }
     }
 
-    /// How long the server may keep it at most, counted from now.
+    /// How long the server may keep the hold at most, counted from now.
     pub(crate) fn longest_lease(&self) -> Duration {
         Duration::from_nanos(self.longest.load(Ordering::Acquire))
     }
 
-    /// It is not ours any more. The first reason counts.
+    /// The hold is not ours any more. The first reason counts.
     pub(crate) fn lose(&self, reason: LostReason) {
         let _first =
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Why the server does not have it any more: its own end comes after this deadline, and may be
-    /// told of before the watchdog's thread has run.
+    /// Why the server does not have the hold any more. Its lease ends there after this deadline,
+    /// and the client may learn of that end before the watchdog's thread has run.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         if is_over { LostReason::LeaseExpired } else { LostReason::Revoked }
@@ -450,9 +456,10 @@ impl Hold {
         self.unconfirmed.load(Ordering::SeqCst)
     }
 
-    /// Equal terms: a watched hold for who wants the same watched lease, a fixed one for who wants the same
-    /// lease, and gets nine tenths of it. Never one whose lease was made longer meanwhile: if the
-    /// next one dies, others would wait for that.
+    /// Whether a thread may pass the hold to a thread with these terms. Only on equal terms: a
+    /// watched hold to a thread that wants the same watched lease, a fixed one to a thread that
+    /// wants the same lease and gets at least nine tenths of it. Never a hold whose lease was made
+    /// longer meanwhile: if the next thread died, others would wait for that longer lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
@@ -464,18 +471,18 @@ impl Hold {
             && if terms.is_watched() {
                 left > 0
             } else {
-                // Of a provisional one, which the next one raises to its own.
+                // For a provisional hold, of its first lease: the next thread raises it to its own.
                 left >= self.first_lease / 10 * 9
             }
     }
 
-    /// One of those who have it leaves it to its end: nobody of this process gives it back, or
-    /// passes it on, before the lease that it has now is over.
+    /// A tenant leaves the hold to its end: no thread of this process releases it or passes it on
+    /// before its present lease is over.
     pub(super) fn leave_out(&self) {
         self.left_until.fetch_max(self.deadline(), Ordering::SeqCst);
     }
 
-    /// Whether it was [left](Self::leave_out), and what it was left for lasts.
+    /// Whether a tenant has [left](Self::leave_out) it to its end, and that end has not come.
     pub(super) fn is_left(&self) -> bool {
         self.is_left_at(clock::now())
     }
@@ -503,20 +510,22 @@ impl Hold {
     }
 }
 
-/// The end of what a server keeps for longer than anybody has asked for: its clock was set back, or
-/// it handed a hold on for longer.
+/// A cut of a lease that the server keeps for longer than any thread has asked for: its clock was
+/// set back, or another process handed the hold on for longer.
 ///
-/// A cut and a request for a longer lease go over two connections, and the cut may be carried out
-/// last. So of two that meet one gives way: whoever asks raises `wanted` and then looks at `to`;
-/// the renewer sets `to` and then looks at `wanted` (all `SeqCst`). What is asked for while a cut
-/// is on its way, or was lost, counts only as far as the cut leaves it; and so far it is renewed.
+/// A cut and a request for a longer lease go over two connections, and the server may carry out the
+/// cut last. So if the two meet, one gives way: the thread that asks raises `wanted` and then reads
+/// `to`; the renewer sets `to` and then reads `wanted` (all `SeqCst`). While a cut is on its way,
+/// or was lost, a longer lease counts only as far as the cut leaves it, and the client renews it
+/// only to that.
 #[derive(Debug, Default)]
 struct Cut {
-    /// The next renewal is to do it.
+    /// The next renewal cuts the lease.
     is_due: AtomicBool,
-    /// One to so much is on its way, in nanoseconds. Zero: none.
+    /// The lease that a cut on its way leaves, in nanoseconds. Zero: none is on its way.
     to: AtomicU64,
-    /// One was not answered: it may be carried out at any time, as long as the hold lasts.
+    /// The server has not answered a cut: it may carry it out at any time, as long as the hold
+    /// lasts.
     is_lost: AtomicBool,
 }
 
@@ -526,30 +535,30 @@ type Callback = Box<dyn FnOnce(LostReason) + Send>;
 pub(crate) struct Tenancy {
     pub(crate) hold: Arc<Hold>,
     pub(crate) thread: Arc<Thread>,
-    /// When it began, on [`clock`].
+    /// When the tenancy began, on [`clock`].
     pub(crate) since: u64,
-    /// So many of the hold's fencing tokens were used before.
+    /// How many of the hold's fencing tokens earlier tenancies have used.
     nth_token: u16,
     end: Mutex<End>,
-    /// A copy of whether it has ended, to be read without the mutex.
+    /// Whether the tenancy has ended: a copy, to read without the mutex.
     ended: AtomicBool,
-    /// The stay that it is a part of, once its thread has left to wait. Set under the mutex of its
-    /// end. Its guards keep the stay.
+    /// The stay that the tenancy is a part of, once its thread has left to wait. Set under the
+    /// mutex of its end. Its guards keep the stay.
     stay: OnceLock<Arc<Stay>>,
-    /// Where it stands among those who share the hold. Used under the gate's mutex.
+    /// Its index among the tenants that share the hold. Used under the gate's mutex.
     index: AtomicUsize,
 }
 
 #[derive(Default)]
 struct End {
     how: Ending,
-    /// The stay that it is a part of, once its thread has come back from a wait. The stay keeps the
-    /// tenancy.
+    /// The stay that the tenancy is a part of, once its thread has come back from a wait. The stay
+    /// keeps the tenancy.
     came_back_to: Option<Weak<Stay>>,
 }
 
 enum Ending {
-    /// It has not ended. Who wants to know that it was lost.
+    /// The tenancy has not ended. The callbacks to call if it is lost.
     NotYet(Vec<Callback>),
     Released,
     Lost(LostReason),
@@ -588,7 +597,7 @@ impl Tenancy {
 
     pub(crate) fn since(hold: Arc<Hold>, thread: Arc<Thread>, since: u64) -> Self {
         Self {
-            // Passes are made under the gate's mutex, so in the order of their tokens.
+            // Threads pass the hold under the gate's mutex, so in the order of the tokens.
             nth_token: hold.tokens_used.fetch_add(1, Ordering::Relaxed),
             hold,
             thread,
@@ -608,7 +617,8 @@ impl Tenancy {
         self.index.store(index, Ordering::Relaxed);
     }
 
-    /// Of a lock that has fencing tokens: higher than that of any tenancy before.
+    /// The tenancy's fencing token, if its lock has tokens: higher than that of any earlier
+    /// tenancy.
     pub(crate) fn token(&self) -> Option<NonZero<u64>> {
         self.hold.token_after(self.nth_token)
     }
@@ -630,7 +640,7 @@ impl Tenancy {
         Duration::from_nanos(self.hold.deadline().saturating_sub(clock::now()))
     }
 
-    /// How long the server has it for, whether somebody wants it for so long or not.
+    /// How long the server keeps the hold, even if no thread wants it for this long.
     pub(crate) fn granted(&self) -> Duration {
         if self.ended.load(Ordering::Acquire) || self.hold.lost().is_some() {
             return Duration::ZERO;
@@ -657,7 +667,8 @@ impl Tenancy {
         }
     }
 
-    /// What is to be said of its loss: of a lease that ran out also why nobody made it longer.
+    /// The text about its loss. For a lease that ran out, it also says why the client did not renew
+    /// it.
     pub(crate) fn obituary(&self, reason: LostReason, max_hold: Option<Duration>) -> String {
         if reason != LostReason::LeaseExpired {
             return reason.to_string();
@@ -684,26 +695,26 @@ impl Tenancy {
         format!("{reason} ({why})")
     }
 
-    /// Calls `callback` once if the hold is lost. If it is lost already, gives it back with the
-    /// reason, for the caller to see to.
+    /// Registers `callback`, to be called once if the hold is lost. If the hold is lost already,
+    /// returns the callback with the reason, for the caller to call.
     pub(crate) fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
         self.end.lock().on_lost(callback)
     }
 
-    /// Its thread has left it, and others have the hold or may soon: from here on it does not say
-    /// "held", whoever asks its guard. [`finish_released`](Self::finish_released) follows, or
-    /// [`lose`](Self::lose).
+    /// The thread has left the tenancy, and other threads have the hold or may have it soon. From
+    /// here on its guard reports "held" to no thread. [`finish_released`](Self::finish_released)
+    /// follows, or [`lose`](Self::lose).
     pub(crate) fn step_down(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// The thread gave it back. The callbacks go unheard; to be dropped when nothing is led or
-    /// locked any more, since what they captured is the user's.
+    /// The thread has released it. Returns the callbacks, which nobody calls. The caller drops them
+    /// when it has neither a baton nor a mutex, since dropping them runs the user's code.
     pub(crate) fn finish_released(&self) -> Option<Vec<Callback>> {
         self.finish(Ending::Released)
     }
 
-    /// It was lost. The first to say so gets the callbacks; they must be called with no mutex
+    /// The tenancy was lost. The first caller gets the callbacks, and must call them with no mutex
     /// held.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<Vec<Callback>> {
         self.finish(Ending::Lost(reason))
@@ -738,7 +749,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const LONGER: Duration = Duration::from_secs(30);
 
-    /// With a lease, and the server keeps it for longer: the next renewal cuts it.
+    /// A hold that the server keeps for longer than its lease: the next renewal cuts it.
     fn to_be_cut() -> Hold {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
@@ -764,7 +775,7 @@ mod tests {
             hold.longer_heard(cut, answer, resent);
             let counts = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.counts(LONGER), counts, "{answer:?}, {resent}");
-            // A later one says nothing of the first.
+            // A later cut says nothing about the first.
             hold.longer_heard(Longer::Stays, Ok(Held::TooLong), false);
             let cut = hold.longer();
             assert_eq!(cut, Longer::IsCut(LONGER));
@@ -773,7 +784,7 @@ mod tests {
         }
     }
 
-    /// Of two that meet the cut gives way.
+    /// If a cut and a longer lease meet, the cut gives way.
     #[test]
     fn a_longer_lease_that_is_asked_for_first_is_not_cut() {
         let hold = to_be_cut();

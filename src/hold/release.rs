@@ -1,5 +1,5 @@
-//! How a thread leaves a hold, how that is given back, and what the server may have of it for
-//! nobody after that.
+//! How a thread leaves a hold, how the client releases it, and how it cleans up on the server after
+//! that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::watchdog::Orphan;
 
 impl Site {
     /// Ends one level of a tenancy; the last one releases the hold or passes it on.
-    /// `LockGuard::unlock` is this, [awaited](Leaving::Awaited), and a guard's drop is it,
-    /// [posted](Leaving::Posted), each of its own level and once.
+    /// `LockGuard::unlock` calls this, [awaited](Leaving::Awaited), and a guard's drop does,
+    /// [posted](Leaving::Posted): each for its own level, and once.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<Level>,
         how: Leaving,
     ) -> Result<(), Error> {
-        // It may end sooner now, if the one that kept it for longer leaves.
+        // The hold may end sooner now, if the tenant that wanted it for longer leaves.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold.deadline());
         let (outcome, was_held) = self.gate.leave(tenancy, which);
         if shared_until.is_some_and(|until| tenancy.hold.deadline() < until) {
@@ -38,7 +38,7 @@ impl Site {
                 Ok(())
             }
             (LeaveOutcome::Stepped, false) => {
-                // All who share it have lost it.
+                // All tenants of the hold have lost it.
                 let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
                 self.lose(tenancy, reason);
                 Err(self.lost_error(tenancy, reason))
@@ -51,13 +51,13 @@ impl Site {
                 next.now();
                 second.now();
                 let _unheard = seat.tenancy.finish_released();
-                // The alarm is the hold's, unless the new tenancy wants an earlier one.
+                // The hold keeps its alarm, unless the new tenancy wants an earlier one.
                 self.arm();
                 Ok(())
             }
             (LeaveOutcome::Release { seat, leads, in_turn }, was_held) => {
-                // Whatever happens from here on, the baton is handed on: behind the release, so
-                // that the next leader's request runs after it.
+                // Every path from here on hands the baton on, behind the release: so the next
+                // leader's request runs after it.
                 let mut baton = leads.then(|| Baton::new(self, None));
                 if !was_held {
                     let reason = tenancy.hold.lost().unwrap_or(LostReason::LeaseExpired);
@@ -66,18 +66,19 @@ impl Site {
                     self.orphan_lost(&seat, reason);
                     return Err(self.lost_error(tenancy, reason));
                 }
-                // Dropped last: what the callbacks captured may take this very lock.
+                // Dropped last: values that the callbacks captured may take this very lock.
                 let _unheard = seat.tenancy.finish_released();
                 if tenancy.hold.is_left() {
                     self.let_expire(&tenancy.hold);
                     return Ok(());
                 }
-                // Not while its renewal is on its way: nobody has the seat now, so the answer may
-                // pass unheard, and the next one would never be renewed.
+                // No pass while the renewal is on its way: the seat is empty now, so the answer may
+                // find no seat, and then nothing would renew the next tenancy.
                 let may_pass = !seat.attempt.is_sent();
                 let seat =
                     &mut |next: &Arc<Tenancy>, terms| may_pass && self.admit_passed(next, terms);
-                // A lock whose threads queue at the gate has neither line nor succession: released.
+                // A lock whose threads queue at the gate has neither line nor succession, and is
+                // released.
                 let line = tenancy.hold.line.as_ref();
                 let passed = line.and_then(|line| line.pass(&tenancy.hold, seat));
                 let passed = passed.or_else(|| {
@@ -106,7 +107,7 @@ impl Site {
         }
     }
 
-    /// Sends the release of a hold that has no seat, unless it was left to its end.
+    /// Sends the release of a hold that has no seat, unless a tenant has left it to its end.
     pub(crate) fn release(self: &Arc<Self>, hold: &Arc<Hold>, how: Leaving) -> Result<(), Error> {
         if hold.is_left() {
             self.let_expire(hold);
@@ -122,8 +123,9 @@ impl Site {
                         site.core.watchdog.tell(error);
                     }
                 };
-                // Written to the name's lane, or put behind what is being written there. Who reads
-                // that lane's replies next calls the receiver: another caller, else the renewer.
+                // Writes to the name's lane, or queues the command behind a write in progress. The
+                // next reader of that lane's replies calls the receiver: another caller, or else
+                // the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -146,16 +148,16 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // Not before the release is answered: it would find nothing to release.
+        // Only after the release is answered: an earlier orphan could leave it nothing to release.
         self.orphan(hold, outcome.is_err());
         if outcome.is_ok() {
             hold.ended();
-            // The old master may have answered this release after the new master was asked for
-            // leftovers. Then the hold was spared at the new master, since its owner was still
-            // live. So here the owner ends first and the incarnation is read after that; and the
-            // renewer asks for leftovers only after the incarnation was raised, and then looks who
-            // is live. So either the renewer finds the owner ended, or this thread finds another
-            // incarnation.
+            // The old master may have answered this release after the renewer asked the new master
+            // for leftovers. Then the renewer spared the hold at the new master, since its owner
+            // was still live. So this thread ends the owner first, and reads the incarnation after
+            // that; and the renewer asks for leftovers only after it has raised the incarnation,
+            // and then looks which owners are live. So either the renewer finds the owner ended, or
+            // this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.adopt(Orphan::left_over(name, release, lease));
@@ -194,8 +196,8 @@ impl Site {
         }
     }
 
-    /// A hold has ended. The server may have it still, if `may_be_held`; and a request of its owner
-    /// that was sent twice may yet take the lock, or a place in its queue.
+    /// Cleans up after a hold that has ended. The server may still have it, if `may_be_held`; and a
+    /// request of its owner that was sent twice may yet take the lock, or a place in its queue.
     pub(super) fn orphan(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if hold.is_left() {
             return self.let_expire(hold);
@@ -218,16 +220,16 @@ impl Site {
     /// As [`orphan`](Self::orphan), for a hold that was lost for this reason.
     pub(super) fn orphan_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold;
-        // A hold of a read-write lock does not end by itself while another keeps the lock: one that
-        // writes would keep out those who may read beside the other.
+        // A read-write lock's hold does not end by itself while another hold keeps the lock: a
+        // write hold would keep out readers that may read beside the other one.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
-        // Those it was passed to stand in the server's line still.
+        // The threads that the hold was passed to still stand in the server's line.
         self.orphan(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
     }
 
-    /// The lease of a hold was made longer, or perhaps: if it was lost meanwhile, nobody has that.
-    /// `false`: it was not lost.
+    /// A request has made the lease of a hold longer, or may have. If the hold was lost meanwhile,
+    /// no thread has it: releases it in the background. Returns whether it was lost.
     pub(crate) fn orphan_if_lost(&self, hold: &Hold) -> bool {
         let lost = hold.lost().is_some();
         if lost && !hold.is_left() {
@@ -236,32 +238,33 @@ impl Site {
         lost
     }
 
-    /// Nobody waits for a request of this owner any more, and it may take the lock, or a place in
-    /// its queue, or have taken it.
+    /// No thread waits for a request of this owner any more, but it may take the lock or a place in
+    /// its queue, or have done so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.adopt(Orphan::requested(&self.name, give_up, lease));
     }
 
-    /// The same for a kind of lock whose places are not given back by being granted.
+    /// As [`disown`](Self::disown), for a kind of lock whose places have no lease.
     pub(crate) fn undo(&self, give_up: Command, lease: Duration) {
         self.core.watchdog.adopt(Orphan::queued(&self.name, give_up, lease));
     }
 
-    /// A place is given up, and a hold if it was granted one at this moment.
+    /// Gives up a place, and its hold if the server granted it one at this moment.
     pub(crate) fn leave_queue(self: &Arc<Self>, place: &Place) {
         self.give_up(&place.candidate, place.give_up_command(self), Orphan::requested);
     }
 
-    /// An owner does not want the lock any more: this takes it out of queue and lock. If that is
-    /// not answered, or a request may come later, it is an orphan of this kind.
+    /// Takes an owner that does not want the lock any more out of queue and lock. If the server
+    /// does not answer that, or a request of the owner may come later, adopts an orphan of this
+    /// kind.
     pub(crate) fn give_up<D>(
         self: &Arc<Self>,
         candidate: &Candidate<D>,
         command: Command,
         orphan: fn(&Arc<str>, Command, Duration) -> Orphan,
     ) {
-        // While the server is away, each call's would be sent for minutes.
+        // Otherwise, while the server is away, each call's command would be resent for minutes.
         if !candidate.is_known {
             return;
         }
@@ -280,12 +283,12 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// As [`give_up`](Self::give_up), of an owner that was granted the lock: too few replicas have
-    /// that, for this reason.
+    /// As [`give_up`](Self::give_up), for an owner whose grant is `void`, since too few replicas
+    /// have it.
     ///
     /// # Blocking
     ///
-    /// One round trip: the caller is told whether the lock is free again.
+    /// One round trip: the error says whether the lock is free again.
     pub(crate) fn take_back<D>(
         &self,
         candidate: Candidate<D>,
@@ -303,22 +306,23 @@ impl Site {
     }
 }
 
-/// Whether who leaves waits for the server's word.
+/// Whether a thread that leaves waits for the server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// `Drop`: written, not waited for.
+    /// `Drop` writes the release, and does not wait.
     Posted,
-    /// `unlock`.
+    /// `unlock` waits.
     Awaited,
 }
 
-/// An owner of this client that does not wait is first in line: a master that lagged behind the one
-/// before it has its place still. Nobody would come, and whoever stands behind it would wait.
+/// Gives up the place of an owner of this client that is first in line but does not wait: a master
+/// that lagged behind the one before it still has the place. Nobody would come for the lock, and
+/// the owners behind that place would wait.
 pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
     }
-    // Its place alone, of whatever kind the lock is: what it holds others may share.
+    // Its place alone, for each kind of lock: other threads may share the owner's hold.
     let (name, owner) = (lock.into(), format!("{}:{owner}", core.id.as_str()));
     for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
         let queue = LockKeys::new(lock, mode, false).queue().to_string();
@@ -328,8 +332,8 @@ pub(crate) fn give_up_stray(core: &Core, owner: u64, database: i64, lock: &str) 
     }
 }
 
-/// A grant for an owner of this client that does not wait. Nobody has it: a request came late, or
-/// its thread had left.
+/// Gives back a grant for an owner of this client that does not wait. No thread has it: a request
+/// came late, or its thread had left.
 pub(crate) fn give_back_stray(core: &Core, owner: u64, grant: &Grant<'_>) {
     let Some(details) = super::place::details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {

@@ -1,4 +1,4 @@
-//! One name in one client: where the threads that want it, the hold, and its renewal meet.
+//! One name in one client: the threads that want it, the hold, and its renewal meet here.
 
 use std::any::Any;
 use std::fmt;
@@ -27,11 +27,11 @@ pub(crate) struct Site {
     pub(crate) gate: Gate,
     /// Its holds have fencing tokens.
     is_fenced: bool,
-    /// What its holds are for.
+    /// The mode of its holds.
     pub(crate) mode: Mode,
-    /// Who is next, if that is not decided at its gate.
+    /// Decides which thread is next, if the gate does not.
     succession: OnceLock<Weak<dyn Succession>>,
-    /// Until when a hold lasts that was left to its end, on [`clock`]; zero.
+    /// Until when the last hold that was left to its end lasts, on [`clock`]; zero: there was none.
     pub(super) left_until: AtomicU64,
     /// The wheel's entry for the hold in the seat. Taken after the gate's mutex, never before.
     pub(super) alarm: Mutex<Option<Alarm>>,
@@ -46,14 +46,14 @@ impl Site {
         core.members.of::<Self>().get(name, make)
     }
 
-    /// The site of the name's fenced lock, which is another one: its holds have tokens, and those
-    /// of the first site have none.
+    /// The site of the name's fenced lock. It is apart from the first site, since its holds have
+    /// tokens.
     pub(crate) fn fenced(core: &Arc<Core>, name: &str) -> Arc<Self> {
         let members = core.members.of_kind::<Self>(FENCED);
         members.get(name, |name| Self::new(Arc::clone(core), name, Mode::Lock, true))
     }
 
-    /// A site that is one side of another member, which sees to its end.
+    /// A site that is one side of another member. That member ends it.
     pub(crate) fn side(core: &Arc<Core>, name: &Arc<str>, mode: Mode) -> Self {
         Self::new(Arc::clone(core), Arc::clone(name), mode, false)
     }
@@ -77,7 +77,7 @@ impl Site {
         LockKeys::new(&self.name, self.mode, self.is_fenced)
     }
 
-    /// From here on somebody else says who is next. The first one counts.
+    /// From here on `succession` decides which thread is next. The first call counts.
     pub(crate) fn succeeded_by(&self, succession: &Arc<impl Succession>) {
         let succession: Weak<dyn Succession> = Arc::downgrade(succession) as _;
         let _known = self.succession.set(succession);
@@ -98,7 +98,8 @@ impl Site {
         }
     }
 
-    /// The server gives this process no place in the queue, for this reason: it waits in public.
+    /// The server gives this process no place in the queue, for this reason. So the process waits
+    /// for public releases.
     pub(super) fn no_place(&self, refusal: Option<&str>) {
         if !self.core.says_no_place.swap(true, Ordering::Relaxed) {
             let why = refusal.unwrap_or("the server did not say why");
@@ -112,8 +113,8 @@ impl Site {
         }
     }
 
-    /// A request for the lock has failed, and so has the wait of those who queued before it if the
-    /// server cannot be reached.
+    /// A request for the lock has failed. If the trouble is the server's, fails the threads that
+    /// queued before the request, too.
     pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
@@ -125,13 +126,13 @@ impl Site {
         };
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
-            // A dead server is not found out one waiter at a time.
+            // Otherwise each waiter in turn would find out that the server is dead.
             self.fail_others(arrivals, &error);
         }
         error
     }
 
-    /// What is wrong concerns those, too, who queued before a request.
+    /// Fails the threads that queued before a request, whose trouble concerns them, too.
     pub(super) fn fail_others(self: &Arc<Self>, arrivals: u64, error: &Error) {
         self.fail_before(arrivals, error);
         if let Some(succession) = self.succession() {
@@ -144,11 +145,12 @@ impl Site {
     ///
     /// # Blocking
     ///
-    /// Not at all, but for a round trip if another hold has the seat.
+    /// Not at all, except for a round trip if another hold has the seat.
     ///
     /// # Errors
     ///
-    /// The server is in trouble, and so it is not known whose the seat is: the hold must be undone.
+    /// The server is in trouble, so it is unknown which hold the seat belongs to: the caller must
+    /// undo the hold.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -167,9 +169,9 @@ impl Site {
                     }
                     return Ok(true);
                 }
-                // Threads of a fair lock ask for themselves. One of the two was taken away by
-                // force, and only the server knows which: grants are not always read in the order
-                // in which they were made.
+                // Each thread of a fair lock asks for itself. A forced unlock ended one of the two
+                // holds, and only the server knows which: threads do not always read grants in the
+                // order in which the server made them.
                 Admitted::Taken(other) => {
                     if !self.has_granted(&tenancy.hold)? {
                         return Ok(false);
@@ -181,7 +183,7 @@ impl Site {
         }
     }
 
-    /// Whether the server has this hold, when another one was granted as well.
+    /// Whether the server has this hold, when it has granted another one as well.
     ///
     /// # Errors
     ///
@@ -193,8 +195,8 @@ impl Site {
         })
     }
 
-    /// A hold is passed to a thread: its tenancy begins. `false`: the hold is not ours any more, or
-    /// another one has taken the seat.
+    /// A thread passes a hold to another thread, whose tenancy begins. `false`: the hold is not
+    /// ours any more, or another one has taken the seat.
     pub(crate) fn admit_passed(self: &Arc<Self>, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         let seated = self.gate.admit_passed(tenancy, terms);
         if seated {
@@ -203,10 +205,10 @@ impl Site {
         seated
     }
 
-    /// A tenancy's hold is not ours any more, whoever has it by now.
+    /// A tenancy's hold is not ours any more, even if another tenancy has it by now.
     pub(crate) fn lose(self: &Arc<Self>, tenancy: &Arc<Tenancy>, reason: LostReason) {
-        // The hold before the seat: whoever is let in must not meet a guard that says "held", and
-        // nobody must pass it on meanwhile.
+        // The hold before the seat: a thread that gets in must not meet a guard that says "held",
+        // and no thread must pass the hold on meanwhile.
         tenancy.hold.lose(reason);
         self.declare_lost(tenancy, reason);
         let (seat, wake) = self.gate.vacate(&tenancy.hold);
@@ -215,8 +217,8 @@ impl Site {
             self.declare_all_lost(&seat, reason);
             self.orphan_lost(&seat, reason);
             if reason == LostReason::Revoked {
-                // Deleted by force, most likely: no script of ours has served who is first in line.
-                // The release does, though it finds nothing to release.
+                // Most likely somebody deleted the key, so no script of ours has served the first
+                // owner in line. The release does, though it finds nothing to release.
                 let release = self.release_command(&seat.tenancy.hold);
                 self.core.watchdog.adopt(Orphan::stray(&self.name, release));
             }
@@ -224,20 +226,20 @@ impl Site {
         }
     }
 
-    /// Sends a forced unlock, which ends the hold in the seat if it is answered with `true`.
+    /// Sends a forced unlock, which ends the hold in the seat if the server answers `true`.
     pub(crate) fn force(
         self: &Arc<Self>,
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Trouble> {
         let before = self.gate.tenant();
         let outcome = send();
-        // Before the look at the seat: a hold granted meanwhile is either there, or its thread
-        // finds this and asks.
+        // Before the look at the seat: a hold that was granted meanwhile is either there, or its
+        // thread finds this and asks.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.tenant().filter(|_| !matches!(outcome, Ok(false))) {
-            // The hold may have been passed on meanwhile, or a new one granted before the deletion
-            // or after it; only the server knows which.
+            // A thread may have passed the hold on meanwhile, or the server may have granted a new
+            // one before or after the deletion; only the server knows which.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before.hold, &now.hold));
             match script::lock::is_held_by(&self.route, &self.name, &now.hold.owner) {
                 _ if same && known => self.lose(&now, LostReason::ForceUnlocked),
@@ -280,10 +282,10 @@ impl Site {
     }
 }
 
-/// Who is next in a lock whose threads do not queue at the site's own gate.
+/// Decides which thread is next in a lock whose threads do not queue at the site's own gate.
 pub(crate) trait Succession: Any + Send + Sync {
-    /// A hold is about to be given back in its turn: passes it to a thread of this process. As
-    /// [`Line::pass`](super::Line::pass).
+    /// A thread is about to release a hold within its turn: passes it to a thread of this process.
+    /// As [`Line::pass`](super::Line::pass).
     fn pass(
         &self,
         hold: &Arc<Hold>,
@@ -293,7 +295,7 @@ pub(crate) trait Succession: Any + Send + Sync {
     /// Nobody has the seat of the site of this mode any more.
     fn vacant(&self, mode: Mode);
 
-    /// The server is in trouble: fails those who queued before the leader's request.
+    /// The server is in trouble: fails the threads that queued before the leader's request.
     fn fail(&self, error: &Error);
 }
 
@@ -311,8 +313,8 @@ impl Member for Site {
         }
     }
 
-    /// A renewal before its time; of a hold that is not to be renewed, or is being renewed, the
-    /// question whether the server knows it.
+    /// A renewal before its time. For a hold that needs none, or whose renewal is on its way, only
+    /// asks whether the server knows it.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         let due = self.begin_renewal(true, clock::now());
         due.iter().map(|(tenancy, lease)| self.renewal(&tenancy.hold, *lease)).collect()
@@ -367,7 +369,7 @@ impl Queued for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// Place: it goes to the next leader of the process, or is given up.
+    /// Hands the place to the next leader of the process, or gives it up.
     fn hand_on(&self, lead: Option<Lead<Place>>) {
         if let Some(left) = self.promote(lead) {
             self.leave_queue(&left.inquiry);
@@ -379,7 +381,7 @@ impl Queued for Arc<Site> {
 /// The longest lease: 300 years, which no sum overflows.
 const LONGEST_LEASE: Duration = Duration::from_millis(10_000_000_000_000);
 
-/// Checks a lease before anything is sent.
+/// Checks a lease, before the client sends a request.
 pub(crate) fn check_lease(name: &Arc<str>, lease: Duration) -> Result<(), Error> {
     if lease < Duration::from_millis(1) || lease > LONGEST_LEASE {
         let message = format!(

@@ -1,9 +1,9 @@
 //! A thread's stay in a lock over its waits on conditions: it leaves with all levels, and is back
 //! with them later, in another hold.
 //!
-//! A guard names the tenancy in which its level was taken. When the thread waits, that tenancy
-//! ends; when it is back it has another. The stay is how the guards of all of them find the one of
-//! now. Who never waits has none.
+//! A guard names the tenancy in which its thread took the level. When the thread waits, that
+//! tenancy ends; when the thread is back, it has another. Through the stay, the guards of all these
+//! tenancies find the present one. A thread that never waits has no stay.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -21,18 +21,19 @@ pub(crate) struct Stay {
 
 #[derive(Default)]
 struct State {
-    /// `None`: its thread waits, or could not come back.
+    /// The present tenancy. `None`: its thread waits, or could not come back.
     now: Option<Arc<Tenancy>>,
-    /// Its thread lost the lock before it could leave it, and is not to come back.
+    /// Its thread lost the lock before it could leave it, and does not come back.
     lost: Option<LostReason>,
-    /// Given by a guard while nobody was there to be lost.
+    /// Callbacks that a guard registered while there was no tenancy.
     callbacks: Vec<Callback>,
     /// Dropped when the thread has left again.
     until_it_leaves: Option<Box<dyn Any + Send>>,
 }
 
 impl Stay {
-    /// The thread is about to leave `tenancy`, to wait. The second is to be dropped when it has.
+    /// The thread is about to leave `tenancy`, to wait. The caller drops the second value once it
+    /// has left.
     pub(crate) fn leaves(tenancy: &Tenancy) -> (Arc<Self>, Option<Box<dyn Any + Send>>) {
         let came_back_to = tenancy.end.lock().came_back_to.take();
         let stay = came_back_to.as_ref().and_then(Weak::upgrade).unwrap_or_default();
@@ -40,10 +41,10 @@ impl Stay {
         state.now = None;
         let until_it_leaves = state.until_it_leaves.take();
         drop(state);
-        // Both at once: what the tenancy was given before this is taken along, and what it is given
-        // later comes here (see `on_lost_now`).
+        // Both under one mutex: the stay takes along the callbacks that the tenancy got before
+        // this, and gets the later ones itself (see `on_lost_now`).
         let mut end = tenancy.end.lock();
-        // The thread leaves a tenancy once, so nothing is there.
+        // A thread leaves a tenancy once, so none is set yet.
         let _ = tenancy.stay.set(Arc::clone(&stay));
         let callbacks = end.take_callbacks();
         drop(end);
@@ -51,7 +52,7 @@ impl Stay {
         (stay, until_it_leaves)
     }
 
-    /// The thread is back. Those that are to be called now, as the hold is lost already.
+    /// The thread is back. Returns the callbacks to call now, if the hold is lost already.
     pub(crate) fn comes_back(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -66,14 +67,15 @@ impl Stay {
         callbacks.into_iter().filter_map(|callback| tenancy.on_lost(callback)).collect()
     }
 
-    /// The thread has lost the lock before it could leave it. Those that are to be called now.
+    /// The thread has lost the lock before it could leave it. Returns the callbacks to call now.
     pub(crate) fn lose(&self, reason: LostReason) -> Vec<Callback> {
         let mut state = self.state.lock();
         state.lost = Some(reason);
         std::mem::take(&mut state.callbacks)
     }
 
-    /// Kept for the next tenancy while there is none.
+    /// As [`Tenancy::on_lost`], for the present tenancy; keeps the callback for the next one while
+    /// there is none.
     fn on_lost(&self, callback: Callback) -> Option<(LostReason, Callback)> {
         let mut state = self.state.lock();
         if let Some(now) = state.now.clone() {
@@ -89,18 +91,18 @@ impl Stay {
 }
 
 impl Tenancy {
-    /// The tenancy that a guard of this one is a guard of now: this one, or the one its thread came
-    /// back with from a wait.
+    /// The present tenancy of this one's guards: this one, or the one with which its thread came
+    /// back from a wait.
     pub(crate) fn of_now(self: &Arc<Self>) -> Cow<'_, Arc<Self>> {
         let now = self.stay.get().and_then(|stay| stay.state.lock().now.clone());
         now.map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
-    /// As [`on_lost`](Self::on_lost), of the tenancy of now; kept for the next one while the thread
-    /// waits.
+    /// As [`on_lost`](Self::on_lost), for the present tenancy; the stay keeps the callback for the
+    /// next one while the thread waits.
     pub(crate) fn on_lost_now(&self, callback: Callback) -> Option<(LostReason, Callback)> {
-        // Its thread may leave it at this moment: seen under the mutex, or the callback would stay
-        // behind in a tenancy that is over.
+        // The thread may leave this tenancy at this moment. Without the mutex the callback could
+        // stay behind in a tenancy that is over.
         let mut end = self.end.lock();
         let Some(stay) = self.stay.get() else { return end.on_lost(callback) };
         drop(end);

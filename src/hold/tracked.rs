@@ -1,5 +1,5 @@
-//! How the loss of what is held is heard of: after a while the subscriber has the server track its
-//! key (`pubsub/tracking.rs`). What is held for a shorter time costs nothing.
+//! How a client hears of the loss of a hold: after a while the subscriber has the server track the
+//! hold's key (`pubsub/tracking.rs`). A hold that ends before that costs nothing.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -14,8 +14,8 @@ use crate::script;
 use crate::watchdog::renewal::TRACKED_AFTER;
 
 impl Hold {
-    /// When it is to be tracked under `key`, if it was granted at `granted`. `u64::MAX`: it is, or
-    /// the server does not track.
+    /// When the server should begin to track the hold's `key`, if it granted the hold at `granted`.
+    /// `u64::MAX`: it does already, or cannot.
     pub(crate) fn tracked_from(&self, granted: u64, key: &str, core: &Core) -> u64 {
         if self.is_tracked() || !core.pubsub.tracks(key) {
             return u64::MAX;
@@ -23,7 +23,7 @@ impl Hold {
         granted.saturating_add(TRACKED_AFTER)
     }
 
-    /// Whether it is to be tracked from now on. Once.
+    /// Whether the caller must have the hold tracked from now on. Returns `true` once.
     pub(crate) fn begins_to_be_tracked(
         &self,
         granted: u64,
@@ -34,14 +34,14 @@ impl Hold {
         self.tracked_from(granted, key, core) <= now && !self.tracked.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether it is tracked, or has been.
+    /// Whether the server tracks the hold's key, or has done so.
     pub(crate) fn is_tracked(&self) -> bool {
         self.tracked.load(Ordering::Relaxed)
     }
 }
 
 impl Site {
-    /// Has the hold in the seat tracked, if it is time.
+    /// Has the server track the hold in the seat, if it is time.
     pub(crate) fn track(self: &Arc<Self>, now: u64) {
         let begins = self.gate.with_seat(|seat| {
             seat.is_some_and(|seat| {
@@ -66,7 +66,8 @@ impl Tracked for Site {
         let owner = self.tracked_owner()?;
         let command = script::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
-            // Change: it is only a hint. And what was given back meanwhile is not asked for.
+            // The change of the key is only a hint. A hold that was released meanwhile needs no
+            // renewal.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());

@@ -1,5 +1,5 @@
-//! How a site's hold is watched: its alarm on the wheel, and its renewals. When they are due stands
-//! in `watchdog/renewal.rs`.
+//! The watch over a site's hold: its alarm on the wheel, and its renewals. `watchdog/renewal.rs`
+//! decides when they are due.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,8 +13,9 @@ use crate::watchdog::renewal::{Attempt, Due, Facts};
 use crate::watchdog::{Renewal, Task};
 
 impl Site {
-    /// A tenancy has begun: sets the alarm. A run of the server that was met meanwhile asked for
-    /// all holds when this one was not to be seen.
+    /// A tenancy has begun: sets the alarm. If the client met another run of the server meanwhile,
+    /// it asked that run about all holds before this one was in the seat: so it asks about this one
+    /// now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold.asked.incarnation {
@@ -27,8 +28,8 @@ impl Site {
         self.arm_by(Seat::facts);
     }
 
-    /// As [`arm`](Self::arm), where `tenancy` wants this watched lease from now on: of the others,
-    /// which may be many thousands, nothing has changed.
+    /// As [`arm`](Self::arm), if `tenancy` wants this watched lease from now on. Does not look at
+    /// the other tenancies, which may be many thousands: nothing about them has changed.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         self.arm_by(|seat| seat.facts_of(Some((tenancy.since, lease))));
     }
@@ -41,7 +42,7 @@ impl Site {
         };
         let Some(at) = self.gate.with_seat(|seat| seat.map(next)) else { return };
         let mut alarm = self.alarm.lock();
-        // An alarm that goes off too early sets the next one; only too late is wrong.
+        // An alarm that goes off too early sets the next one; only a late alarm would be wrong.
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
             let task: Weak<dyn Task> = Arc::<Self>::downgrade(self);
             let new = self.core.watchdog.alarm(at, task);
@@ -51,8 +52,8 @@ impl Site {
         }
     }
 
-    /// The tenancy in the seat, and the lease that it is to be renewed to at once: if that is due,
-    /// or `early`.
+    /// The tenancy in the seat, and the lease to which the caller must renew it now: if a renewal
+    /// is due, or `early`.
     pub(super) fn begin_renewal(
         &self,
         early: bool,
@@ -68,7 +69,7 @@ impl Site {
 
     pub(super) fn renewal(self: &Arc<Self>, hold: &Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (key, owner, urgent) = (Arc::clone(&self.name), hold.owner, hold.is_to_be_raised());
-        // Before the cut that this one may be.
+        // Read before `longer`, which may make this renewal a cut.
         let counts = lease.map_or(Duration::ZERO, |lease| hold.counts(lease));
         let longer = lease.map_or(Longer::Stays, |_| hold.longer());
         let until = hold.deadline();
@@ -80,12 +81,12 @@ impl Site {
         Renewal { kind: RenewalKind::Locks, key, owner, lease, longer, urgent, until, renewed }
     }
 
-    /// Raises a hold that was granted by message to its lease now, if that makes it certain for
-    /// `slack` more. Before its time, since somebody wants to know.
+    /// Raises a hold that a message granted to its lease now, instead of at the next renewal, if
+    /// that makes it certain for `slack` more.
     ///
     /// # Blocking
     ///
-    /// One round trip, and none for a hold that has its lease.
+    /// One round trip, or none for a hold that has its lease.
     pub(crate) fn raise(self: &Arc<Self>, tenancy: &Arc<Tenancy>, slack: Duration) -> bool {
         let hold = &tenancy.hold;
         if !hold.is_to_be_raised() {
@@ -96,12 +97,12 @@ impl Site {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold, hold))?;
             let mut facts = seat.facts();
             if facts.attempt.is_sent() {
-                // The watchdog's own, whose reply may be far off.
+                // The watchdog has sent a renewal, but its reply may be far off.
                 facts.attempt = Attempt::Done;
             }
             facts.next(&self.core.config, sent_at).lease
         });
-        // It is not to be raised.
+        // Nothing to raise, or not by enough.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return false };
         let counts = hold.ask(lease);
         match self.extend(hold, lease) {
@@ -119,8 +120,8 @@ impl Site {
         tenancy.remaining() >= slack
     }
 
-    /// Asks for a lease of a hold: whether it is still held. Until replicas have that, if they
-    /// must.
+    /// Asks the server for a lease of a hold, and returns whether it is still held. If replicas
+    /// must have the lease, blocks until they do.
     pub(crate) fn extend(&self, hold: &Hold, lease: Duration) -> Result<bool, Trouble> {
         let acks = self.core.config.replica_acks;
         let Self { route, name, .. } = self;
@@ -128,7 +129,7 @@ impl Site {
     }
 
     /// Makes the lease of a tenancy's hold at least this long. If that fails, the hold is
-    /// unconfirmed; if the server has it no more, it is lost.
+    /// unconfirmed; if the server does not have it any more, it is lost.
     pub(crate) fn prolong(self: &Arc<Self>, tenancy: &Arc<Tenancy>, lease: Duration) {
         let (hold, sent_at) = (&tenancy.hold, clock::now());
         let counts = hold.ask(lease);
@@ -140,7 +141,8 @@ impl Site {
         self.orphan_if_lost(hold);
     }
 
-    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease counts.
+    /// The server's answer to a renewal that was sent at `sent_at`, and how much of its lease
+    /// counts.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -156,7 +158,7 @@ impl Site {
                 Ok(held @ (Held::Yes | Held::TooLong)) => {
                     hold.confirm(sent_at, counts);
                     hold.raised();
-                    // What is too long is cut at once, by the next renewal.
+                    // The next renewal cuts a lease that is too long, at once.
                     if held == Held::TooLong { Attempt::again(now) } else { Attempt::Done }
                 }
                 Ok(Held::No) => Attempt::Done,

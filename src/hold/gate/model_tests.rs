@@ -38,11 +38,11 @@ struct Odds {
     error: f64,
     /// A lease runs out.
     expires: f64,
-    /// How often somebody looks for a hold to lose.
+    /// How often a thread looks for a hold to lose.
     losses: usize,
 }
 
-/// What happened over all schedules: a test that never came to the point proves nothing.
+/// Counts of events over all schedules: a test that never came to the point proves nothing.
 #[derive(Default)]
 struct Seen {
     passed: AtomicUsize,
@@ -65,11 +65,11 @@ struct Name {
     tickets: Mutex<u64>,
     /// The hold that the server knows.
     server: Mutex<Option<Arc<Hold>>>,
-    /// The last that came in, until it leaves.
+    /// The last tenancy that came in, until it leaves.
     inside: Mutex<Option<Arc<Tenancy>>>,
-    /// Who has the baton. There is one at a time.
+    /// The thread that has the baton. There is one at a time.
     leader: Mutex<Option<u64>>,
-    /// The tickets of those who got the lock, in that order.
+    /// The tickets of the threads that got the lock, in that order.
     served: Mutex<Vec<u64>>,
     /// The last ticket that a leader's error may have reached.
     failed_up_to: AtomicU64,
@@ -104,10 +104,10 @@ impl Queued for Name {
     }
 }
 
-/// A thread that wants the lock, as `ReentrantLock` takes it but for the server.
+/// A thread that takes the lock as `ReentrantLock` does, except for the server.
 struct Visitor<'a> {
     name: &'a Name,
-    /// How many had queued when it did.
+    /// How many threads had queued when it did.
     ticket: Cell<u64>,
     /// The server answered it with an error.
     has_failed: Cell<bool>,
@@ -159,7 +159,7 @@ impl Synchronizer for Visitor<'_> {
         None
     }
 
-    /// Asks the server, unless that is in trouble.
+    /// Asks the server, unless the server is in trouble.
     fn ask(
         &self,
         _: &mut Lead<Place>,
@@ -217,7 +217,7 @@ struct Patience {
 impl Patience {
     fn new(odds: f64) -> Self {
         let token = CancelToken::new();
-        // Half of them do not wait at all, the others until somebody says so.
+        // Half of them do not wait at all, the others wait until a canceller ends their wait.
         let (deadline, canceller) = match (chance(odds), chance(0.5)) {
             (false, _) => (None, None),
             (true, true) => (Some(Instant::now()), None),
@@ -259,7 +259,7 @@ impl Name {
         }
     }
 
-    /// A thread that wants the lock so many times.
+    /// A thread that wants the lock this many times.
     fn visit(&self, times: usize) {
         let thread = Thread::current();
         for _ in 0..times {
@@ -308,7 +308,7 @@ impl Name {
         *self.leader.lock() = None;
     }
 
-    /// Enters, and tells how many have queued then.
+    /// Enters, and returns how many threads have queued until then.
     fn enter(&self, thread: &Arc<Thread>, terms: Terms) -> (Entered, u64) {
         let mut tickets = self.tickets.lock();
         let entered = self.gate.enter(thread, terms, true);
@@ -316,10 +316,10 @@ impl Name {
         (entered, *tickets)
     }
 
-    /// What a thread does while it holds. `true`: the process's turn is over by then.
+    /// Acts as a thread that holds. `true`: the process's turn is over by then.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
-            // One that was lost in the meantime does not count, and may be here still.
+            // A tenancy that was lost in the meantime does not count, and may still be here.
             let mut inside = self.inside.lock();
             if tenancy.is_held() {
                 let before = inside.replace(Arc::clone(tenancy));
@@ -337,7 +337,7 @@ impl Name {
                         other => panic!("{other:?} after an inner level"),
                     }
                 }
-                // Lost, and then anything may be in the seat: it comes in as if it were new.
+                // The tenancy is lost, and the seat may hold anything: the thread enters as if new.
                 Entered::Queued(waiter) => {
                     assert!(!tenancy.is_held());
                     self.withdraw(&waiter);
@@ -361,7 +361,7 @@ impl Name {
         slow
     }
 
-    /// Leaves the queue at once, or gives back what came first.
+    /// Leaves the queue at once, or gives back a signal that came first.
     fn withdraw(&self, waiter: &Arc<GateWaiter>) {
         match self.give_up(waiter) {
             Some(Signal::Granted(tenancy)) => {
@@ -372,7 +372,7 @@ impl Name {
         }
     }
 
-    /// Whether the hold was passed on.
+    /// Leaves, and returns whether the hold was passed on.
     fn leave(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> bool {
         {
             let mut inside = self.inside.lock();
@@ -385,7 +385,7 @@ impl Name {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 wake.now();
-                // Who is called to be ready, or wakes for no reason, looks at the seat just now.
+                // A waiter that is called, or wakes for no reason, looks at the seat just now.
                 if chance(0.3) {
                     self.nudge();
                 }
@@ -423,7 +423,7 @@ impl Name {
         }
     }
 
-    /// As a forced unlock does it: whoever has the lock loses it.
+    /// As a forced unlock: the present tenancy loses the lock.
     fn force(&self) {
         *self.server.lock() = None;
         self.gate.force();
@@ -435,7 +435,7 @@ impl Name {
         }
     }
 
-    /// The server has the hold no longer.
+    /// The server does not have the hold any more.
     fn forget(&self, tenancy: &Tenancy) {
         let mut server = self.server.lock();
         if server.as_ref().is_some_and(|hold| Arc::ptr_eq(hold, &tenancy.hold)) {
@@ -443,14 +443,14 @@ impl Name {
         }
     }
 
-    /// What is true whenever the gate's mutex is free.
+    /// Asserts the invariant that holds whenever the gate's mutex is free.
     fn check(&self) {
         let state = self.gate.state.lock();
         let is_idle = state.seat.is_none() && !state.queue.is_led();
         assert!(!is_idle || state.queue.first().is_none(), "the baton is lost");
     }
 
-    /// All have gone.
+    /// Asserts that nothing is left after all threads have gone.
     fn check_free(&self) {
         let state = self.gate.state.lock();
         assert!(state.seat.is_none(), "a grant that nobody took: {:?}", state.seat);

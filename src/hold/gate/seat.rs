@@ -1,4 +1,4 @@
-//! Who has the hold of a name in this process, and how often.
+//! The threads of this process that have the hold of a name, and how often each has taken it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -15,11 +15,11 @@ use crate::watchdog::renewal::{Attempt, Facts};
 pub(crate) struct Seat {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(super) levels: Levels,
-    /// Of a lock that threads share. (Apart: a seat is moved, and most have none.)
+    /// For a lock that threads share. (Boxed: a seat is moved, and most have none.)
     shared: Option<Box<Shared>>,
-    /// When the hold was granted, or passed last.
+    /// When the hold was granted, or last passed.
     pub(super) since: u64,
-    /// Nobody waited for it by the server's last word: others may join those who have it.
+    /// Nobody waited for the hold by the server's last reply: other threads may join it.
     pub(super) is_open: bool,
     pub(in crate::hold) attempt: Attempt,
     /// Keeps the site where a guard was forgotten. Never dropped under the gate's mutex.
@@ -28,22 +28,22 @@ pub(crate) struct Seat {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Those who have the hold beside the one in the seat.
+    /// The other tenants.
     beside: Beside,
-    /// Until when all of them want it.
+    /// Until when the tenants want the hold.
     wanted: Wanted,
 }
 
-/// One of several that share a hold.
+/// A tenancy that shares a hold.
 #[derive(Debug)]
 struct Tenant {
     tenancy: Arc<Tenancy>,
     levels: Levels,
 }
 
-/// Those who have a hold beside the one in the seat. Each knows its index here: whoever leaves is not
-/// looked for. A thread that comes again is; what belongs to a guard never comes again, and there may be
-/// many thousands of them.
+/// The tenants of a hold beside the one in the seat. Each knows its index here, so leaving needs no
+/// search. A thread that takes the lock again does. A tenancy of an owned guard is never taken
+/// again, and there may be many thousands of them: they have a list of their own.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -67,7 +67,7 @@ impl Beside {
         Arc::ptr_eq(&tenant.tenancy, tenancy).then_some(tenant)
     }
 
-    /// Only what [`get`](Self::get) finds.
+    /// Removes a tenant that [`get`](Self::get) has found.
     fn remove(&mut self, tenancy: &Arc<Tenancy>) -> Tenant {
         let (all, index) = (self.of(&tenancy.thread), tenancy.index());
         let gone = all.swap_remove(index);
@@ -86,13 +86,14 @@ impl Beside {
     }
 }
 
-/// Until when those who share a hold want it. One that comes for long and goes again must not make
-/// the fixed lease of another one longer, which bounds a thread that hangs.
+/// Until when the tenants that share a hold want it. A tenant that comes with a long lease and
+/// leaves again must not make the fixed lease of another tenant longer, since that lease bounds a
+/// thread that hangs.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// How many levels have no end of their own: the watchdog's.
+    /// How many levels have no end of their own, since the watchdog renews them.
     endless: usize,
-    /// When the others end, and how many do then.
+    /// The ends of the other levels, and how many end at each.
     ends: BTreeMap<u64, usize>,
 }
 
@@ -116,7 +117,7 @@ impl Wanted {
         }
     }
 
-    /// The latest end of all.
+    /// The latest end of all levels.
     fn until(&self) -> u64 {
         match self.ends.last_key_value() {
             Some((ends, _)) if self.endless == 0 => *ends,
@@ -148,12 +149,12 @@ impl Seat {
         Arc::ptr_eq(&self.tenancy, tenancy)
     }
 
-    /// Whether it is one of those who have the hold.
+    /// Whether `tenancy` is one of the hold's tenants.
     pub(super) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
         self.is(tenancy) || self.beside(tenancy).is_some()
     }
 
-    /// All who have the hold.
+    /// All tenants of the hold.
     pub(crate) fn tenancies(&self) -> impl Iterator<Item = &Arc<Tenancy>> {
         self.tenants().map(|(tenancy, _)| tenancy)
     }
@@ -164,7 +165,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// One of those who have the hold beside the one in the seat.
+    /// A tenant beside the one in the seat.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }
@@ -180,7 +181,7 @@ impl Seat {
         Some((&tenant.tenancy, &mut tenant.levels))
     }
 
-    /// A thread that has the hold takes it once more.
+    /// Takes one level more for a thread that has the hold.
     pub(super) fn deepen(&mut self, thread: &Thread, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
         if let Some((_, levels)) = self.tenant(thread) {
@@ -189,7 +190,7 @@ impl Seat {
         }
     }
 
-    /// Another one has the hold beside those who have it.
+    /// Adds a tenant to a shared hold.
     pub(super) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = Level::since(terms, now);
         let tenant = Tenant { tenancy, levels: Levels::of(level) };
@@ -197,8 +198,8 @@ impl Seat {
         self.want(level);
     }
 
-    /// Ends a level. `None`: it is the only one of all, or not there; else whether `tenancy` has levels
-    /// left.
+    /// Ends a level, and returns whether `tenancy` has levels left. `None`: the level is the only
+    /// one of the whole seat, or is not there, and nothing has changed.
     #[inline]
     pub(super) fn step(&mut self, tenancy: &Arc<Tenancy>, which: Option<Level>) -> Option<bool> {
         let Some(shared) = &mut self.shared else {
@@ -233,7 +234,7 @@ impl Seat {
         }
     }
 
-    /// When the level of `tenancy` that was taken last ends by itself.
+    /// When the last level of `tenancy` ends by itself.
     pub(super) fn last_end(&mut self, tenancy: &Arc<Tenancy>) -> Option<u64> {
         let shared = self.shared.as_mut()?;
         let levels = if Arc::ptr_eq(&self.tenancy, tenancy) {
@@ -244,14 +245,15 @@ impl Seat {
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
-    /// Whether the server may keep the hold past the deadline that is known here: a renewal or an
-    /// extension may be on the way, or have an unknown outcome, or it was handed on for longer.
+    /// Whether the server may keep the hold past the deadline that this process knows: a renewal or
+    /// an extension may be on its way or have an unknown outcome, or another process handed the
+    /// hold on for longer.
     pub(crate) fn may_outlive(&self) -> bool {
         let hold = &self.tenancy.hold;
         self.attempt.is_sent() || hold.is_unconfirmed() || hold.outlives_its_terms()
     }
 
-    /// A renewal to this lease is about to be sent. `false`: it is too late.
+    /// The caller is about to send a renewal to this lease. `false`: it is too late.
     pub(in crate::hold) fn renews(&mut self, lease: Duration, now: u64) -> bool {
         let hold = &self.tenancy.hold;
         let in_time = now < hold.deadline();
@@ -262,11 +264,11 @@ impl Seat {
         in_time
     }
 
-    /// What its renewal depends on.
+    /// The facts on which the hold's renewal depends.
     pub(in crate::hold) fn facts(&self) -> Facts {
-        // Of several the last to come: the others leave it to those who are not there for too long.
+        // If several share the hold, `max_hold` counts from the tenant that came last.
         let is_watched = self.shared.as_ref().is_none_or(|shared| shared.wanted.endless > 0);
-        // And the longest of the leases that they want.
+        // And so does the longest lease that any of them wants.
         let watching = self
             .tenants()
             .filter(|(tenancy, _)| !tenancy.thread.is_dead())
@@ -275,8 +277,8 @@ impl Seat {
         self.facts_of(if is_watched { watching } else { None })
     }
 
-    /// The same, if the last to come of those who want it renewed came then, and this is the longest
-    /// lease that they want. All are not looked at.
+    /// As [`facts`](Self::facts), without a look at all tenants: `watching` is when the last tenant
+    /// that wants renewals came, and the longest lease that such a tenant wants.
     pub(in crate::hold) fn facts_of(&self, watching: Option<(u64, Duration)>) -> Facts {
         let hold = &self.tenancy.hold;
         Facts {
@@ -294,21 +296,21 @@ impl Seat {
 /// The end of a level that does not end by itself.
 const NEVER: u64 = u64::MAX;
 
-/// One time that the lock was taken.
+/// One taking of the lock by a thread: a re-entry adds a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(super) terms: Terms,
-    /// When its own lease ends, on [`clock`]; or [`NEVER`], also where a guard does not know.
+    /// When its own lease ends, on [`clock`]; or [`NEVER`], also if a guard does not know.
     pub(super) ends: u64,
 }
 
 impl Level {
-    /// What a guard ends.
+    /// The level that a guard ends.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
         Self { terms, ends: ends.unwrap_or(NEVER) }
     }
 
-    /// For how long it lasts, whoever else has the hold.
+    /// How long the level lasts by itself, without the hold's other levels.
     pub(crate) fn remaining(self) -> Duration {
         if self.ends == NEVER {
             return Duration::MAX;
@@ -357,7 +359,7 @@ impl Levels {
         1 + self.inner.len()
     }
 
-    /// Ends that level, or the last one: it. `None`: there is only one.
+    /// Ends and returns that level, or the last one. `None`: there is only one.
     fn end(&mut self, which: Option<Level>) -> Option<Level> {
         let last = self.inner.pop()?;
         match which {
@@ -366,7 +368,7 @@ impl Levels {
         }
     }
 
-    /// Guards may go in any order: one further out goes before the last one, which stays.
+    /// Guards may go in any order: ends a level further out, and keeps the last one in its place.
     #[cold]
     fn end_further_out(&mut self, which: Level, last: Level) -> Level {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));
@@ -374,7 +376,7 @@ impl Levels {
     }
 }
 
-/// The levels of a thread that waits on a condition, which it comes back with.
+/// The levels of a thread that waits on a condition. It gets them back after the wait.
 #[derive(Debug)]
 pub(crate) struct Folded {
     pub(super) levels: Levels,
@@ -387,8 +389,8 @@ impl Folded {
         self.levels.all().filter_map(|level| level.terms.fixed_lease()).max()
     }
 
-    /// What the lock is to be taken on again: the longest watched lease if some level wants the
-    /// watchdog, else the longest lease.
+    /// The terms on which the thread takes the lock again: the longest watched lease if a level
+    /// wants the watchdog, otherwise the longest lease.
     pub(crate) fn terms(&self) -> Terms {
         let outer = self.levels.outer.terms.lease();
         match self.levels.watched() {

@@ -11,7 +11,7 @@ use crate::protocol::ClientId;
 const LEASE: Duration = Duration::from_secs(30);
 const OVER: u64 = 30_000_000_000;
 
-/// Some thread's, granted when the clock began.
+/// A tenancy of the thread, granted when the clock began.
 fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     let asked = Asked { forced, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
@@ -19,7 +19,7 @@ fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
 }
 
-/// Whether the seat is taken, and somebody leads.
+/// Whether the seat is taken, and whether a thread leads.
 fn is(state: &State) -> (bool, bool) {
     (state.seat.is_some(), state.queue.is_led())
 }
@@ -49,7 +49,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(&first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Granted(second)) = waiter.take_signal() else { panic!("not passed") };
-    // The turn is over: the one who waits is not passed the hold, and leads next.
+    // The turn is over: the waiter does not get the hold, and leads next.
     let Entered::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
     assert!(matches!(state.leave(&second, None, OVER / 2), LeaveOutcome::Release { .. }));
     assert_eq!(is(&state), LED);
@@ -59,7 +59,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), FREE);
 }
 
-/// As a fair lock's.
+/// A line such as a fair lock's.
 #[derive(Debug)]
 struct Elsewhere;
 
@@ -159,7 +159,8 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
     }
 }
 
-/// Before the others can leave, too: then nobody has the lock, and its guard must not say so.
+/// It ends before the others can leave, too: then nobody has the lock, and its guard must not say
+/// "held".
 #[test]
 fn who_leaves_a_hold_that_others_share_has_it_no_more() {
     let gate = Gate::new();

@@ -25,7 +25,7 @@ fn call(reason: LostReason, callbacks: Vec<Callback>) {
     callbacks.into_iter().for_each(|callback| callback(reason));
 }
 
-/// Whenever it was given: before a wait, in the instant in which it begins or ends, or after it.
+/// Registered before a wait, in the instant in which the wait begins or ends, or after it.
 #[test]
 fn each_callback_is_called_once_however_often_its_thread_waits() {
     explore(2_000, || {
@@ -53,7 +53,7 @@ fn each_callback_is_called_once_however_often_its_thread_waits() {
             assert!(now.is_empty(), "it was not lost yet");
         }
         if thread_rng().gen_bool(0.5) {
-            // It is lost in the instant in which it is left once more.
+            // The hold is lost in the instant in which the thread leaves it once more.
             let (stay, _) = Stay::leaves(&last);
             call(reason, last.lose(reason).unwrap_or_default());
             call(reason, stay.lose(reason));
