@@ -1,4 +1,4 @@
-//! What every lock can do.
+//! The verbs of every lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ pub(crate) use self::handle::Handle;
 pub(crate) use self::part::{LockPart, Part};
 pub(crate) use self::verbs::lock_verbs;
 
-/// What every lock of this library can do, for code that takes any of them.
+/// The verbs of every lock of this library, for code that takes any of them.
 ///
-/// Object-safe: `&dyn Lock` works. Each lock has the same methods of its own, so this trait need
-/// not be imported to use one.
+/// Object-safe: `&dyn Lock` works. Each lock has the same methods of its own, so using one needs no
+/// import of this trait.
 ///
 /// ```no_run
 /// use std::time::Duration;
 ///
 /// use redlatch::{Client, Error, Lock};
 ///
-/// /// Does the job unless another process does; whichever kind of lock it is.
+/// /// Does the job unless another process does it, with any kind of lock.
 /// fn once(lock: &dyn Lock, job: impl FnOnce()) -> Result<bool, Error> {
 ///     let Some(guard) = lock.try_lock_for(Duration::from_secs(3))? else { return Ok(false) };
 ///     job();
@@ -61,20 +61,20 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///   [lease](Self::with_lease) is longer than what is left.) Each guard releases one level.
     /// - Held by another thread of this process: waits in the process's own queue, first come
     ///   first served, with no command.
-    /// - Held by another process: sleeps until the lock is handed to this one. Processes that wait
-    ///   stand in a queue, and a release makes the first one the owner: a message says so, and
-    ///   there is nothing to ask. (Of a fair lock all threads stand in one queue.) The process asks
-    ///   by itself when the holder's lease should have ended, and about once a second: so much a
-    ///   message costs that is lost.
+    /// - Held by another process: sleeps until a process hands the lock to this one. Waiting
+    ///   processes stand in a queue, and a release makes the first one the owner: a message tells
+    ///   it, and it need not ask. (The threads of all processes that wait for a fair lock stand in
+    ///   one queue.) The process asks by itself when the holder's lease should have ended, and
+    ///   about once a second: a lost message costs no more than that.
     ///
-    /// A lock that was handed on by another process is certain for 2 s at first, and has its
-    /// lease when it was held for 50 ms: see [`LockGuard::check`].
+    /// A lock that another process handed on is certain for 2 s at first, and has its lease once it
+    /// was held for 50 ms: see [`LockGuard::check`].
     ///
     /// # Errors
     ///
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble, or the key holds something else:
     /// the lock is not held, or as before if the thread held it already. If the outcome of a
-    /// request is unknown, what it may have taken is released in the background.
+    /// request is unknown, the client releases in the background anything that it may have taken.
     /// [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense: the same is true
     /// then.
     /// [`Config`](ErrorKind::Config) if the name or the lease is not usable, or the thread has
@@ -86,15 +86,15 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// Until the lock is had or an error ends the wait; time does not end it. A request ends as
-    /// [`response_timeout`](crate::ClientBuilder::response_timeout) says, in an outage too.
+    /// Until the thread has the lock or an error ends the wait; time does not end it. Each request
+    /// ends after [`response_timeout`](crate::ClientBuilder::response_timeout), in an outage too.
     fn lock(&self) -> Result<LockGuard, Error>;
 
-    /// Takes the lock if that is possible now: `None` if another holds it, or if a thread of this
-    /// process waits for it, asks for it, or is just releasing it. A [`ReentrantLock`] that is free
-    /// is taken past other processes that wait (`tryLock()` in Java does so, too). It is seldom
-    /// free then: each release hands it on, also those of a loop of `try_lock`. Of a [`FairLock`]
-    /// nobody who waits is passed.
+    /// Takes the lock if that is possible now: `None` if another thread holds it, or if a thread of
+    /// this process waits for it, asks for it, or is just releasing it. It takes a free
+    /// [`ReentrantLock`] past other processes that wait (as `tryLock()` in Java does). Such a lock
+    /// is seldom free then: each release hands it on, also those of a loop of `try_lock`. It takes
+    /// a [`FairLock`] past no waiter.
     ///
     /// # Errors
     ///
@@ -102,9 +102,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// One round trip. None if a thread of this process is in the way (of a [`FairLock`] only one
-    /// that holds it is: each thread asks for itself), or if the calling thread holds the lock
-    /// already (but see [`lock`](Self::lock)).
+    /// One round trip. None if a thread of this process is in the way (for a [`FairLock`] only a
+    /// thread that holds it is: each thread asks for itself), or if the calling thread holds the
+    /// lock already (but see [`lock`](Self::lock)).
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock(&self) -> Result<Option<LockGuard>, Error>;
 
@@ -114,9 +114,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// # Blocking
     ///
     /// For `wait` at most (the first request has 15 ms in any case, or two round trips to a server
-    /// that is further off). It ends a request that is on its way, too: with `None` if the server
-    /// has answered this call before, else with an error. What the server may have granted is given
-    /// back in the background.
+    /// that is further off). The end of `wait` also ends a request that is on its way: with `None`
+    /// if the server has answered this call before, otherwise with an error. The client then
+    /// releases in the background a hold that the server may have granted.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error>;
 
@@ -128,7 +128,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error>;
 
-    /// Takes the lock, and gives up when `token` is cancelled: at once if it is already.
+    /// Takes the lock, and gives up when `token` is cancelled: at once if it already is.
     ///
     /// # Errors
     ///
@@ -137,8 +137,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Blocking
     ///
-    /// Until the lock is had, or an error or the cancel ends the wait. The cancel ends a sleep at
-    /// once, and a request that is on its way as the time does in
+    /// Until the thread has the lock, or an error or the cancel ends the wait. The cancel ends a
+    /// sleep at once, and a request that is on its way as the end of the time does in
     /// [`try_lock_for`](Self::try_lock_for).
     fn lock_cancellable(&self, token: &CancelToken) -> Result<LockGuard, Error>;
 
@@ -182,21 +182,22 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`NotHeld`](ErrorKind::NotHeld) if the thread does not hold the lock: nothing is changed,
-    /// whoever does hold it. Also the errors of [`LockGuard::unlock`].
+    /// [`NotHeld`](ErrorKind::NotHeld) if the thread does not hold the lock: nothing changes, even
+    /// if another thread holds it. Also the errors of [`LockGuard::unlock`].
     fn unlock(&self) -> Result<(), Error>;
 
-    /// Takes the lock away from whoever holds it, on any machine, and lets the next in. `false`:
-    /// nobody held it. A holder in this client is told at once, another when the server tells it
-    /// ([`LockGuard::on_lost`]); where the server does not, at its next renewal; one with a fixed
-    /// lease, which is not renewed, when it unlocks.
+    /// Takes the lock away from its holder, on any machine, and lets the next in line in. `false`:
+    /// nobody held it. A holder in this client learns of it at once, another one when the server
+    /// tells it ([`LockGuard::on_lost`]). If the server does not, the holder learns of it at its
+    /// next renewal, or, with a fixed lease, which is not renewed, when it unlocks.
     ///
     /// # Errors
     ///
-    /// - [`Redis`](ErrorKind::Redis) if what the key holds is no lock (another type, a hash of
-    ///   several fields or without a time to live): it is left as it is. Or if the server is in
-    ///   trouble. If its reply was lost, the message says that the outcome is not known: it is not
-    ///   sent twice, since the second one would take the lock from the next holder.
+    /// - [`Redis`](ErrorKind::Redis) if the key holds something else than a lock (another type, a
+    ///   hash of several fields or without a time to live): it stays as it is. Or if the server is
+    ///   in trouble. If its reply was lost, the message says that the outcome is not known: the
+    ///   client does not send the request twice, since the second one would take the lock from the
+    ///   next holder.
     /// - [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
@@ -222,15 +223,15 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// One round trip.
     fn is_locked(&self) -> Result<bool, Error>;
 
-    /// Whether the calling thread holds the lock, as far as its guard would say so. No I/O.
+    /// Whether the calling thread holds the lock, as its guard would report. No I/O.
     fn is_held_by_current_thread(&self) -> bool;
 
     /// How many levels the calling thread has taken and not released; zero if it does not hold the
     /// lock. No I/O.
     fn hold_count(&self) -> usize;
 
-    /// How long the lock lasts unless it is renewed, whoever holds it: `None` if nobody does, or if
-    /// what the key holds is no lock.
+    /// How long the lock lasts unless its holder renews it, on any machine: `None` if nobody holds
+    /// it, or if the key holds something else than a lock.
     ///
     /// # Errors
     ///
@@ -244,8 +245,8 @@ pub trait Lock: fmt::Debug + Send + Sync {
     /// The lock's name: the key in Redis.
     fn name(&self) -> &str;
 
-    /// As a [`MultiLock`](crate::MultiLock) needs it. A lock of this library has it; one that is
-    /// made of such a one hands it on.
+    /// The lock as a part of a [`MultiLock`](crate::MultiLock). Each lock of this library returns
+    /// one; a lock that wraps such a lock forwards to it.
     #[doc(hidden)]
     fn part(&self) -> Option<LockPart> {
         None
@@ -253,9 +254,9 @@ pub trait Lock: fmt::Debug + Send + Sync {
 
     /// The same lock with a fixed lease, counted from each time it is taken and never renewed.
     ///
-    /// From 1 ms to 10¹⁵ ms; another one is an error of the first call that takes the lock. A
-    /// thread that holds the lock already extends its lease by that if it is longer than what is
-    /// left (one round trip), and never shortens it.
+    /// From 1 ms to 10¹⁵ ms; with another lease, the first call that takes the lock fails. A thread
+    /// that holds the lock already extends its lease to this one if the rest of its lease is
+    /// shorter (one round trip), and never shortens it.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
@@ -263,21 +264,20 @@ pub trait Lock: fmt::Debug + Send + Sync {
 
     /// The same lock with a watched lease of its own: the watchdog renews it at a third of this
     /// instead of the client's [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout), so
-    /// this is how long others wait for the lock of a process that died. (A lock that another
-    /// process has just handed on is the exception there is to that, too.)
+    /// others wait this long for the lock of a process that died. (A lock that another process has
+    /// just handed on is an exception to that, too.)
     ///
-    /// From 10 ms to a year; another one is an error of kind
-    /// [`Config`](crate::ErrorKind::Config) of the first call that takes the lock. Of several
-    /// watched leases with which a thread holds the lock, or with which threads share it, the
-    /// longest is renewed; a lease that is left never becomes shorter. After it was held with
-    /// another lease, and between threads that want different ones, the lock goes through the
-    /// server.
+    /// From 10 ms to a year; with another lease, the first call that takes the lock fails with an
+    /// error of kind [`Config`](crate::ErrorKind::Config). If a thread holds the lock with several
+    /// watched leases, or threads share it with several, the watchdog renews the longest; the rest
+    /// of a lease never becomes shorter. After it was held with another lease, and between threads
+    /// that want different ones, the lock goes through the server.
     ///
-    /// From this call on, the client takes the connection of its renewals for broken when one had
-    /// no reply for a sixth of the shortest watched lease, and renews over a new one. Where several
-    /// in a row had none, it waits for longer, so that its longer leases last. With
-    /// [`replica_acks`](crate::ClientBuilder::replica_acks) take at least ten times of what
-    /// replicas have for that: a renewal that they are slow to acknowledge keeps the others
+    /// From this call on, the client takes the connection of its renewals for broken when a renewal
+    /// had no reply for a sixth of the shortest watched lease, and renews over a new one. If
+    /// several in a row had none, it waits for longer, so that its longer leases last. With
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks) take at least ten times the time that
+    /// replicas have to acknowledge: a renewal that they are slow to acknowledge keeps the others
     /// waiting.
     ///
     /// ```no_run
@@ -294,12 +294,12 @@ pub trait Lock: fmt::Debug + Send + Sync {
     where
         Self: Sized;
 
-    /// Takes the lock, runs `work` with the guard, releases it: for those who would forget to bind
-    /// the guard.
+    /// Takes the lock, runs `work` with the guard, and releases the lock: so no caller can forget
+    /// to bind the guard.
     ///
-    /// What `work` returns comes back as it is, an error of its own too. If the server is in
-    /// trouble when the lock is released, that is logged and the release goes on in the background:
-    /// the work was done under the lock, and its result counts.
+    /// Returns the result of `work` as it is, an error of its own too. If the server is in trouble
+    /// at the release, the client logs that and goes on with the release in the background: the
+    /// work was done under the lock, and its result counts.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ErrorKind, LockGuard, ReentrantLock};
@@ -331,10 +331,11 @@ pub trait Lock: fmt::Debug + Send + Sync {
     ///
     /// - `work`'s own.
     /// - [`LeaseLost`](ErrorKind::LeaseLost): `work` returned `Ok`, but the lock was lost before
-    ///   its end, and another may have worked at the same time. (Where its result is wanted even
+    ///   its end, and another holder may have worked at the same time. (To keep the result even
     ///   then, let `work` put it into a variable outside, or take a guard and
-    ///   [`unlock`](LockGuard::unlock) it.) [`NotHeld`](ErrorKind::NotHeld): `work` released it
-    ///   itself. [`Forked`](ErrorKind::Forked), after `work` too: it forked, and this is the child.
+    ///   [`unlock`](LockGuard::unlock) it.) [`NotHeld`](ErrorKind::NotHeld): `work` released the
+    ///   lock itself. [`Forked`](ErrorKind::Forked), after `work` too: it forked, and this is the
+    ///   child.
     /// - All other errors of this library are those of [`lock`](Self::lock): `work` did not run.
     ///
     /// # Blocking
@@ -350,16 +351,16 @@ pub trait Lock: fmt::Debug + Send + Sync {
     }
 }
 
-/// A lock that a thread takes again after a wait on a condition, whatever kind it is.
+/// A lock of any kind that a thread takes again after a wait on a condition.
 pub(crate) trait Retake: fmt::Debug + Send + Sync {
     fn handle(&self) -> &Handle;
 
-    /// Takes it, however long that takes. `None`: the client was shut down.
+    /// Takes the lock, however long that takes. `None`: the client was shut down.
     #[must_use = "`None`: it was not taken; and a guard that is dropped releases it"]
     fn retake(&self, thread: &Arc<Thread>, terms: Terms) -> Result<Option<Arc<Tenancy>>, Error>;
 }
 
-/// What [`Lock::with`] needs of a guard.
+/// The part of a guard that [`Lock::with`] needs.
 pub(crate) trait Guard {
     fn core(&self) -> Arc<Core>;
     fn unlock(self) -> Result<(), Error>;
@@ -373,7 +374,7 @@ pub(crate) fn run<G: Guard, R, E: From<Error>>(
     let result = work(&guard)?;
     let core = guard.core();
     match guard.unlock() {
-        // In a forked child the lock is the parent's, and nothing may be logged here.
+        // In a forked child the lock is the parent's, and the child must not log here.
         Err(error)
             if matches!(
                 error.kind(),

@@ -2,8 +2,8 @@
 //! and a process hands it to the next. (A fair lock's hooks are in `fair_lock.rs`, those of a lock
 //! to read or to write in `read_write_lock.rs`.)
 //!
-//! Who of this process goes first is `hold/gate.rs`, the place in the queue of processes
-//! `hold/place.rs`, the loop that calls these hooks `acquire/mod.rs`.
+//! `hold/gate.rs` orders the threads of this process, `hold/place.rs` is the process's place in the
+//! queue of processes, and `acquire/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ pub(crate) fn acquire(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // A name or a lease that is not usable, a client that was shut down, a forked process, a token
-    // that was cancelled: an error before anything is sent.
+    // A name or a lease that is not usable, a client that was shut down, a forked process, or a
+    // cancelled token is an error before the client sends a request.
     handle.check(&wait)?;
     // The driver. It calls the hooks below, and parks the thread between them.
     acquire::acquire(&Exclusive(handle), &Claim { thread, need: handle.terms(), wait })
@@ -36,8 +36,8 @@ impl Synchronizer for Exclusive<'_> {
         &self.0.site
     }
 
-    /// Mine already? Somebody's in this process? Else the thread asks Redis, as the only one of
-    /// this process that does.
+    /// Does the thread hold the lock already, or another thread of this process? Otherwise the
+    /// thread asks Redis, as the only one of this process.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         loop {
             let gate = &self.0.site.gate;
@@ -45,9 +45,9 @@ impl Synchronizer for Exclusive<'_> {
                 Entered::Leads => Enter::Leads(None),
                 Entered::Queued(waiter) => Enter::Queued(waiter),
                 Entered::Occupied => Enter::NotNow,
-                // Mine: it is a level deeper by now, which costs a command only for a fixed lease
-                // that is longer than what is left. Or its lease is over: it is told as lost, and
-                // the thread enters anew.
+                // The thread holds the lock, and has one level more by now. That costs a command
+                // only for a fixed lease that is longer than the rest of the present one. Or the
+                // lease is over: `again` declares the hold lost, and the thread enters anew.
                 entered => match self.0.again(entered)? {
                     Some(tenancy) => Enter::Granted(tenancy),
                     None => continue,
@@ -56,8 +56,7 @@ impl Synchronizer for Exclusive<'_> {
         }
     }
 
-    /// The wheel opens the gate when the hold in front ends; this is for the case that it could
-    /// not.
+    /// The wheel opens the gate when the hold in front ends. This is for a wheel that is late.
     fn look(&self) {
         let site = &self.0.site;
         if let Some(tenancy) = site.gate.expired() {
@@ -69,7 +68,7 @@ impl Synchronizer for Exclusive<'_> {
     /// pass and here.
     fn receive(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if tenancy.is_held() {
-            // An error if the client was shut down meanwhile: then it is released again.
+            // An error if the client was shut down meanwhile: then this releases the hold again.
             return self.0.admitted(tenancy).map(Some);
         }
         self.0.site.lose(&tenancy, LostReason::LeaseExpired);
@@ -96,9 +95,9 @@ impl Synchronizer for Exclusive<'_> {
         lead.inquiry.ask(&mut lead.listening, &self.0.site, claim)
     }
 
-    /// Ours no more: between the grant and here the lease has ended, or a forced unlock of this
-    /// process was answered, before or after the grant; or a fair lock's hold has the seat, and the
-    /// server does not know this one.
+    /// `None`: between the grant and here the lease has ended, or the server has answered a forced
+    /// unlock of this process, before or after the grant; or a fair lock's hold has the seat, and
+    /// the server does not know this one.
     fn install(
         &self,
         baton: &mut Baton<'_, Arc<Site>>,
@@ -109,7 +108,7 @@ impl Synchronizer for Exclusive<'_> {
         if !self.0.site.admit(&tenancy, claim.need)? {
             return Ok(None);
         }
-        // The seat has it: whoever comes now finds that taken. So nobody needs to lead.
+        // A thread that comes now finds the seat taken. So no thread needs to lead.
         baton.lay_down();
         self.0.admitted(tenancy).map(Some)
     }

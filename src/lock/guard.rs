@@ -1,4 +1,4 @@
-//! The guards that a held lock is.
+//! The guards of a held lock.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,8 +21,8 @@ use crate::hold::{HoldState, Leaving, Level, Site, Tenancy};
 /// `Sync`: other threads that work for its thread may ask it whether the lock is still held. It
 /// keeps its client alive. ([`OwnedLockGuard`] is for a hold that goes from thread to thread.)
 ///
-/// A drop does not wait for the server: the release is written, and a failure is logged and tried
-/// again in the background. [`unlock`](Self::unlock) waits and reports.
+/// A drop writes the release and does not wait for the server: if the release fails, the client
+/// logs that and tries again in the background. [`unlock`](Self::unlock) waits and reports.
 ///
 /// ```no_run
 /// use std::thread;
@@ -73,33 +73,33 @@ impl LockGuard {
         self.held.is_held()
     }
 
-    /// What is known of the hold. No I/O.
+    /// The state of the hold, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         self.held.state()
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero if it is
-    /// lost. Of a lock that another process handed on that is less than 2 s at first, and as much
-    /// as of any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
+    /// lost. For a lock that another process handed on, this is less than 2 s at first, and as much
+    /// as for any other soon after it was held for 50 ms, or after a [`check`](Self::check) for
     /// more. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.held.remaining()
     }
 
-    /// Fails unless the lock is certainly held for `slack` more: what to ask before each step that
-    /// must not be done without the lock and takes no longer than that.
+    /// Fails unless the lock is certainly held for `slack` more. Call it before each step that
+    /// needs the lock and takes no longer than that.
     ///
-    /// A watched hold is renewed when a third of its lease has gone. So what is certain is between
-    /// two thirds of `watchdog_timeout` (20 s, where nothing was set) and all of it, less what a
-    /// renewal takes: a longer slack than two thirds is too long now and then though all is well.
+    /// The watchdog renews a watched hold when a third of its lease has gone. So the certain time
+    /// is between two thirds of `watchdog_timeout` (20 s by default) and all of it, less the time
+    /// of a renewal: a slack of more than two thirds is too long now and then, though all is well.
     /// Take half of it at most, or a longer `watchdog_timeout`.
     ///
     /// # Blocking
     ///
-    /// Not at all, but for a round trip if another process has just handed the lock on: such a hold
-    /// is certain for 2 s at first, and a longer slack has it made longer at once.
+    /// Not at all, except for a round trip if another process has just handed the lock on: such a
+    /// hold is certain for 2 s at first, and a longer slack makes it longer at once.
     ///
     /// # Errors
     ///
@@ -111,17 +111,18 @@ impl LockGuard {
         self.held.check(slack)
     }
 
-    /// Has `callback` called once if the hold is lost before it is released: at the lease's end,
-    /// at a renewal that the server answers with "not yours", at a `force_unlock` by this client.
-    /// If it is lost already, soon after this call. A loss that nobody knows of before
-    /// [`unlock`](Self::unlock) asks the server is told by its error alone.
+    /// Registers `callback`, which the client calls once if the hold is lost before it is released:
+    /// at the lease's end, at a renewal that the server answers with "not yours", at a
+    /// `force_unlock` by this client. If the hold is lost already, soon after this call. If the
+    /// client learns of a loss only when [`unlock`](Self::unlock) asks the server, only the error
+    /// tells it.
     ///
-    /// Of what was held for 100 ms the server tells when something changes it
+    /// Once a lock was held for 100 ms, the server tells the client when its key changes
     /// ([`client_tracking`](crate::ClientBuilder::client_tracking)): if somebody deletes it,
-    /// flushes the server's data or shortens its time to live, the renewal is made at once, and the
-    /// callback is called some milliseconds later. So it is with a fixed lease.
+    /// flushes the server's data or shortens its time to live, the client renews at once, and calls
+    /// the callback some milliseconds later. This is also true of a fixed lease.
     ///
-    /// It runs on a thread of the client's, one callback after the other, so it should be short.
+    /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         self.held.on_lost(Box::new(callback));
     }
@@ -130,26 +131,26 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: whoever has the lock now
-    /// keeps it. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
-    /// counted, not told apart, so after a [`Lock::unlock`] it is the last guard that finds none.
+    /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before: its present holder keeps
+    /// the lock. [`NotHeld`](ErrorKind::NotHeld) if all levels were released before: levels are
+    /// counted, not told apart, so after a [`Lock::unlock`] the last guard finds none.
     /// [`Redis`](ErrorKind::Redis) if the server is in trouble: the caller no longer holds the
-    /// lock, and its release is tried again in the background, so that others get it at the latest
-    /// when the lease ends. Also if the connection broke and the server, asked once more, no longer
-    /// knows the hold: most likely it was released then, but it may have been lost before.
+    /// lock, and the client tries its release again in the background, so that others get it at the
+    /// latest when the lease ends. Also if the connection broke and the server, asked once more, no
+    /// longer knows the hold: most likely it was released then, but it may have been lost before.
     /// [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
     ///
-    /// One round trip. None for an inner level, or where the hold is passed to a thread of this
-    /// process that waits for it.
+    /// One round trip. None for an inner level, or if the hold passes to a waiting thread of this
+    /// process.
     pub fn unlock(self) -> Result<(), Error> {
         self.held.leave(Leaving::Awaited)
     }
 
     /// Lets go of the guard and keeps the lock, until [`Lock::unlock`] on the same thread, the end
-    /// of the client, or (once the thread has ended) the end of the lease. What is to last longer
-    /// than the client is [left to expire](Self::leave_to_expire).
+    /// of the client, or (once the thread has ended) the end of the lease. For a lock that must
+    /// outlast the client, see [`leave_to_expire`](Self::leave_to_expire).
     pub fn forget(mut self) {
         self.held.left = true;
         if self.held.is_forked() {
@@ -159,21 +160,22 @@ impl LockGuard {
         site.gate.keep(&self.held.tenancy(), self.held.handle.kept());
     }
 
-    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody has it,
-    /// whatever becomes of this client, its process or its machine. "Once an hour on one of all
-    /// machines" is `with_lease(hour)`, `try_lock` and this.
+    /// Lets go of the guard and leaves the lock to the end of its lease: until then nobody gets it,
+    /// even if this client, its process or its machine ends. "Once an hour on one of all machines"
+    /// is `with_lease(hour)`, `try_lock` and this.
     ///
-    /// The thread does not hold the lock any more: to it, as to all others, it is taken. Nobody
-    /// renews it, so it ends when the rest of its lease has passed: of a
-    /// [`with_lease`](Lock::with_lease) what is left of that, of a watched hold between two thirds
-    /// of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it. Neither
-    /// [`shutdown`](crate::Client::shutdown) nor the last drop of the client gives it back;
+    /// The thread does not hold the lock any more: to it, as to all others, the lock is taken.
+    /// Nothing renews the lock, so it ends when the rest of its lease has passed: with
+    /// [`with_lease`](Lock::with_lease) the rest of that lease, for a watched hold between two
+    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) and all of it.
+    /// Neither [`shutdown`](crate::Client::shutdown) nor the last drop of the client releases it;
     /// [`force_unlock`](Lock::force_unlock) ends it. A server that loses its data, or a failover to
-    /// a replica that has not heard of it, ends it as well.
+    /// a replica that does not have the lock, ends it as well.
     ///
-    /// Of several levels this ends one. The others hold the lock as before, and have it renewed if
-    /// they are watched; but whoever leaves last does not release it before the end of the lease
-    /// that it had here. So it is with readers that share a hold in this process.
+    /// If the thread has several levels, this ends one. The others hold the lock as before, and the
+    /// watchdog renews it for them if they are watched; but the end of the last one does not
+    /// release it before the end of the lease that it had here. The same is true of readers that
+    /// share a hold in this process.
     ///
     /// # Errors
     ///
@@ -184,7 +186,7 @@ impl LockGuard {
     ///
     /// # Blocking
     ///
-    /// Not at all, but for a round trip if another process has just handed the lock on.
+    /// Not at all, except for a round trip if another process has just handed the lock on.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         self.held.leave_to_expire()
     }
@@ -195,12 +197,12 @@ impl LockGuard {
         &self.held.handle.site.name
     }
 
-    /// The site of its lock, and the tenancy of now, for who waits with it.
+    /// The site of its lock, and the present tenancy, for a wait on a condition.
     pub(crate) fn site_and_tenancy(&self) -> (&Arc<Site>, Arc<Tenancy>) {
         (&self.held.handle.site, self.held.tenancy().into_owned())
     }
 
-    /// Of a lock that has fencing tokens.
+    /// The fencing token, if the lock has tokens.
     pub(crate) fn token(&self) -> Option<u64> {
         self.held.tenancy().token().map(NonZero::get)
     }
@@ -225,19 +227,19 @@ impl fmt::Debug for LockGuard {
 /// A held lock that belongs to no thread: it may be sent to another one, and dropped there. For
 /// thread pools and async runtimes. Made by [`Lock::lock_owned`].
 ///
-/// The hold is the guard's own. A thread that has one does not hold the lock: `hold_count` does not
-/// count it, `unlock` does not end it, and another `lock()` or `lock_owned()`, on whatever thread,
-/// waits for it as for a stranger's. **So a thread that has this guard and calls `lock()` waits for
-/// itself**, for ever if nobody else drops the guard.
+/// The hold is the guard's own. A thread that has the guard does not hold the lock: `hold_count`
+/// does not count it, `unlock` does not end it, and another `lock()` or `lock_owned()`, on any
+/// thread, waits for it as for a stranger's. **So a thread that has this guard and calls `lock()`
+/// waits for itself**, for ever if nobody else drops the guard.
 ///
-/// The watchdog renews it for as long as the guard lives, whatever becomes of the threads that it
-/// was on. One that is leaked ([`std::mem::forget`]) is kept until
+/// The watchdog renews the hold for as long as the guard lives, even if the threads that it was on
+/// have ended. A leaked guard ([`std::mem::forget`]) keeps the lock until
 /// [`Client::shutdown`](crate::Client::shutdown), or for
 /// [`max_hold`](crate::ClientBuilder::max_hold).
 ///
-/// All calls of this library block their thread, so take the lock where that is allowed, and send
-/// the guard back. The drop does no more than write the release; but a guard that outlives every
-/// other handle of its client ends it, which may take up to
+/// All calls of this library block their thread, so take the lock where blocking is allowed, and
+/// send the guard back. The drop only writes the release; but a guard that outlives every other
+/// handle of its client ends the client, which may take up to
 /// [`response_timeout`](crate::ClientBuilder::response_timeout).
 ///
 /// ```no_run
@@ -261,8 +263,8 @@ impl fmt::Debug for LockGuard {
 /// }
 /// ```
 ///
-/// With an async runtime the call goes to `spawn_blocking`. What else is needed there, the
-/// [guide](crate::guide#tokio) shows for tokio.
+/// With an async runtime, call it in `spawn_blocking`. The [guide](crate::guide#tokio) shows the
+/// rest for tokio.
 #[must_use = "dropping the guard releases the lock at once; bind it"]
 pub struct OwnedLockGuard(Held);
 
@@ -277,7 +279,7 @@ impl OwnedLockGuard {
         self.0.is_held()
     }
 
-    /// What is known of the hold. No I/O.
+    /// The state of the hold, as far as this process knows it. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         self.0.state()
@@ -304,8 +306,8 @@ impl OwnedLockGuard {
         self.0.check(slack)
     }
 
-    /// Has `callback` called once if the hold is lost before it is released: as
-    /// [`LockGuard::on_lost`].
+    /// Registers `callback`, which the client calls once if the hold is lost before it is released:
+    /// as [`LockGuard::on_lost`].
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         self.0.on_lost(Box::new(callback));
     }
@@ -315,18 +317,18 @@ impl OwnedLockGuard {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost) if the hold was lost before; [`Redis`](ErrorKind::Redis)
-    /// if the server is in trouble; [`Forked`](ErrorKind::Forked) in a forked child. Also the errors of
-    /// [`LockGuard::unlock`].
+    /// if the server is in trouble; [`Forked`](ErrorKind::Forked) in a forked child. Also the
+    /// errors of [`LockGuard::unlock`].
     ///
     /// # Blocking
     ///
-    /// One round trip. None where the hold is passed to somebody of this process who waits for it.
+    /// One round trip. None if the hold passes to a waiting thread of this process.
     pub fn unlock(self) -> Result<(), Error> {
         self.0.leave(Leaving::Awaited)
     }
 
-    /// Lets go of the guard and leaves the lock to the end of its lease, whatever becomes of this
-    /// client: as [`LockGuard::leave_to_expire`].
+    /// Lets go of the guard and leaves the lock to the end of its lease, even if this client ends:
+    /// as [`LockGuard::leave_to_expire`].
     ///
     /// # Blocking
     ///
@@ -341,7 +343,7 @@ impl OwnedLockGuard {
         &self.0.handle.site.name
     }
 
-    /// Of a lock that has fencing tokens.
+    /// The fencing token, if the lock has tokens.
     pub(crate) fn token(&self) -> Option<u64> {
         self.0.tenancy.token().map(NonZero::get)
     }
@@ -355,10 +357,12 @@ impl fmt::Debug for OwnedLockGuard {
 
 /// One level of a hold, left once. Nothing here asks which thread it is on.
 pub(crate) struct Held {
-    /// In which it was taken. Before the client: what goes with it may have something to send.
+    /// The tenancy in which the thread took the level. Dropped before the client, since its drop
+    /// may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    /// What it ends. Of one that shares a hold, others may have its other levels.
+    /// The level that this guard ends. If the tenancy shares a hold, other guards have its other
+    /// levels.
     level: Level,
     left: bool,
 }
@@ -369,13 +373,13 @@ impl Held {
         Self { handle: handle.clone(), level, tenancy, left: false }
     }
 
-    /// The tenancy of now: its thread may have waited on a condition meanwhile.
+    /// The present tenancy: its thread may have waited on a condition meanwhile.
     fn tenancy(&self) -> Cow<'_, Arc<Tenancy>> {
         self.tenancy.of_now()
     }
 
-    /// Whether the process was forked since: then the hold is the parent's, and none of its mutexes
-    /// may be locked here.
+    /// Whether the process was forked since: then the hold is the parent's, and this child must
+    /// lock none of its mutexes.
     fn is_forked(&self) -> bool {
         self.handle.session.core().is_forked()
     }
@@ -409,10 +413,10 @@ impl Held {
             HoldState::Held | HoldState::Unconfirmed => {
                 let remaining = self.remaining();
                 if remaining.is_zero() {
-                    // It ended between the two looks.
+                    // The hold ended between the two looks.
                     return self.check(slack);
                 }
-                // Who keeps a shared hold for longer may leave before that.
+                // The tenant that keeps a shared hold for longer may leave before that.
                 let own = self.level.remaining();
                 if own >= slack
                     && (remaining >= slack || self.handle.site.raise(&self.tenancy(), slack))
@@ -463,7 +467,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.left && !self.is_forked() {
-            // Lost or released otherwise: `on_lost` and the log have said so.
+            // If it was lost, `on_lost` and the log have reported it.
             let _ = self.handle.site.leave(&self.tenancy(), Some(self.level), Leaving::Posted);
         }
     }

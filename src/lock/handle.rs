@@ -1,4 +1,4 @@
-//! What the handles of all locks share.
+//! The part that the handles of all locks share.
 
 use std::any::Any;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::protocol::Mode;
 use crate::script::{self, Trouble};
 use crate::sync::{Thread, clock};
 
-/// What the handles of all locks are: a client, a name, and the terms to take it on.
+/// A client, a name, and the terms on which a thread takes the lock: the handle of any lock.
 #[derive(Clone)]
 pub(crate) struct Handle {
     // Before the client: a site that goes must not be the client's last user.
     pub(crate) site: Arc<Site>,
     pub(crate) session: Session,
     terms: Terms,
-    /// What the site is a side of.
+    /// The pair that the site is a side of.
     whole: Option<Arc<dyn Succession>>,
 }
 
@@ -31,12 +31,12 @@ impl Handle {
         Self { site, session, terms, whole: None }
     }
 
-    /// It keeps that for as long as a guard lives.
+    /// A handle that keeps `whole` for as long as it or one of its guards lives.
     pub(crate) fn side_of(self, whole: Arc<dyn Succession>) -> Self {
         Self { whole: Some(whole), ..self }
     }
 
-    /// What a forgotten guard keeps.
+    /// The value that a forgotten guard keeps alive.
     pub(super) fn kept(&self) -> Arc<dyn Any + Send + Sync> {
         match &self.whole {
             Some(whole) => Arc::clone(whole) as _,
@@ -53,7 +53,7 @@ impl Handle {
         self.on(Terms::watched(timeout))
     }
 
-    /// The same, to be taken on these terms.
+    /// The same handle, with these terms.
     pub(crate) fn on(&self, terms: Terms) -> Self {
         Self { terms, ..self.clone() }
     }
@@ -62,15 +62,15 @@ impl Handle {
         self.terms
     }
 
-    /// Whether the lock can be taken at all, and the wait not over before it began.
+    /// Fails if the lock is not usable, or the wait was cancelled before it began.
     pub(crate) fn check(&self, wait: &Wait<'_>) -> Result<(), Error> {
         self.check_usable()?;
         wait.check_cancelled(&self.site.name)?;
         self.terms.check(&self.site.name)
     }
 
-    /// What a thread has that found its own tenancy in the seat, or one that is over. `None`: it
-    /// enters again.
+    /// Completes the entry of a thread that found its own tenancy in the seat, or one that is over.
+    /// `None`: the thread enters again.
     pub(crate) fn again(&self, entered: Entered) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
             Entered::Again(tenancy) => Ok(self.deepen(&tenancy)?.then_some(tenancy)),
@@ -88,7 +88,7 @@ impl Handle {
         Error::new(ErrorKind::Config, message.to_owned()).of(&self.site.name)
     }
 
-    /// The thread has taken one level more: is the lease as long as it asked for? `false`: the
+    /// The thread has taken one level more: makes the lease as long as its terms want. `false`: the
     /// hold was lost.
     pub(crate) fn deepen(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let Self { site, .. } = self;
@@ -113,7 +113,7 @@ impl Handle {
                             hold.unconfirm();
                             site.orphan_if_lost(hold);
                         }
-                        // The inner level is not taken; the outer ones are as they were.
+                        // Ends the inner level; the outer ones stay as they were.
                         let which = self.level(tenancy);
                         let _ = site.leave(tenancy, Some(which), Leaving::Posted);
                         let state = match site.gate.tenant_of(&tenancy.thread) {
@@ -126,7 +126,8 @@ impl Handle {
                     }
                 }
             }
-            // From now on it is renewed. (Those who share a hold and wanted that may have left it.)
+            // The watchdog renews the hold from now on. (The tenants that wanted that may have
+            // left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if hold.terms != terms => site.arm(),
             Some(_) | None => {}
@@ -140,12 +141,12 @@ impl Handle {
         Level::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
     }
 
-    /// A hold was granted: it stays, unless the client was shut down meanwhile.
+    /// A thread was granted a hold: it stays, unless the client was shut down meanwhile.
     pub(crate) fn admitted(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released what was held then; this came after it.
+            // The end of the client released the holds of that time; this one came after it.
             self.site.lose(&tenancy, LostReason::ShutDown);
-            // Nobody sends it again after the end, so no limit ends it.
+            // Nothing sends the release again after the end, so no limit ends it.
             let _unlimited = Limit::set(None);
             let _ = self.site.release(&tenancy.hold, Leaving::Awaited);
             return Err(Error::shut_down(&self.site.name));
@@ -168,7 +169,7 @@ impl Handle {
         }
     }
 
-    /// Takes the lock away, as its kind does.
+    /// Takes the lock away from its holder with `send`, the request of its kind.
     pub(crate) fn force_unlock(
         &self,
         send: impl FnOnce() -> Result<bool, Trouble>,

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::hold::Tenancy;
 use crate::sync::Thread;
 
-/// What a [`MultiLock`](crate::MultiLock) wants of each of its locks.
+/// A lock as a [`MultiLock`](crate::MultiLock) uses it.
 pub(crate) trait Part: fmt::Debug + Send + Sync {
     /// Two kinds of one name are two locks that get in each other's way.
     fn kind(&self) -> &'static str;
@@ -24,6 +24,6 @@ pub(crate) trait Part: fmt::Debug + Send + Sync {
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<Arc<Tenancy>>, Error>;
 }
 
-/// A [`Part`] that nobody else can look into.
+/// A [`Part`], opaque to other crates.
 #[derive(Debug)]
 pub struct LockPart(pub(crate) Arc<dyn Part>);

@@ -1,4 +1,4 @@
-//! What all locks are given by one macro.
+//! The macro that gives all locks their verbs.
 
 /// Gives a lock its verbs: methods of its own, and the traits [`Lock`](crate::Lock),
 /// [`Part`](crate::lock::Part) (one of several locks) and [`Retake`](crate::lock::Retake) (after a
@@ -11,8 +11,8 @@ macro_rules! lock_verbs {
     };
     // A lock whose own guards say more, and become these.
     ($lock:ident, $guard:ty, $owned:ty) => {
-        /// The verbs of [`Lock`](crate::Lock). It says of each what it returns, when it fails, and for
-        /// how many round trips it blocks.
+        /// The verbs of [`Lock`](crate::Lock), which documents the result, the errors and the round
+        /// trips of each.
         impl $lock {
             /// Takes the lock, waiting for as long as it takes: [`Lock::lock`](crate::Lock::lock).
             pub fn lock(&self) -> Result<$guard, crate::Error> {
@@ -96,8 +96,8 @@ macro_rules! lock_verbs {
                 Ok(tenancy.map(|tenancy| <$guard>::new(&self.handle, tenancy)))
             }
 
-            /// A guard takes the lock for itself. It is an owner that nobody is: no thread is taken
-            /// for it, and its death is none's.
+            /// A guard takes the lock for itself, under a `Thread` that equals no real one: no
+            /// thread re-enters the hold, and it never counts as dead.
             fn take_owned(&self, wait: crate::Wait<'_>) -> Result<Option<$owned>, crate::Error> {
                 let tenancy = self.acquire(&crate::sync::Thread::nobodys(), wait)?;
                 Ok(tenancy.map(|tenancy| <$owned>::new(&self.handle, tenancy)))
@@ -117,7 +117,7 @@ macro_rules! lock_verbs {
                 self.handle.unlock()
             }
 
-            /// Takes the lock away from whoever holds it:
+            /// Takes the lock away from its holder:
             /// [`Lock::force_unlock`](crate::Lock::force_unlock).
             pub fn force_unlock(&self) -> Result<bool, crate::Error> {
                 self.handle.force_unlock(|| self.send_force_unlock())
@@ -140,7 +140,7 @@ macro_rules! lock_verbs {
                 self.handle.hold_count()
             }
 
-            /// How long the lock lasts unless it is renewed, whoever holds it:
+            /// How long the lock lasts unless its holder renews it:
             /// [`Lock::remaining_lease`](crate::Lock::remaining_lease).
             pub fn remaining_lease(&self) -> Result<Option<std::time::Duration>, crate::Error> {
                 self.handle.remaining_lease()
