@@ -254,7 +254,7 @@ pub trait Lock: fmt::Debug + Send + Sync {
 
     /// The same lock with a fixed lease, counted from each time it is taken and never renewed.
     ///
-    /// From 1 ms to 10¹⁵ ms; with another lease, the first call that takes the lock fails. A thread
+    /// From 1 ms to 10¹³ ms; with another lease, the first call that takes the lock fails. A thread
     /// that holds the lock already extends its lease to this one if the rest of its lease is
     /// shorter (one round trip), and never shortens it.
     #[must_use]

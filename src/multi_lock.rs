@@ -333,7 +333,7 @@ impl MultiLock {
         lock::run(self.lock()?, work)
     }
 
-    /// The same locks with a fixed lease each, never renewed. From 1 ms to 10¹⁵ ms; another one is
+    /// The same locks with a fixed lease each, never renewed. From 1 ms to 10¹³ ms; another one is
     /// an error of the first call that takes them.
     #[must_use]
     pub fn with_lease(&self, lease: Duration) -> Self {
