@@ -38,7 +38,7 @@ mod tests;
 /// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
 /// let lock = client.fair_lock("tickets");
 ///
-/// // Behind all who asked before, on all machines; out of the queue again after 30 s.
+/// // Behind all earlier attempts, on all machines; out of the queue again after 30 s.
 /// match lock.try_lock_for(Duration::from_secs(30))? {
 ///     Some(guard) => guard.unlock()?, // the next in the queue has it
 ///     None => println!("too many are waiting"),
